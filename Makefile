@@ -1,0 +1,34 @@
+# Each target does its own set-up: a fresh clone needs only Python 3.11, make and the package registry.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint bench stubs clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/farhop demo
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
+	$(BIN)/python proto/generate.py --check
+
+bench: $(STAMP)
+	$(BIN)/farhop bench
+
+stubs: $(STAMP)
+	$(BIN)/python proto/generate.py
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""The ground floor: what a tier is made of, knowing nothing of either tier."""

@@ -1,0 +1,180 @@
+"""The words of a tier's state machine: what can happen to a request, and what can be done about it.
+
+`flow.py` of either tier turns one Event into Commands: `handle(event, now) -> list[Command]`. The live relay and the
+simulator both speak exactly these words. Events are past tense and cover a request's edges, never its chunks; commands
+are imperative. Every word names its request, because a completion may wake another request. Nothing here opens a thing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from farhop.balance.outcome import Outcome
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What an engine says it used, in its own tokens. `cached_tokens` is None where the engine does not tell."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+class Request(msgspec.Struct, frozen=True):
+    """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the canonical prompt.
+
+    `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
+    the request came straight from a client. `narrow` are places the client asked to stay inside: never a widening.
+    """
+
+    id: str
+    tenant: str
+    model: str
+    prompt_bytes: int
+    body_bytes: int
+    chain: tuple[int, ...]
+    deadline: float
+    max_tokens: int | None = None
+    stream: bool = False
+    priority: int = 0
+    entry_region: str = ""
+    lawful: frozenset[str] | None = None
+    narrow: tuple[str, ...] = ()
+    promised_ttft_ms: float | None = None
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where to connect. `host` is a name or literal address, `port` a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened."""
+
+
+class RequestArrived(Event, frozen=True):
+    """Head and body are read, identity is known, and nothing has been decided."""
+
+    request: Request
+
+
+class AttemptBegan(Event, frozen=True):
+    """The first byte of the upstream's answer is here, and now on its way to the client: the request has started."""
+
+    id: str
+    attempt: int
+    status: int
+
+
+class AttemptEnded(Event, frozen=True):
+    """The upstream's answer was relayed whole."""
+
+    id: str
+    attempt: int
+    status: int
+    usage: Usage | None
+
+
+class AttemptRefused(Event, frozen=True):
+    """The tier below said no before it sent anything to an engine. `wait_ms` is what it would have cost."""
+
+    id: str
+    attempt: int
+    outcome: Outcome
+    wait_ms: float | None = None
+
+
+class AttemptFailed(Event, frozen=True):
+    """The attempt broke; whether it had begun is known to the machine from AttemptBegan."""
+
+    id: str
+    attempt: int
+    outcome: Outcome
+
+
+class ClientLeft(Event, frozen=True):
+    """The client is gone, whatever state the request is in."""
+
+    id: str
+
+
+class TimerFired(Event, frozen=True):
+    """A timer asked for by SetTimer is due. A request has one timer; setting it again moves it."""
+
+    id: str
+
+
+class ViewChanged(Event, frozen=True):
+    """The watcher swapped the view: requests on hold may go now."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """Something to be done."""
+
+
+class Forward(Command, frozen=True):
+    """Send the request upstream as attempt number `attempt` (from 1). `target` is the region or replica chosen.
+
+    `promised_ttft_ms` is the prediction the choice rests on; `lawful` is what the next tier may use.
+    """
+
+    id: str
+    attempt: int
+    target: str
+    address: Address
+    promised_ttft_ms: float
+    lawful: frozenset[str] | None = None
+
+
+class Hold(Command, frozen=True):
+    """Keep the request here, buffered, until a later command names it."""
+
+    id: str
+
+
+class Answer(Command, frozen=True):
+    """Conclude the request from here. If it has started, the relay breaks the stream cleanly with the same words."""
+
+    id: str
+    outcome: Outcome
+    detail: str
+    retry_after_s: float | None = None
+    wait_ms: float | None = None
+
+
+class Redirect(Command, frozen=True):
+    """Send the client to another entry (307) with the body unread there."""
+
+    id: str
+    url: str
+    outcome: Outcome
+
+
+class Cancel(Command, frozen=True):
+    """Stop the attempt upstream at once; its client is gone or it is given up."""
+
+    id: str
+    attempt: int
+
+
+class SetTimer(Command, frozen=True):
+    """Wake the machine for this request at `at` (monotonic seconds)."""
+
+    id: str
+    at: float
+
+
+class Flow(Protocol):
+    """A tier's state machine as its two drivers (relay, simulator) see it."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event; return what is to be done, in order. Never awaits, never raises on known events."""
+        ...

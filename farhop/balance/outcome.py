@@ -1,0 +1,93 @@
+"""How a request, or one attempt of it, ended: one low-cardinality word for metrics, retries, spans and status codes.
+
+Invariant: an outcome is not retryable unless its entry below says so. Never holds text of a client or an engine.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Source(StrEnum):
+    """Who brought the outcome about."""
+
+    CLIENT = "client"
+    LAW = "law"
+    BALANCER = "balancer"
+    REGION = "region"
+    TRANSPORT = "transport"
+    ENGINE = "engine"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One ending. `reason` is unique over all sources and comes from the catalogue below, never from input."""
+
+    source: Source
+    reason: str
+    retryable: bool = False
+
+
+_CATALOGUE: dict[str, Outcome] = {}
+
+
+def _declare(source: Source, reason: str, *, retryable: bool = False) -> Outcome:
+    _CATALOGUE[reason] = outcome = Outcome(source, reason, retryable)
+    return outcome
+
+
+def by_reason(reason: str) -> Outcome | None:
+    """The catalogue's outcome for a reason read from the wire, or None for a word this build does not know."""
+    return _CATALOGUE.get(reason)
+
+
+def catalogue() -> tuple[Outcome, ...]:
+    """Every outcome there is (for tests and for the status table, which must cover it)."""
+    return tuple(_CATALOGUE.values())
+
+
+SERVED = _declare(Source.ENGINE, "served")
+ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own 4xx or 5xx: relayed, never retried
+
+MALFORMED_HTTP = _declare(Source.CLIENT, "malformed_http")
+HEAD_TOO_LARGE = _declare(Source.CLIENT, "head_too_large")
+BODY_TOO_LARGE = _declare(Source.CLIENT, "body_too_large")
+REQUEST_TIMEOUT = _declare(Source.CLIENT, "request_timeout")
+METHOD_NOT_ALLOWED = _declare(Source.CLIENT, "method_not_allowed")
+PATH_NOT_ALLOWED = _declare(Source.CLIENT, "path_not_allowed")
+INVALID_JSON = _declare(Source.CLIENT, "invalid_json")
+INVALID_FIELD = _declare(Source.CLIENT, "invalid_field")
+UNKNOWN_MODEL = _declare(Source.CLIENT, "unknown_model")
+MISSING_KEY = _declare(Source.CLIENT, "missing_key")
+UNKNOWN_KEY = _declare(Source.CLIENT, "unknown_key")
+CLIENT_LEFT = _declare(Source.CLIENT, "client_left")
+
+HOP_MISSING = _declare(Source.CLIENT, "hop_token_missing")
+HOP_FORGED = _declare(Source.CLIENT, "hop_token_forged")
+HOP_EXPIRED = _declare(Source.CLIENT, "hop_token_expired")
+HOP_MISADDRESSED = _declare(Source.CLIENT, "hop_token_misaddressed")
+
+UNLAWFUL = _declare(Source.LAW, "no_lawful_region")
+ENTRY_FORBIDDEN = _declare(Source.LAW, "entry_forbidden")
+# The receiving region's own copy of the law says no: another lawful region may still serve the request.
+UNLAWFUL_HERE = _declare(Source.LAW, "unlawful_here", retryable=True)
+
+NO_REGION = _declare(Source.BALANCER, "no_region_serving")
+NO_BUFFER = _declare(Source.BALANCER, "buffers_full")
+TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections")
+DEADLINE = _declare(Source.BALANCER, "deadline_exceeded")
+STOPPING = _declare(Source.BALANCER, "stopping", retryable=True)
+INTERNAL = _declare(Source.BALANCER, "internal_error")
+
+# A region's refusals: nothing was sent to an engine, so another region may take the request.
+NO_REPLICA = _declare(Source.REGION, "no_replica_serving", retryable=True)
+QUEUE_FULL = _declare(Source.REGION, "queue_full", retryable=True)
+QUEUE_TIMEOUT = _declare(Source.REGION, "queue_timeout", retryable=True)
+MODEL_NOT_HERE = _declare(Source.REGION, "model_not_in_region", retryable=True)
+
+CONNECT_FAILED = _declare(Source.TRANSPORT, "connect_failed", retryable=True)
+CONNECT_TIMEOUT = _declare(Source.TRANSPORT, "connect_timeout", retryable=True)
+FIRST_BYTE_TIMEOUT = _declare(Source.TRANSPORT, "first_byte_timeout", retryable=True)
+DIED_BEFORE_START = _declare(Source.TRANSPORT, "upstream_died_before_first_byte", retryable=True)
+DIED_MID_STREAM = _declare(Source.TRANSPORT, "upstream_died_mid_stream")
+STALLED = _declare(Source.TRANSPORT, "upstream_stalled")
+BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")

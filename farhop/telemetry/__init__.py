@@ -1,0 +1,1 @@
+"""Spans, metrics and logs. Never holds a prompt or an answer."""

@@ -1,0 +1,1 @@
+"""The `farhop` command. Wiring and tables only."""

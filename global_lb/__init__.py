@@ -1,0 +1,1 @@
+"""The global tier: picks the region. view -> law -> policy -> pick."""

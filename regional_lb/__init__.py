@@ -1,0 +1,1 @@
+"""The regional tier: picks the replica. view -> admission -> queue -> policy -> pick."""
