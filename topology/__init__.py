@@ -1,1 +1,1 @@
-"""The world and the law: regions, jurisdictions, wire times, tenants and where they may go. Pure, plus a YAML loader."""
+"""The world and the law: regions, jurisdictions, wire times, tenants, where they may go. Pure, plus a YAML loader."""

@@ -7,7 +7,7 @@ are imperative. Every word names its request, because a completion may wake anot
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -26,7 +26,8 @@ class Request(msgspec.Struct, frozen=True):
     """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the canonical prompt.
 
     `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
-    the request came straight from a client. `narrow` are places the client asked to stay inside: never a widening.
+    the request came straight from a client. `narrow` are lists of places to stay within (one of each): never a
+    widening. `key` names the API key, `issuer` the global balancer that forwarded the request here.
     """
 
     id: str
@@ -39,9 +40,11 @@ class Request(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     stream: bool = False
     priority: int = 0
+    key: str = ""
     entry_region: str = ""
+    issuer: str = ""
     lawful: frozenset[str] | None = None
-    narrow: tuple[str, ...] = ()
+    narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
 
 
@@ -123,7 +126,8 @@ class Command(msgspec.Struct, frozen=True):
 class Forward(Command, frozen=True):
     """Send the request upstream as attempt number `attempt` (from 1). `target` is the region or replica chosen.
 
-    `promised_ttft_ms` is the prediction the choice rests on; `lawful` is what the next tier may use.
+    `promised_ttft_ms` is the prediction the choice rests on; `lawful` is what the next tier may use; `reasons` is the
+    tier's decision, for whoever explains it.
     """
 
     id: str
@@ -132,6 +136,7 @@ class Forward(Command, frozen=True):
     address: Address
     promised_ttft_ms: float
     lawful: frozenset[str] | None = None
+    reasons: Any = None
 
 
 class Hold(Command, frozen=True):
@@ -148,6 +153,7 @@ class Answer(Command, frozen=True):
     detail: str
     retry_after_s: float | None = None
     wait_ms: float | None = None
+    reasons: Any = None
 
 
 class Redirect(Command, frozen=True):

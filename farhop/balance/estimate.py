@@ -1,0 +1,98 @@
+"""What is learned of models, tenants and targets from finished requests: sizes in tokens, speeds in milliseconds.
+
+Invariants: an estimate always exists, is positive and finite, and lies in a stated domain whatever was reported; the
+number of things learned about is bounded, since model and tenant names come from outside. Never reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, TypeVar
+
+from farhop.balance.ewma import Mean
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Usage
+
+BYTES_PER_TOKEN = 4.0  # English text under a BPE vocabulary of 32k-128k
+OUTPUT_TOKENS = 256.0
+ENTRIES_MAX = 2048
+
+_K = TypeVar("_K")
+_SMALLEST_PREFILL_TOKENS = 64  # below this a step's fixed cost hides the cost per token
+
+
+class Estimates:
+    """Bytes per token of each model, and output tokens of each tenant and model. The oldest learned is forgotten."""
+
+    __slots__ = ("_bytes_per_token", "_output")
+
+    def __init__(self) -> None:
+        self._bytes_per_token: OrderedDict[str, Mean] = OrderedDict()
+        self._output: OrderedDict[tuple[str, str], Mean] = OrderedDict()
+
+    def bytes_per_token(self, model: str) -> float:
+        """Bytes of canonical prompt per token of the model."""
+        known = self._bytes_per_token.get(model)
+        return BYTES_PER_TOKEN if known is None or known.value is None else known.value
+
+    def output_tokens(self, tenant: str, model: str, max_tokens: int | None) -> float:
+        """Tokens the answer will probably have, at most what the request allows."""
+        known = self._output.get((tenant, model))
+        expected = OUTPUT_TOKENS if known is None or known.value is None else known.value
+        return expected if max_tokens is None or expected < max_tokens else float(max_tokens)
+
+    def learn(self, tenant: str, model: str, prompt_bytes: int, usage: Usage) -> None:
+        """Take a finished request's usage. Samples outside their domain change nothing."""
+        if usage.prompt_tokens > 0 and prompt_bytes >= 64:
+            entry = _entry(self._bytes_per_token, model, 0.05, 0.25, 64.0)
+            entry.update(prompt_bytes / usage.prompt_tokens)
+        if usage.completion_tokens > 0:
+            _entry(self._output, (tenant, model), 0.05, 1.0, 1e6).update(float(usage.completion_tokens))
+
+
+def _entry(known: OrderedDict[_K, Mean], key: _K, weight: float, lo: float, hi: float) -> Mean:
+    entry = known.get(key)
+    if entry is None:
+        if len(known) >= ENTRIES_MAX:
+            known.popitem(last=False)
+        entry = known[key] = Mean(weight, lo, hi)
+    return entry
+
+
+class Speed:
+    """How fast one target works: prefill and decode per token, and a request's whole service, in milliseconds."""
+
+    __slots__ = ("_prefill", "_service", "_tpot")
+
+    def __init__(self, prefill_ms_per_token: float, tpot_ms: float) -> None:
+        self._prefill = Mean(0.1, 1e-5, 1e3, prefill_ms_per_token)
+        self._tpot = Mean(0.1, 1e-4, 1e5, tpot_ms)
+        self._service = Mean(0.1, 1e-3, 1e8, OUTPUT_TOKENS * tpot_ms)
+
+    @property
+    def prefill_ms_per_token(self) -> float:
+        """Milliseconds to prefill one token."""
+        return self._prefill.value or 0.0
+
+    @property
+    def tpot_ms(self) -> float:
+        """Milliseconds between two tokens of one answer."""
+        return self._tpot.value or 0.0
+
+    @property
+    def service_ms(self) -> float:
+        """Milliseconds a request spends at the target."""
+        return self._service.value or 0.0
+
+    def began(self, elapsed_ms: float, prefill_tokens: float) -> None:
+        """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt."""
+        if prefill_tokens >= _SMALLEST_PREFILL_TOKENS:
+            # The first token also waits for about one decode step, which is not prefill.
+            self._prefill.update(max(elapsed_ms - self.tpot_ms, 0.1 * elapsed_ms) / prefill_tokens)
+
+    def ended(self, decode_ms: float, service_ms: float, completion_tokens: int) -> None:
+        """An answer ended `decode_ms` after its first token and `service_ms` after dispatch."""
+        self._service.update(service_ms)
+        if completion_tokens > 1:
+            self._tpot.update(decode_ms / (completion_tokens - 1))

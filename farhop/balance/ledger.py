@@ -1,0 +1,98 @@
+"""What was dispatched and is not yet over, per target: the half of a decision's input that survives view swaps.
+
+Invariants: a request holds at most one reservation; a target's Load equals the sum over its live reservations, so it is
+never negative and is empty once everything is released. Never decides, and never forgets a reservation by itself: its
+size is bounded by whoever admits requests (farhop.balance.limits).
+"""
+
+import msgspec
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What one request takes at a target: `prefill_tokens` until its prefill is done, `kv_tokens` until it is over."""
+
+    target: str
+    prefill_tokens: int
+    kv_tokens: int
+
+
+class Load(msgspec.Struct, frozen=True):
+    """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache."""
+
+    in_flight: int = 0
+    prefill_tokens: int = 0
+    kv_tokens: int = 0
+
+
+_IDLE = Load()
+
+
+class Ledger:
+    """Reservations by request id, and their sums by target. Every call is O(1) but `targets`."""
+
+    __slots__ = ("_held", "_loads")
+
+    def __init__(self) -> None:
+        self._held: dict[str, Reservation] = {}
+        # A Load is replaced, not changed: a pick reads many loads and writes one, so reading must not allocate.
+        self._loads: dict[str, Load] = {}
+
+    def reserve(self, request_id: str, reservation: Reservation) -> None:
+        """Debit `reservation`. ValueError if the request holds one already or a token count is negative."""
+        if request_id in self._held:
+            raise ValueError(f"request {request_id!r} already holds a reservation: release it before reserving again")
+        if reservation.prefill_tokens < 0 or reservation.kv_tokens < 0:
+            raise ValueError(f"prefill_tokens and kv_tokens must be 0 or more: {reservation}")
+        self._held[request_id] = reservation
+        target = reservation.target
+        load = self._loads.get(target, _IDLE)
+        self._loads[target] = Load(
+            load.in_flight + 1,
+            load.prefill_tokens + reservation.prefill_tokens,
+            load.kv_tokens + reservation.kv_tokens,
+        )
+
+    def began(self, request_id: str) -> None:
+        """The request's prefill is done: its prefill tokens leave the backlog, its KV stays. Unknown ids are ignored.
+
+        Idempotent. A first byte may arrive after the request was given up, hence the indulgence.
+        """
+        held = self._held.get(request_id)
+        if held is None or held.prefill_tokens == 0:
+            return
+        target = held.target
+        self._held[request_id] = Reservation(target, 0, held.kv_tokens)
+        load = self._loads[target]
+        self._loads[target] = Load(load.in_flight, load.prefill_tokens - held.prefill_tokens, load.kv_tokens)
+
+    def release(self, request_id: str) -> Reservation | None:
+        """Credit what the request still holds and return it (0 prefill tokens once it began), or None. Idempotent."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return None
+        target = held.target
+        load = self._loads[target]
+        if load.in_flight == 1:
+            del self._loads[target]
+        else:
+            self._loads[target] = Load(
+                load.in_flight - 1,
+                load.prefill_tokens - held.prefill_tokens,
+                load.kv_tokens - held.kv_tokens,
+            )
+        return held
+
+    def load(self, target: str) -> Load:
+        """The target's sums; a target never heard of is idle."""
+        return self._loads.get(target, _IDLE)
+
+    def held(self, request_id: str) -> Reservation | None:
+        """What the request holds now, or None."""
+        return self._held.get(request_id)
+
+    def targets(self) -> tuple[str, ...]:
+        """The targets with something in flight, also those that have left the view."""
+        return tuple(self._loads)
+
+    def __len__(self) -> int:
+        return len(self._held)

@@ -1,0 +1,83 @@
+"""Whether a failed attempt may go elsewhere: never on an engine's own answer, once for free, then by a budget.
+
+Invariants: a budgeted retry starts only while those in flight, itself included, stay within 3 + 20 % of the requests
+active; counts are never negative; no request makes more than ATTEMPTS_MAX attempts. Deciding changes nothing.
+"""
+
+from farhop.balance.outcome import Outcome, Source
+
+BUDGET_FLOOR = 3
+BUDGET_SHARE = 0.2  # with the floor: Envoy's retry budget, which takes the greater of the two
+TRANSPORT_RETRIES_MAX = 2  # per request: the free one and one from the budget
+ATTEMPTS_MAX = 8  # per request, whatever the reason: a refusal costs the client a round trip, too
+
+
+class RetryBudget:
+    """Counts of requests active and of budgeted retries in flight in this process."""
+
+    __slots__ = ("_active", "_retrying")
+
+    def __init__(self) -> None:
+        self._active = 0
+        self._retrying = 0
+
+    @property
+    def active(self) -> int:
+        """Requests between began() and ended()."""
+        return self._active
+
+    @property
+    def retrying(self) -> int:
+        """Budgeted retries between take() and give()."""
+        return self._retrying
+
+    def began(self) -> None:
+        """A request became active."""
+        self._active += 1
+
+    def ended(self) -> None:
+        """A request is over. ValueError if none is active."""
+        if self._active == 0:
+            raise ValueError("ended() without began(): every request ends once")
+        self._active -= 1
+
+    def allows(self) -> bool:
+        """Whether one more budgeted retry fits. Changes nothing."""
+        return self._retrying + 1 <= BUDGET_FLOOR + BUDGET_SHARE * self._active
+
+    def take(self) -> bool:
+        """Start a budgeted retry if one fits."""
+        if not self.allows():
+            return False
+        self._retrying += 1
+        return True
+
+    def give(self) -> None:
+        """A budgeted retry is over. ValueError if none is in flight."""
+        if self._retrying == 0:
+            raise ValueError("give() without take(): every budgeted retry ends once")
+        self._retrying -= 1
+
+
+def draws_on_budget(outcome: Outcome, transport_retries: int) -> bool:
+    """Whether re-dispatching after `outcome` must take() from the budget: a transport failure after the free retry."""
+    return outcome.source is Source.TRANSPORT and transport_retries >= 1
+
+
+def may_redispatch(outcome: Outcome, attempts: int, transport_retries: int, budget: RetryBudget) -> bool:
+    """Whether a request that has not started may be sent to its next candidate.
+
+    `attempts` were made so far (1 or more); `transport_retries` of the re-dispatches followed a transport failure.
+
+    A refusal (a region's, or its own copy of the law's, or a stopping balancer's) is not counted in the budget: nothing
+    was sent to an engine, so going on multiplies no work, and each candidate is asked at most once, so the caller's
+    list of runners-up bounds it besides ATTEMPTS_MAX. A transport failure may have left work behind at the target; the
+    first one is answered all the same, since admission at the next target bounds the load.
+    """
+    if not outcome.retryable or outcome.source is Source.ENGINE or attempts >= ATTEMPTS_MAX:
+        return False
+    if outcome.source is not Source.TRANSPORT:
+        return True
+    if transport_retries == 0:
+        return True
+    return transport_retries < TRANSPORT_RETRIES_MAX and budget.allows()

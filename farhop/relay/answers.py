@@ -1,0 +1,141 @@
+"""Answers of our own: an Outcome becomes a status, an OpenAI-shaped error body and, where it helps, `Retry-After`.
+
+The one place where outcomes meet HTTP. Never shows a stack trace, an address inside the fleet, or a prompt.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+
+# status, OpenAI's error `type`
+_STATUS: dict[Outcome, tuple[int, str]] = {
+    outcome.SERVED: (200, ""),
+    outcome.ENGINE_ERROR: (502, "server_error"),  # an engine's own status is relayed; this stands for one without
+    outcome.MALFORMED_HTTP: (400, "invalid_request_error"),
+    outcome.HEAD_TOO_LARGE: (431, "invalid_request_error"),
+    outcome.BODY_TOO_LARGE: (413, "invalid_request_error"),
+    outcome.REQUEST_TIMEOUT: (408, "invalid_request_error"),
+    outcome.METHOD_NOT_ALLOWED: (405, "invalid_request_error"),
+    outcome.PATH_NOT_ALLOWED: (404, "invalid_request_error"),
+    outcome.INVALID_JSON: (400, "invalid_request_error"),
+    outcome.INVALID_FIELD: (400, "invalid_request_error"),
+    outcome.UNKNOWN_MODEL: (404, "invalid_request_error"),
+    outcome.MISSING_KEY: (401, "authentication_error"),
+    outcome.UNKNOWN_KEY: (401, "authentication_error"),
+    outcome.CLIENT_LEFT: (499, "client_closed_request"),
+    outcome.HOP_MISSING: (401, "authentication_error"),
+    outcome.HOP_FORGED: (401, "authentication_error"),
+    outcome.HOP_EXPIRED: (401, "authentication_error"),
+    outcome.HOP_MISADDRESSED: (421, "authentication_error"),
+    outcome.UNLAWFUL: (451, "residency_error"),
+    outcome.ENTRY_FORBIDDEN: (451, "residency_error"),
+    outcome.UNLAWFUL_HERE: (451, "residency_error"),
+    outcome.NO_REGION: (503, "overloaded_error"),
+    outcome.NO_BUFFER: (503, "overloaded_error"),
+    outcome.TOO_MANY_CONNECTIONS: (503, "overloaded_error"),
+    outcome.DEADLINE: (504, "timeout_error"),
+    outcome.STOPPING: (503, "overloaded_error"),
+    outcome.INTERNAL: (500, "server_error"),
+    outcome.NO_REPLICA: (503, "overloaded_error"),
+    outcome.QUEUE_FULL: (429, "overloaded_error"),
+    outcome.QUEUE_TIMEOUT: (503, "overloaded_error"),
+    outcome.MODEL_NOT_HERE: (404, "invalid_request_error"),
+    outcome.CONNECT_FAILED: (502, "server_error"),
+    outcome.CONNECT_TIMEOUT: (504, "timeout_error"),
+    outcome.FIRST_BYTE_TIMEOUT: (504, "timeout_error"),
+    outcome.DIED_BEFORE_START: (502, "server_error"),
+    outcome.DIED_MID_STREAM: (502, "server_error"),
+    outcome.STALLED: (504, "timeout_error"),
+    outcome.BAD_FRAMING: (502, "server_error"),
+}
+
+_PHRASES = {
+    200: b"OK",
+    307: b"Temporary Redirect",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    408: b"Request Timeout",
+    413: b"Content Too Large",
+    421: b"Misdirected Request",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    451: b"Unavailable For Legal Reasons",
+    500: b"Internal Server Error",
+    502: b"Bad Gateway",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+}
+
+
+def status_of(reason: Outcome) -> int:
+    """The HTTP status that stands for an outcome."""
+    return _STATUS[reason][0]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A whole answer that comes from here. `extra` are header lines ready to send."""
+
+    status: int
+    body: bytes
+    outcome: Outcome
+    extra: bytes = b""
+    content_type: bytes = b"application/json"
+
+
+def error_body(reason: Outcome, detail: str, param: str | None = None) -> bytes:
+    """OpenAI's error document: the code is the outcome's reason."""
+    error = {"message": detail, "type": _STATUS[reason][1], "param": param, "code": reason.reason}
+    return msgspec.json.encode({"error": error})
+
+
+def refusal(
+    reason: Outcome,
+    detail: str,
+    *,
+    param: str | None = None,
+    retry_after_s: float | None = None,
+    extra: bytes = b"",
+) -> Reply:
+    """The answer that says an outcome to a client."""
+    if retry_after_s is not None:
+        extra += b"retry-after: %d\r\n" % max(1, math.ceil(retry_after_s))
+    if status_of(reason) == 401:
+        extra += b"www-authenticate: Bearer\r\n"
+    return Reply(status_of(reason), error_body(reason, detail, param), reason, extra)
+
+
+def redirect(url: str, reason: Outcome) -> Reply:
+    """307: same method, same body, another entry."""
+    detail = "this balancer may not read the request; ask the entry in `Location`"
+    return Reply(307, error_body(reason, detail), reason, b"location: " + url.encode("latin-1") + b"\r\n")
+
+
+def event_of(reason: Outcome, detail: str) -> bytes:
+    """The last event of a stream that broke."""
+    return b"data: " + error_body(reason, detail) + b"\n\n"
+
+
+def status_line(status: int) -> bytes:
+    """`HTTP/1.1 200 OK` and its line end."""
+    return b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES.get(status, b"Status"))
+
+
+def hop_outcome(reason: Outcome, wait_ms: float | None) -> bytes:
+    """The header by which a tier listener, and nothing else, tells the tier above that it refused."""
+    wait = b"" if wait_ms is None else b"; wait_ms=%d" % max(0, int(wait_ms))
+    return b"x-farhop-outcome: " + reason.reason.encode() + wait + b"\r\n"
+
+
+def read_hop_outcome(value: bytes) -> tuple[Outcome, float | None]:
+    """What the tier below meant. An unknown word is an internal error there, and not retryable."""
+    word, _, rest = value.partition(b";")
+    wait = rest.strip().removeprefix(b"wait_ms=")
+    known = outcome.by_reason(word.strip().decode("latin-1")) or outcome.INTERNAL
+    return known, float(wait) if wait.isdigit() else None

@@ -1,0 +1,182 @@
+"""One attempt of one request at one upstream: writes the request, passes the answer on, notices how it ends.
+
+The answer's head is held until its first body byte is here: until then nothing has reached the client, and the request
+may still go elsewhere. Never decides what happens next: it tells the relay, once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop.balance import outcome
+from farhop.relay import answers, head
+from farhop.relay.tap import BodyTap, StreamTap
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Address, Usage
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.head import Headers
+    from farhop.relay.outbound import Outbound, OutboundLimits
+    from farhop.relay.relay import Journey, Relay
+
+
+class AttemptRun:
+    """A live attempt. States: connecting (no connection), waiting (no first byte), flowing, over."""
+
+    __slots__ = (
+        "_connection",
+        "_heard_at",
+        "_length",
+        "_onward",
+        "_over",
+        "_paused",
+        "_refusal",
+        "_relay",
+        "_status",
+        "_tap",
+        "began",
+        "journey",
+        "number",
+        "timing",
+    )
+
+    def __init__(self, relay: Relay, journey: Journey, number: int, now: float) -> None:
+        self._relay, self.journey, self.number = relay, journey, number
+        self._connection: Outbound | None = None
+        self._heard_at = now
+        self._status = 0
+        self._onward = b""
+        self._length: int | None = None
+        self._tap: StreamTap | BodyTap | None = None
+        self._refusal: tuple[Outcome, float | None] | None = None
+        self._over = self._paused = False
+        self.began = False
+        self.timing = b""  # the upstream's own server-timing
+
+    # -- outbound.Attempt
+
+    def connected(self, connection: Outbound) -> None:
+        """Write the request, if it is still wanted."""
+        if self._over:
+            connection.attempt = None
+            self._relay.pool.give_back(connection)
+            return
+        self._connection = connection
+        connection.write(self.journey.upstream_head(connection.address))
+        connection.write(self.journey.body)
+
+    def answered(self, status: int, headers: Headers, length: int | None) -> None:
+        """Keep the head until there is something to send with it."""
+        self._status = status
+        self._onward, known = head.answer_onward(headers)
+        self.timing = known.get(b"server-timing", b"")
+        if self._relay.upstream_is_tier and (word := known.get(b"x-farhop-outcome")):
+            self._refusal = answers.read_hop_outcome(word)
+            return
+        content_type = known.get(b"content-type", b"")
+        if content_type.startswith(b"text/event-stream"):
+            self._tap = StreamTap(self.journey.hide_usage)
+        elif content_type.startswith(b"application/json"):
+            self._tap, self._length = BodyTap(), length
+        else:
+            self._length = length
+
+    def received(self, data: bytes) -> None:
+        """Pass body bytes on."""
+        if self._refusal is not None or self._over:
+            return
+        self._heard_at = self._relay.clock()
+        if self._tap is not None:
+            data = self._tap.feed(data)
+        if not self.began:
+            self._begin(data)
+        elif data:
+            self.journey.exchange.write(data)
+
+    def completed(self) -> None:
+        """The upstream's answer is whole."""
+        if self._over:
+            return
+        self._over = True
+        if self._refusal is not None:
+            self._relay.refused(self, *self._refusal)
+            return
+        rest = self._tap.rest() if self._tap is not None else b""
+        if not self.began:
+            self._length = len(rest)
+            self._begin(rest)
+        elif rest:
+            self.journey.exchange.write(rest)
+        self._relay.ended(self, self._status, self.usage)
+
+    def lost(self, reason: Outcome) -> None:
+        """The upstream is gone, or never came."""
+        if self._over:
+            return
+        self._over = True
+        if self._refusal is not None:
+            self._relay.refused(self, *self._refusal)
+            return
+        if self.began and reason is outcome.DIED_BEFORE_START:
+            reason = outcome.DIED_MID_STREAM
+        self._relay.failed(self, reason)
+
+    # -- for the relay
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine said so far of its usage."""
+        return self._tap.usage if self._tap is not None else None
+
+    @property
+    def status(self) -> int:
+        """The upstream's status, 0 while unknown."""
+        return self._status
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is a stream of events, which can end with an error event."""
+        return isinstance(self._tap, StreamTap)
+
+    def start(self, address: Address) -> None:
+        """Get a connection."""
+        self._relay.pool.lend(address, self)
+
+    def abort(self) -> None:
+        """Stop the work upstream at once; tells nobody."""
+        self._over = True
+        if self._connection is not None and self._connection.attempt is self:
+            self._connection.abort()
+
+    def pause(self) -> None:
+        """The client is behind: stop reading upstream."""
+        self._paused = True
+        if self._connection is not None and self._connection.attempt is self:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        self._paused = False
+        self._heard_at = self._relay.clock()
+        if self._connection is not None and self._connection.attempt is self:
+            self._connection.resume()
+
+    def check(self, now: float, limits: OutboundLimits) -> None:
+        """Apply the time limits; called by the relay's sweep."""
+        silent_s = now - self._heard_at
+        if self._over or self._paused or self._connection is None:
+            return  # connecting has its own limit, and a slow client is not a slow upstream
+        if not self.began and silent_s > limits.first_byte_s:
+            self._give_up(outcome.FIRST_BYTE_TIMEOUT)
+        elif self.began and silent_s > limits.between_bytes_s:
+            self._give_up(outcome.STALLED)
+
+    def _give_up(self, reason: Outcome) -> None:
+        self.abort()
+        self._relay.failed(self, reason)
+
+    def _begin(self, first: bytes) -> None:
+        self.began = True
+        self._relay.began(self, self._status)
+        headers = self._onward + self.journey.answer_head(self.timing)
+        self.journey.exchange.begin(self._status, headers, self._length, first)

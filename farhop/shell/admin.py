@@ -1,0 +1,125 @@
+"""The admin port of a balancer: metrics, health, status, decisions, explain. For operators, never for clients.
+
+Never on the data path, never authenticated (bind it to a private address), never shows a prompt or a key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from farhop.relay import openai, paths
+from farhop.relay.listener import PortTakenError
+from topology.law import narrowing
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from farhop.shell.decisions import Decisions
+    from farhop.shell.door import Door
+    from farhop.shell.keeper import KeyKeeper
+    from farhop.telemetry.metrics import TierMetrics
+
+EXPLAIN_BYTES_MAX = 16 * 1024 * 1024
+
+
+class ExplainError(Exception):
+    """A question that cannot be answered; the text says why."""
+
+
+class Desk(Protocol):
+    """What a tier tells an operator."""
+
+    def ready(self) -> bool:
+        """Whether work should be sent here."""
+
+    def status(self) -> dict[str, Any]:
+        """The tier's state, JSON-ready."""
+
+    def explain(self, question: Question) -> dict[str, Any]:
+        """Where a request would go now. Raises ExplainError."""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What `farhop explain` asks: an OpenAI body, for which path, for whom."""
+
+    body: msgspec.Raw
+    tenant: str
+    path: str = "/v1/chat/completions"
+    allow: tuple[str, ...] = ()
+
+
+def composed(door: Door, keeper: KeyKeeper, question: Question) -> Request:
+    """The Request that a question stands for, made as the door makes it for a client. Raises ExplainError."""
+    kind = paths.classify(b"POST", question.path.encode())
+    if not isinstance(kind, paths.Kind):
+        raise ExplainError(kind.detail)
+    try:
+        return door.compose(keeper.trusted(question.tenant, narrowing(question.allow)), kind, bytes(question.body))[0]
+    except openai.BodyError as error:
+        raise ExplainError(error.detail) from None
+
+
+class Admin:
+    """One admin server."""
+
+    def __init__(self, desk: Desk, metrics: TierMetrics, decisions: Decisions) -> None:
+        self._desk, self._metrics, self._decisions = desk, metrics, decisions
+        self._runner: web.AppRunner | None = None
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises PortTakenError."""
+        app = web.Application(client_max_size=EXPLAIN_BYTES_MAX)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/healthz", self._show_alive)
+        app.router.add_get("/readyz", self._show_ready)
+        app.router.add_get("/status", self._show_status)
+        app.router.add_get("/decisions/{id}", self._show_decision)
+        app.router.add_post("/explain", self._explain)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            reason = error.strerror or str(error)
+            raise PortTakenError(f"admin: cannot listen on {host}:{port}: {reason}; choose another port") from None
+        chosen: int = self._runner.addresses[0][1]
+        return chosen
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _show_metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _show_alive(self, _request: web.Request) -> web.Response:
+        return web.Response(text="alive\n")
+
+    async def _show_ready(self, _request: web.Request) -> web.Response:
+        ready = self._desk.ready()
+        return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
+
+    async def _show_status(self, _request: web.Request) -> web.Response:
+        return _json(self._desk.status())
+
+    async def _show_decision(self, request: web.Request) -> web.Response:
+        record = self._decisions.get(request.match_info["id"])
+        if record is None:
+            return _json({"error": "no such decision here: unknown, too long ago, or kept from here by law"}, 404)
+        return _json(record)
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        try:
+            question = msgspec.json.decode(await request.read(), type=Question)
+            return _json(self._desk.explain(question))
+        except (msgspec.DecodeError, UnicodeDecodeError, ExplainError) as error:
+            return _json({"error": str(error)}, 400)
+
+
+def _json(data: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(data), status=status, content_type="application/json")

@@ -1,0 +1,31 @@
+"""The process's clock: monotonic seconds from a random start, and the wall time of a moment for spans.
+
+The random start makes a comparison with another process's clock fail loudly instead of nearly working. Made once, in
+`main`, and handed on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+class Clock:
+    """`now()` in seconds; `wall_ns(now)` is that moment in epoch nanoseconds, by one reading of the wall clock."""
+
+    __slots__ = ("_base_ns", "_offset")
+
+    def __init__(self, rng: Random) -> None:
+        self._offset = rng.uniform(1e3, 1e6) - time.monotonic()
+        self._base_ns = time.time_ns() - int(self.now() * 1e9)
+
+    def now(self) -> float:
+        """Monotonic seconds since a random moment."""
+        return time.monotonic() + self._offset
+
+    def wall_ns(self, now: float) -> int:
+        """Epoch nanoseconds of a moment given by `now()`."""
+        return self._base_ns + int(now * 1e9)

@@ -1,0 +1,157 @@
+"""The way in, the same in both tiers: path, caller, body, and out of them the Request that the machine decides by.
+
+Who may come in is the keeper's to say (an API key, a hop token); everything after that is one code, so that both tiers
+see the same prompt, chain and tokens. Never forwards anything itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from farhop.balance import chain, outcome
+from farhop.balance.machine import Request
+from farhop.relay import answers, openai, paths
+from farhop.relay.paths import Kind, PathRefusal
+from farhop.shell.observe import Visit
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from farhop.relay.answers import Reply
+    from farhop.relay.head import Head
+    from farhop.relay.inbound import Exchange
+    from farhop.relay.openai import Prompt
+    from farhop.relay.relay import Relay
+    from farhop.shell.clock import Clock
+    from farhop.shell.observe import Observer
+
+NARROW_PLACES_MAX = 32
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
+
+    `recorded`: whether spans and decisions of this caller may be kept here. `decision_id` comes with a hop token.
+    """
+
+    tenant: str
+    deadline_s: float
+    hint_scope: str
+    recorded: bool
+    priority: int = 0
+    key: str = ""
+    entry_region: str = ""
+    issuer: str = ""
+    decision_id: str = ""
+    lawful: frozenset[str] | None = None
+    narrow: tuple[tuple[str, ...], ...] = ()
+    promised_ttft_ms: float | None = None
+
+
+class Keeper(Protocol):
+    """What a listener's tier knows of callers."""
+
+    def caller(self, head: Head) -> Caller | Reply:
+        """Who asks, or why they may not."""
+
+    def models(self, caller: Caller) -> list[str]:
+        """The models this caller may use."""
+
+
+class Door:
+    """A listener's gate. `relay` is set once it exists: the two need one another."""
+
+    def __init__(self, keeper: Keeper, observer: Observer, clock: Clock, rng: Random) -> None:
+        self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
+        self.relay: Relay | None = None
+
+    def head(self, exchange: Exchange) -> Reply | None:
+        """Everything that can be said before the body is read."""
+        visit = exchange.context = self._observer.begin(exchange.head)
+        reply = self._judge(exchange.head, visit)
+        if reply is not None:
+            self._observer.turned_away(visit, reply)
+        return reply
+
+    def _judge(self, head: Head, visit: Visit) -> Reply | None:
+        kind = paths.classify(head.method, head.path)
+        if isinstance(kind, PathRefusal):
+            extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
+            return answers.refusal(kind.outcome, kind.detail, extra=extra)
+        if head.get(b"content-encoding") not in (None, b"identity"):
+            detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
+            return answers.refusal(outcome.MALFORMED_HTTP, detail)
+        caller = self._keeper.caller(head)
+        if not isinstance(caller, Caller):
+            return caller
+        visit.kind, visit.caller = kind, caller
+        visit.decision_id = caller.decision_id or f"{self._rng.getrandbits(64):016x}"
+        if not caller.recorded:
+            visit.trace.mute()
+        return None
+
+    def arrived(self, exchange: Exchange) -> None:
+        """The body is here: answer from the view, or start the journey."""
+        visit: Visit = exchange.context
+        caller = visit.caller
+        kind = visit.kind
+        assert caller is not None  # `head` let it pass
+        assert kind is not None
+        assert self.relay is not None
+        if kind is Kind.MODELS:
+            self._reply(exchange, visit, _model_list(self._keeper.models(caller)))
+            return
+        try:
+            request, prompt = self.compose(caller, kind, exchange.body)
+        except openai.BodyError as error:
+            self._reply(exchange, visit, answers.refusal(error.outcome, error.detail, param=error.param))
+            return
+        hide_usage = prompt.stream and not prompt.wants_usage
+        body = openai.ask_for_usage(exchange.body) if hide_usage else exchange.body
+        self.relay.start(exchange, request, body, hide_usage=hide_usage, context=visit)
+
+    def _reply(self, exchange: Exchange, visit: Visit, reply: Reply) -> None:
+        self._observer.turned_away(visit, reply)
+        exchange.reply(reply)
+
+    def compose(self, caller: Caller, kind: Kind, body: bytes) -> tuple[Request, Prompt]:
+        """The machine's Request for a body. Raises openai.BodyError."""
+        prompt = openai.read(kind, body)
+        seed = chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
+        request = Request(
+            # Not the decision's id: a region may see one decision twice, after a failure on the way.
+            id=f"{self._rng.getrandbits(64):016x}",
+            tenant=caller.tenant,
+            model=prompt.model,
+            prompt_bytes=len(prompt.canonical) + prompt.media_bytes,
+            body_bytes=len(body),
+            chain=chain.chain(prompt.canonical, seed),
+            deadline=self._clock.now() + caller.deadline_s,
+            max_tokens=prompt.max_tokens,
+            stream=prompt.stream,
+            priority=caller.priority,
+            key=caller.key,
+            entry_region=caller.entry_region,
+            issuer=caller.issuer,
+            lawful=caller.lawful,
+            narrow=caller.narrow,
+            promised_ttft_ms=caller.promised_ttft_ms,
+        )
+        return request, prompt
+
+
+def narrow_of(value: bytes | None) -> tuple[str, ...] | None:
+    """The places in an `x-farhop-allow` header; None if it is malformed or names too many."""
+    if value is None:
+        return ()
+    places = tuple(place.strip() for place in value.decode("latin-1").split(","))
+    if len(places) > NARROW_PLACES_MAX or not all(places):
+        return None
+    return places
+
+
+def _model_list(models: list[str]) -> Reply:
+    data = [{"id": model, "object": "model", "created": 0, "owned_by": "farhop"} for model in models]
+    return answers.Reply(200, msgspec.json.encode({"object": "list", "data": data}), outcome.SERVED)

@@ -1,0 +1,106 @@
+"""Callers by API key: who asks, whether this balancer may read what they ask, and under which law it then stands.
+
+A tenant whose law keeps its requests from being read here is sent to an entry that may (307) or refused, with the body
+unread. Never widens: what a client asks for in `x-farhop-allow` only narrows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+from farhop.relay import answers
+from farhop.shell.door import Caller, narrow_of
+from topology.law import Scope, narrowing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farhop.identity.keys import Keyring
+    from farhop.relay.answers import Reply
+    from farhop.relay.head import Head
+    from topology.law import Law
+    from topology.model import Topology
+
+_SAYS = {
+    outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`",
+    outcome.UNKNOWN_KEY: "this API key is not known",
+}
+
+
+class KeyKeeper:
+    """The keeper of a client listener standing in `region`. `law` and `offered` are read anew for each caller.
+
+    `offered` gives, for a set of regions, the models on offer there.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        keyring: Keyring,
+        topology: Topology,
+        law: Callable[[], Law],
+        offered: Callable[[frozenset[str]], Iterable[str]],
+        request_s: float,
+    ) -> None:
+        self._region, self._keyring, self._topology, self._law = region, keyring, topology, law
+        self._offered, self._request_s = offered, request_s
+
+    def caller(self, head: Head) -> Caller | Reply:
+        """Who asks, or why they may not."""
+        principal = self._keyring.identify(head.get(b"authorization"))
+        if isinstance(principal, Outcome):
+            return answers.refusal(principal, _SAYS[principal])
+        elsewhere = self._entry(principal.tenant, head.target)
+        if elsewhere is not None:
+            return elsewhere
+        wish = narrow_of(head.get(b"x-farhop-allow"))
+        if wish is None:
+            detail = "`x-farhop-allow` must be a comma-separated list of at most 32 places"
+            return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
+        return self.trusted(principal.tenant, narrowing(principal.within, wish), principal.key_name)
+
+    def trusted(self, tenant: str, narrow: tuple[tuple[str, ...], ...], key: str = "") -> Caller:
+        """The caller for a tenant already identified (by key, or by an operator who asks on its behalf)."""
+        known = self._topology.tenants.get(tenant)
+        return Caller(
+            tenant=tenant,
+            deadline_s=self._request_s,
+            hint_scope=hint_scope(self._topology, tenant),
+            recorded=recorded(self._law(), tenant, narrow, self._region),
+            priority=known.priority if known is not None else 0,
+            key=key,
+            entry_region=self._region,
+            narrow=narrow,
+        )
+
+    def _entry(self, tenant: str, target: bytes) -> Reply | None:
+        """None if a balancer in this region may read the tenant's requests."""
+        verdict = self._law().verdict(tenant, "", Scope.ENTRY)
+        why = verdict.why_not(self._region)
+        if why is None:
+            return None
+        entries = (url for name in sorted(verdict.lawful) for url in self._topology.regions[name].entry)
+        entry = next(entries, None)
+        if entry is None:
+            return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
+        return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
+
+    def models(self, caller: Caller) -> list[str]:
+        """The models on offer in a region where this caller may use them."""
+        law = self._law()
+        everywhere = sorted(set(self._offered(frozenset(self._topology.regions))))
+        lawful = {m: law.verdict(caller.tenant, m, narrow=caller.narrow, key=caller.key).lawful for m in everywhere}
+        return [m for m in everywhere if m in self._offered(lawful[m])]
+
+
+def hint_scope(topology: Topology, tenant: str) -> str:
+    """What separates this tenant's prefixes from others': nothing if it shares, else its name."""
+    known = topology.tenants.get(tenant)
+    return "" if known is not None and known.share_prefixes else f"tenant:{tenant}"
+
+
+def recorded(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str) -> bool:
+    """Whether spans and decisions of a tenant's requests may be kept in `region`."""
+    return region in law.verdict(tenant, "", Scope.LOGGING, narrow).lawful

@@ -1,0 +1,248 @@
+"""What is seen of a request from outside its machine: spans, metrics, the decision record. The same in both tiers.
+
+A tier hands in what to say of its decisions. Never changes a request, never holds a prompt; what a tenant's law keeps
+from being recorded here is muted before anything is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farhop.balance import outcome
+from farhop.telemetry import attributes as a
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from farhop.balance.machine import Usage
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.answers import Reply
+    from farhop.relay.attempt import AttemptRun
+    from farhop.relay.head import Head
+    from farhop.relay.paths import Kind
+    from farhop.relay.relay import Journey
+    from farhop.shell.clock import Clock
+    from farhop.shell.decisions import Decisions
+    from farhop.shell.door import Caller
+    from farhop.telemetry.attributes import Value
+    from farhop.telemetry.logs import Throttled
+    from farhop.telemetry.metrics import TierMetrics
+    from farhop.telemetry.spans import RequestTrace, Span, Tracing
+
+
+class Visit:
+    """What the shell keeps of a request beside its journey: who, since when, and its open spans."""
+
+    __slots__ = ("arrived_at", "attempts", "caller", "decision_id", "kind", "relay_span", "since", "trace")
+
+    def __init__(self, trace: RequestTrace, now: float) -> None:
+        self.trace, self.arrived_at, self.since = trace, now, now
+        self.caller: Caller | None = None
+        self.kind: Kind | None = None
+        self.decision_id = ""
+        self.relay_span: Span | None = None
+        self.attempts: list[tuple[str, str]] = []  # (target, how it ended)
+
+
+class Reasons(Protocol):
+    """What a tier says of its decisions."""
+
+    def attributes(self, decision: Any) -> dict[str, Value]:
+        """Of it, what goes on the span."""
+
+    def record(self, decision: Any) -> dict[str, Any]:
+        """Of it, what `explain` shows."""
+
+    def predicted_hit_tokens(self, decision: Any) -> float:
+        """How much of the prompt was expected to be cached where it went."""
+
+
+class Observer:
+    """Sees every request of one tier. `name` is the root span's: `farhop.global`, `farhop.regional`."""
+
+    def __init__(
+        self,
+        name: str,
+        decide: str,
+        tracing: Tracing,
+        metrics: TierMetrics,
+        decisions: Decisions,
+        clock: Clock,
+        rng: Random,
+        reasons: Reasons,
+    ) -> None:
+        self._name, self._decide = name, decide
+        self._tracing, self._metrics, self._decisions = tracing, metrics, decisions
+        self._clock, self._rng, self._reasons = clock, rng, reasons
+
+    # -- before the journey
+
+    def begin(self, head: Head) -> Visit:
+        """A head is here."""
+        now = self._clock.now()
+        self._metrics.begun()
+        trace = self._tracing.begin(
+            head.get(b"traceparent"), head.get(b"tracestate"), self._name, self._clock.wall_ns(now), self._rng
+        )
+        return Visit(trace, now)
+
+    def turned_away(self, visit: Visit, reply: Reply) -> None:
+        """Answered from the door."""
+        self._finish(visit, reply.outcome, reply.status, None, None, {})
+
+    # -- the journey
+
+    def upstream_context(self, visit: Visit) -> bytes:
+        """Trace context header lines for the attempt under way."""
+        span = visit.relay_span or visit.trace
+        state = visit.trace.tracestate
+        tail = b"tracestate: " + state + b"\r\n" if state else b""
+        return b"traceparent: " + span.traceparent + b"\r\n" + tail
+
+    def forwarded(self, journey: Journey) -> None:
+        """An attempt is on its way: the decision behind it is a span of its own, and so is the attempt."""
+        visit: Visit = journey.context
+        trace = visit.trace
+        if not trace.sampled:
+            return
+        now_ns = self._clock.wall_ns(journey.forwarded_at)
+        if journey.hold_from is not None:
+            since_ns = self._clock.wall_ns(journey.hold_from)
+            trace.child(f"{self._name}.queue", since_ns, now_ns)
+            visit.since = journey.forwarded_at
+            journey.hold_from = None
+        trace.child(self._decide, self._clock.wall_ns(visit.since), now_ns, self._reasons.attributes(journey.reasons))
+        visit.relay_span = trace.open("farhop.relay", now_ns)
+
+    def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
+        """An attempt ended."""
+        visit: Visit = journey.context
+        target = journey.forward.target if journey.forward is not None else ""
+        self._metrics.attempted(target, reason)
+        visit.attempts.append((target, reason.reason))
+        visit.since = self._clock.now()
+        if visit.relay_span is None:
+            return
+        span, visit.relay_span = visit.relay_span, None
+        said: dict[str, Value] = {a.ATTEMPT: attempt.number, a.OUTCOME: reason.reason}
+        if attempt.status:
+            said[a.STATUS] = attempt.status
+        failed = reason is not outcome.SERVED
+        span.end(self._clock.wall_ns(visit.since), said, reason.reason if failed else None)
+
+    def concluded(self, journey: Journey, reason: Outcome, status: int, usage: Usage | None) -> None:
+        """The request is over."""
+        visit: Visit = journey.context
+        if usage is not None:
+            self._metrics.used(usage)
+            if usage.cached_tokens is not None and journey.reasons is not None:
+                self._metrics.prefix(self._reasons.predicted_hit_tokens(journey.reasons), usage.cached_tokens)
+        self._keep(journey, visit, reason, status, usage)
+        self._finish(visit, reason, status, journey, usage, self._request_attributes(journey, usage))
+
+    def _request_attributes(self, journey: Journey, usage: Usage | None) -> dict[str, Value]:
+        if not journey.context.trace.sampled:
+            return {}
+        request, visit = journey.request, journey.context
+        said: dict[str, Value] = {
+            a.OPERATION: "chat" if visit.kind == "chat" else "text_completion",
+            a.REQUEST_MODEL: request.model,
+            a.REQUEST_STREAM: request.stream,
+            a.TENANT: request.tenant,
+            a.DECISION: visit.decision_id,
+            a.PROMPT_BYTES: request.prompt_bytes,
+            a.ATTEMPTS: len(visit.attempts),
+        }
+        if usage is not None:
+            said |= {a.INPUT_TOKENS: usage.prompt_tokens, a.OUTPUT_TOKENS: usage.completion_tokens}
+            if usage.cached_tokens is not None:
+                said[a.CACHED_TOKENS] = usage.cached_tokens
+        return said
+
+    def _finish(
+        self,
+        visit: Visit,
+        reason: Outcome,
+        status: int,
+        journey: Journey | None,
+        usage: Usage | None,
+        said: dict[str, Value],
+    ) -> None:
+        now = self._clock.now()
+        ttft_s = tpot_s = None
+        target = ""
+        if journey is not None and journey.began_at:
+            ttft_s = journey.began_at - visit.arrived_at
+            target = journey.forward.target if journey.forward is not None else ""
+            if (
+                usage is not None
+                and usage.completion_tokens > 1
+                and reason is outcome.SERVED
+                and journey.request.stream
+            ):
+                tpot_s = (now - journey.began_at) / (usage.completion_tokens - 1)
+        self._metrics.finished(reason, status, now - visit.arrived_at, ttft_s, tpot_s, target)
+        if visit.trace.sampled:
+            said |= {a.OUTCOME: reason.reason, a.STATUS: status}
+            if ttft_s is not None:
+                said[a.TTFT_MS] = ttft_s * 1e3
+        error = None if reason is outcome.SERVED else reason.reason
+        visit.trace.end(self._clock.wall_ns(now), said, error)
+
+    def _keep(self, journey: Journey, visit: Visit, reason: Outcome, status: int, usage: Usage | None) -> None:
+        caller, request = visit.caller, journey.request
+        if caller is None or not caller.recorded:
+            return
+        now = self._clock.now()
+        ttft_ms = (journey.began_at - visit.arrived_at) * 1e3 if journey.began_at else None
+        at_ns = self._clock.wall_ns(visit.arrived_at)
+        decision, attempts, reasons = journey.reasons, visit.attempts, self._reasons
+
+        def record() -> dict[str, Any]:
+            return {
+                "decision": visit.decision_id,
+                "trace_id": visit.trace.trace_id,
+                "at_unix_ms": at_ns // 1_000_000,
+                "tenant": request.tenant,
+                "model": request.model,
+                "prompt_bytes": request.prompt_bytes,
+                "outcome": reason.reason,
+                "status": status,
+                "ttft_ms": ttft_ms,
+                "duration_ms": (now - visit.arrived_at) * 1e3,
+                "attempts": [{"target": target, "outcome": how} for target, how in attempts],
+                "usage": None
+                if usage is None
+                else {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "completion_tokens": usage.completion_tokens,
+                    "cached_tokens": usage.cached_tokens,
+                },
+                "reasons": reasons.record(decision) if decision is not None else None,
+            }
+
+        self._decisions.put(visit.decision_id, record)
+
+
+class ObservedTier:
+    """The part of a relay's Tier that only watches. A tier adds the headers it writes."""
+
+    def __init__(self, observer: Observer, log: Throttled) -> None:
+        self.observer, self._log = observer, log
+
+    def forwarded(self, journey: Journey) -> None:
+        """See relay.Tier."""
+        self.observer.forwarded(journey)
+
+    def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
+        """See relay.Tier."""
+        self.observer.attempt_over(journey, attempt, reason)
+
+    def concluded(self, journey: Journey, reason: Outcome, status: int, usage: Usage | None) -> None:
+        """See relay.Tier."""
+        self.observer.concluded(journey, reason, status, usage)
+
+    def fault(self, journey: Journey | None, error: Exception) -> None:
+        """A bug in the machine: its trace goes to the log, never to a client."""
+        trace_id = journey.context.trace.trace_id if journey is not None else ""
+        self._log.error("the machine failed", type(error).__name__, exc_info=error, trace_id=trace_id)

@@ -1,0 +1,61 @@
+"""The life of a balancer's process: start, say so, serve until told to stop, stop in order.
+
+A fault of the configuration or the surroundings is one line on stderr and exit code 2, never a stack trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+import uvloop
+
+from farhop.relay.listener import PortTakenError
+from farhop.shell.config import ConfigError
+from farhop.store.contract import StoreError
+from farhop.telemetry.logs import LogError
+from topology.problems import TopologyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# What an operator can mend: said in a line.
+_FAULTS = (ConfigError, TopologyError, PortTakenError, StoreError, LogError)
+
+
+class Balancer(Protocol):
+    """A tier, assembled."""
+
+    async def open(self) -> str:
+        """Start everything; returns the line that says what listens where."""
+
+    async def close(self) -> None:
+        """Drain and stop everything, in order."""
+
+
+def run(name: str, make: Callable[[], Balancer]) -> None:
+    """Run a balancer until SIGTERM or SIGINT. SystemExit(2) on a fault of configuration or surroundings."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(name, make))
+    except _FAULTS as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+async def _serve(name: str, make: Callable[[], Balancer]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    balancer = make()
+    try:
+        line = await balancer.open()
+        print(f"{name}: {line}", flush=True)
+        gc.freeze()  # what start-up made stays: the collector need not walk it again
+        await stop.wait()
+    finally:
+        await balancer.close()

@@ -1,0 +1,172 @@
+"""What every store promises, whichever holds the keys: etcd, or memory in the lab.
+
+Invariants, kept by every implementation and told by one suite of tests: an opened store's watches and publications
+outlive any outage and never raise because of one; a watcher sees every state in revision order, and after a gap a
+whole new SNAPSHOT instead of a guess; a write that was not acknowledged is never reported as done.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+ROOT = "/farhop/v1/"
+REGION_PREFIX = f"{ROOT}region/"
+OVERRIDE_PREFIX = f"{ROOT}override/"
+POLICY_PREFIX = f"{ROOT}policy/"
+VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
+KEYS_LIMIT = 100_000  # in one list or snapshot
+
+
+class StoreError(Exception):
+    """The store refused, and asking again will not help. The message names the endpoints and the remedy."""
+
+
+class StoreUnreachable(StoreError):  # noqa: N818 -- says what is the case, like ConnectionRefused
+    """No endpoint answered in time. A write may or may not have happened: read before you repeat it."""
+
+
+class Conflict(StoreError):  # noqa: N818 -- the same
+    """A compare-and-set met another revision: somebody else wrote first. Read again and decide again."""
+
+    def __init__(self, key: str, expected: int) -> None:
+        found = "to be absent" if expected == 0 else f"at revision {expected}"
+        super().__init__(f"{key}: expected {found}, but somebody else changed it; read it again")
+        self.key = key
+        self.expected = expected
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A key and its value. `revision` is that of its last write, for compare-and-set; above 0."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+class ChangeKind(StrEnum):
+    """What a watcher is told."""
+
+    SNAPSHOT = "snapshot"
+    PUT = "put"
+    DELETE = "delete"
+    LOST = "lost"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One step of a watch. `revision` orders steps between two snapshots (a wiped store starts again from 1).
+
+    SNAPSHOT: `entries` is all there is; forget the rest. PUT: `key` and `value`. DELETE: `key`, also as a lease ends.
+    LOST: contact is lost and `why` says how; the view is ageing until the next SNAPSHOT.
+    """
+
+    kind: ChangeKind
+    revision: int = 0
+    key: str = ""
+    value: bytes = b""
+    entries: tuple[Entry, ...] = ()
+    why: str = ""
+
+
+class Publication(Protocol):
+    """A key kept alive by its publisher. If its lease is lost it comes back by itself with the last value."""
+
+    @property
+    def key(self) -> str:
+        """The key published."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last attempt to write or keep alive failed; None when all is well."""
+        ...
+
+    async def update(self, value: bytes) -> bool:
+        """Replace the value. True: stored now. False: not yet, but the newest value will be as soon as it can.
+
+        Never raises on an outage and never waits for one to end. Values in between may be skipped.
+        """
+        ...
+
+    async def withdraw(self) -> None:
+        """Take the key away at once, or, if the store cannot be reached, let its lease run out. Idempotent."""
+        ...
+
+
+class Store(Protocol):
+    """Keys under revisions and leases. Keys are text, values bytes of at most 1 MiB."""
+
+    async def open(self) -> None:
+        """Connect. Raises StoreUnreachable within the timeout if nobody answers, StoreError if we are refused."""
+        ...
+
+    async def close(self) -> None:
+        """Withdraw all publications, end all watches, free everything. Idempotent."""
+        ...
+
+    async def publish(self, key: str, value: bytes, ttl_s: float) -> Publication:
+        """Put `key` under a lease of `ttl_s` (rounded up to whole seconds in etcd) and keep it alive until withdrawn.
+
+        Does not raise on an outage: the publication tries on, with `trouble` set.
+        """
+        ...
+
+    def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
+        """Follow all keys under `prefix`: a SNAPSHOT, then changes in order. After an outage, a compaction or a wipe a
+        new SNAPSHOT. LOST once per outage (first of all, if it begins in one). Ends only when the store is closed;
+        `aclose()` it when done."""
+        ...
+
+    async def get(self, key: str) -> Entry | None:
+        """The key's entry, read from a quorum; None if absent. Raises StoreError."""
+        ...
+
+    async def list(self, prefix: str) -> tuple[Entry, ...]:
+        """All entries under `prefix` at one revision, ordered by key. Raises StoreError."""
+        ...
+
+    async def put(self, key: str, value: bytes, expect_revision: int | None = None, ttl_s: float | None = None) -> int:
+        """Write; returns the new revision. With `expect_revision` only if that is the key's revision now (0: absent),
+        else Conflict. With `ttl_s` the key goes by itself after that time. Not retried: raises StoreError."""
+        ...
+
+    async def delete(self, key: str, expect_revision: int | None = None) -> bool:
+        """Remove; returns whether it was there. With `expect_revision` as in `put`. Raises StoreError."""
+        ...
+
+
+def report_key(region: str, instance: str) -> str:
+    """Where a regional balancer instance publishes its report. Raises ValueError for a name that would not parse."""
+    return f"{REGION_PREFIX}{_segment(region)}/lb/{_segment(instance)}"
+
+
+def override_key(region: str) -> str:
+    """Where an operator's drain or pin of a region stands. Raises ValueError for a name that would not parse."""
+    return f"{OVERRIDE_PREFIX}{_segment(region)}"
+
+
+def parse_report_key(key: str) -> tuple[str, str] | None:
+    """(region, instance) of a report key; None for any other key."""
+    if not key.startswith(REGION_PREFIX):
+        return None
+    match key[len(REGION_PREFIX) :].split("/"):
+        case [region, "lb", instance] if region and instance:
+            return region, instance
+    return None
+
+
+def check_value(key: str, value: bytes) -> None:
+    """Raise StoreError for a value no store would take."""
+    if len(value) > VALUE_LIMIT_BYTES:
+        raise StoreError(f"{key}: value of {len(value)} bytes, at most {VALUE_LIMIT_BYTES}: publish less")
+
+
+def _segment(name: str) -> str:
+    if not name or "/" in name:
+        raise ValueError(f"{name!r} cannot be part of a key: it must not be empty or contain '/'")
+    return name

@@ -1,0 +1,274 @@
+"""The connection to etcd: one endpoint at a time, the next one when it fails, TLS and password where configured.
+
+It extends aetcd's client, which opens an insecure channel to one endpoint. Invariants: every call ends within the
+timeout; a failed connection is never used again; what gRPC raises becomes StoreError or StoreUnreachable here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aetcd
+import aetcd.rpc
+import grpc
+import grpc.aio
+
+from farhop.store.contract import StoreError, StoreUnreachable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024  # gRPC's own 4 MiB would fail the snapshot of a large fleet
+CHANNEL_OPTIONS = {
+    # Else channels of one process share connections, and a new one is handed another's that is dead already.
+    "grpc.use_local_subchannel_pool": 1,
+    "grpc.max_receive_message_length": MESSAGE_LIMIT_BYTES,
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1000,
+    # etcd hangs up (too_many_pings) on clients that ping more often than every 5 s, its --grpc-keepalive-min-time, so
+    # this is only the second net. The first one, and the faster, is the progress request on every watch.
+    "grpc.keepalive_time_ms": 6000,
+    "grpc.keepalive_timeout_ms": 2000,
+    "grpc.http2.max_pings_without_data": 0,
+}
+# A member cut off from its leader must say so instead of serving silence.
+REQUIRE_LEADER = (("hasleader", "true"),)
+
+_ENDPOINT = re.compile(r"(?:(https?)://)?(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})/?")
+_GONE = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNAUTHENTICATED,
+}
+_STALE_LOGIN = ("invalid auth token", "revision of auth store is old")
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSettings:
+    """Where etcd is and how to speak to it. Endpoints are `host:port`, or URLs; TLS if `ca_file` or an https URL.
+
+    Raises ValueError naming the field. `timeout_s` bounds each call, and the silence after which contact is lost.
+    """
+
+    endpoints: tuple[str, ...]
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    username: str | None = None
+    password: str | None = None
+    timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ValueError("endpoints: name at least one, such as 127.0.0.1:2379")
+        for endpoint in self.endpoints:
+            match = _ENDPOINT.fullmatch(endpoint)
+            if match is None or not 0 < int(match[3]) < 65536:
+                raise ValueError(f"endpoints: {endpoint!r} is not host:port or a URL such as https://host:2379")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file, key_file: give both or neither")
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username, password: give both or neither")
+        if not 0.1 <= self.timeout_s <= 60:
+            raise ValueError(f"timeout_s: {self.timeout_s} is outside 0.1..60")
+
+    def __repr__(self) -> str:
+        return f"EtcdSettings({', '.join(self.endpoints)})"  # never the password
+
+    def tls(self, endpoint: str) -> bool:
+        """Whether the channel to this endpoint is encrypted."""
+        return self.ca_file is not None or self.cert_file is not None or endpoint.startswith("https:")
+
+
+class EtcdClient(aetcd.Client):  # type: ignore[misc]  # aetcd ships no types
+    """aetcd's client with a TLS channel, and without its watcher, whose errors reach nobody (see EtcdStore.watch)."""
+
+    def __init__(self, endpoint: str, settings: EtcdSettings, credentials: grpc.ChannelCredentials | None) -> None:
+        match = _ENDPOINT.fullmatch(endpoint)
+        assert match is not None  # EtcdSettings saw to it
+        super().__init__(
+            host=match[2],
+            port=int(match[3]),
+            username=settings.username,
+            password=settings.password,
+            timeout=settings.timeout_s,
+            options=CHANNEL_OPTIONS,
+        )
+        self.endpoint = endpoint
+        self.watchstub: Any = None
+        self.metadata: tuple[tuple[str, str], ...] | None = None  # the login token, where there is a login
+        self._credentials = credentials
+
+    async def connect(self) -> None:
+        """Open the channel and log in. Raises grpc.aio.AioRpcError. For one task at a time."""
+        target, options = f"{self._host}:{self._port}", list(self._options.items())
+        if self._credentials is None:
+            self.channel = aetcd.rpc.insecure_channel(target, options=options)
+        else:
+            self.channel = aetcd.rpc.secure_channel(target, self._credentials, options=options)
+        if self._username is not None:
+            request = aetcd.rpc.AuthenticateRequest(name=self._username, password=self._password)
+            reply = await aetcd.rpc.AuthStub(self.channel).Authenticate(request, timeout=self._timeout)
+            self.metadata = (("token", reply.token),)
+        self.kvstub = aetcd.rpc.KVStub(self.channel)
+        self.leasestub = aetcd.rpc.LeaseStub(self.channel)
+        self.watchstub = aetcd.rpc.WatchStub(self.channel)
+        self._connected.set()
+
+
+class EtcdLink:
+    """The client in use, replaced by one to the next endpoint when it fails."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.settings = settings
+        self._client: EtcdClient | None = None
+        self._turn = 0
+        self._opening = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._credentials: grpc.ChannelCredentials | None = None
+
+    async def open(self) -> None:
+        """Try every endpoint once. Raises StoreError."""
+        self._closed = False
+        if any(self.settings.tls(endpoint) for endpoint in self.settings.endpoints):
+            self._credentials = await asyncio.to_thread(_read_credentials, self.settings)
+        request = aetcd.rpc.RangeRequest(key=b"\0", limit=1, keys_only=True)  # linearizable: a quorum must answer
+        share_s = self.settings.timeout_s / len(self.settings.endpoints)
+        failures = []
+        for _ in self.settings.endpoints:
+            endpoint = self._endpoint()
+            try:
+                async with asyncio.timeout(share_s), self.session() as client:
+                    await client.kvstub.Range(request, metadata=client.metadata)
+            except StoreUnreachable as error:
+                failures.append(str(error))
+            except TimeoutError:
+                if self._client is not None:
+                    self.retire(self._client)
+                failures.append(f"etcd at {endpoint}: no answer within {share_s:g} s; is it running?")
+            else:
+                return
+        raise StoreUnreachable("; ".join(failures))
+
+    async def close(self) -> None:
+        """Close the connection and wait until those replaced are closed. Idempotent."""
+        self._closed = True
+        if self._client is not None:
+            self.retire(self._client)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def call(self, stub: str, method: str, request: Any) -> Any:
+        """One unary call. Raises StoreError. Repeated once, after a new login, if etcd no longer knows the token."""
+        try:
+            return await self._call(stub, method, request)
+        except _StaleLogin:
+            return await self._call(stub, method, request)
+
+    async def _call(self, stub: str, method: str, request: Any) -> Any:
+        async with self.session() as client:
+            rpc = getattr(getattr(client, stub), method)
+            return await rpc(request, timeout=self.settings.timeout_s, metadata=client.metadata)
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncGenerator[EtcdClient, None]:
+        """The client to use now; failures inside become StoreError, and retire it where the connection is to blame."""
+        client: EtcdClient | None = None
+        try:
+            client = await self._current()
+            yield client
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error, client) from None
+        except (TimeoutError, grpc.aio.UsageError) as error:
+            raise self._gone(client, str(error) or f"no answer within {self.settings.timeout_s} s") from None
+        except asyncio.CancelledError:
+            # Closing a channel cancels its calls, which looks like our own cancellation to the task that awaits one.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._gone(client, "the connection was given up") from None
+
+    def retire(self, client: EtcdClient) -> None:
+        """Never use this client again; the next call goes to the next endpoint."""
+        if client is not self._client:
+            return
+        self._client = None
+        self._turn += 1
+        self._dispose(client)
+
+    def _dispose(self, client: EtcdClient) -> None:
+        task = asyncio.create_task(client.close(), name=f"close etcd channel to {client.endpoint}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _current(self) -> EtcdClient:
+        async with self._opening:
+            if self._closed:
+                raise StoreError(f"etcd at {self._where()}: the store is closed; open it")
+            if self._client is None:
+                endpoint = self._endpoint()
+                credentials = self._credentials if self.settings.tls(endpoint) else None
+                client = EtcdClient(endpoint, self.settings, credentials)
+                try:
+                    await client.connect()
+                except BaseException:
+                    self._turn += 1
+                    self._dispose(client)
+                    raise
+                self._client = client
+            return self._client
+
+    def _endpoint(self) -> str:
+        return self.settings.endpoints[self._turn % len(self.settings.endpoints)]
+
+    def _where(self) -> str:
+        return ",".join(self.settings.endpoints)
+
+    def _gone(self, client: EtcdClient | None, detail: str) -> StoreUnreachable:
+        if client is not None:
+            self.retire(client)
+        where = client.endpoint if client is not None else self._where()
+        return StoreUnreachable(f"etcd at {where}: {detail}; is it running, and is the address right?")
+
+    def _translate(self, error: grpc.aio.AioRpcError, client: EtcdClient | None) -> StoreError:
+        detail = " ".join((error.details() or error.code().name).split())
+        if any(words in detail for words in _STALE_LOGIN):
+            if client is not None:
+                self.retire(client)
+            return _StaleLogin(f"etcd at {self._where()}: {detail}; log in again")
+        if error.code() in _GONE:
+            return self._gone(client, detail)
+        return StoreError(f"etcd at {self._where()}: {detail}; {_remedy(error.code(), detail)}")
+
+
+class _StaleLogin(StoreUnreachable):
+    """etcd restarted, or its users changed: the token must be fetched again. Nothing was done."""
+
+
+def _remedy(code: grpc.StatusCode, detail: str) -> str:
+    match code:
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return "grant the user's role readwrite on /farhop/v1/"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return "its space or its patience is used up: compact, defragment, disarm the alarm"
+    if "authentication" in detail or "user name" in detail:
+        return "check username and password, and whether auth is enabled in etcd"
+    return "see etcd's own log"
+
+
+def _read_credentials(settings: EtcdSettings) -> grpc.ChannelCredentials:
+    contents = []
+    for name in ("ca_file", "key_file", "cert_file"):
+        path = getattr(settings, name)
+        try:
+            contents.append(path.read_bytes() if path is not None else None)
+        except OSError as error:
+            raise StoreError(f"etcd {name} {path}: {error.strerror}; check the path and its permissions") from None
+    return grpc.ssl_channel_credentials(*contents)

@@ -1,0 +1,239 @@
+"""A regional balancer's report of its capacity: as a value, as JSON for etcd, and as a protobuf message for gRPC.
+
+A report is refused whole (ReportError) or trusted whole: a value outside its domain never gets in, from either path.
+Field names are the proto's names, so that what etcdctl shows and what gRPC carries are one vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+from farhop_wire import region_pb2
+
+DOCUMENT_LIMIT_BYTES = 256 * 1024  # etcd takes 1.5 MiB a request; a region's report is a few KiB
+MODELS_LIMIT = 256
+ACCEPTED_LIMIT = 4096  # global balancers
+GPU_TYPES_LIMIT = 32
+TEXT_LIMIT = 256  # characters in a name
+COUNT_LIMIT = 2**53  # the largest run of integers that every JSON reader keeps exactly
+WAIT_LIMIT_MS = 86_400_000.0  # a day: beyond it somebody's clock or unit is wrong
+RATE_LIMIT_MS = 60_000.0  # a minute for one token
+INCARNATION_LIMIT = 2**63 - 1  # int64 on the wire
+CLOCK_LIMIT_MS = 1e15
+BYTES_PER_TOKEN_LIMIT = 4096.0
+USD_LIMIT = 1e6
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})):([0-9]{1,5})")
+
+
+class ReportError(ValueError):
+    """A report that cannot be trusted. `field` is its path, such as `models[2].slots_free`; "" is the document."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+        self.message = message
+
+
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Capacity of one model and version at one balancer instance. Tokens are the model's own, slots are sequences.
+
+    `wait_ms` is what a new request would wait before its prefill begins; `usable_share` (0..1) is what health, slow
+    start and draining leave; `headroom_foreign_tokens` are prompt tokens it takes from other regions.
+    """
+
+    model: str
+    version: str = ""
+    replicas_ready: int
+    replicas_total: int
+    slots_total: int
+    slots_free: int
+    kv_tokens_total: int
+    kv_tokens_free: int
+    in_flight: int = 0
+    queued_requests: int = 0
+    queued_tokens: int = 0
+    wait_ms: float
+    prefill_ms_per_token: float
+    tpot_ms: float
+    bytes_per_token: float
+    usable_share: float = 1.0
+    headroom_foreign_tokens: int = 0
+    gpu_types: tuple[str, ...] = ()
+    usd_per_mtok: float = 0.0
+
+
+class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One regional balancer instance's report. Ordered by (incarnation, seq), never by a wall clock.
+
+    `clock_ms` is the sender's own monotonic clock in ms. `accepted_bytes` maps a global balancer to the prompt bytes of
+    its requests that this instance has accepted since it started (bytes, since both tiers count them alike).
+    """
+
+    region: str
+    instance: str
+    incarnation: int
+    seq: int
+    clock_ms: float
+    tier_address: str
+    control_address: str
+    admin_address: str = ""
+    draining: bool = False
+    models: tuple[ModelReport, ...] = ()
+    accepted_bytes: dict[str, float] = {}
+
+
+_DECODER = msgspec.json.Decoder(RegionReport)
+
+
+def encode(report: RegionReport) -> bytes:
+    """The report as JSON, fields in the order above. Raises ReportError for a report its reader would refuse."""
+    check(report)
+    document = msgspec.json.encode(report)
+    _check_size(len(document))
+    return document
+
+
+def decode(document: bytes) -> RegionReport:
+    """The report in a JSON document of at most 256 KiB. Fields it does not know are ignored: newer balancers may add.
+
+    Raises ReportError, naming the field, for anything absurd.
+    """
+    _check_size(len(document))
+    try:
+        report = _DECODER.decode(document)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        raise ReportError(path.rstrip("`").lstrip("."), message) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ReportError("", f"not a JSON report: {error}") from None
+    check(report)
+    return report
+
+
+def to_wire(report: RegionReport) -> region_pb2.Report:
+    """The same report as the protobuf message. Raises ReportError as `encode` does."""
+    check(report)
+    fields = {name: getattr(report, name) for name in report.__struct_fields__ if name != "models"}
+    models = [region_pb2.ModelCapacity(**msgspec.structs.asdict(model)) for model in report.models]
+    return region_pb2.Report(models=models, **fields)
+
+
+def from_wire(message: region_pb2.Report) -> RegionReport:
+    """The report in a protobuf message. Raises ReportError as `decode` does."""
+    if len(message.models) > MODELS_LIMIT:  # before copying, not after
+        raise ReportError("models", f"{len(message.models)} entries, at most {MODELS_LIMIT}")
+    fields = {name: getattr(message, name) for name in RegionReport.__struct_fields__}
+    fields["models"] = tuple(_model_from_wire(model) for model in message.models)
+    fields["accepted_bytes"] = dict(message.accepted_bytes)
+    report = RegionReport(**fields)
+    check(report)
+    return report
+
+
+def check(report: RegionReport) -> None:
+    """Raise ReportError at the first field outside its domain."""
+    _check_name("region", report.region)
+    _check_name("instance", report.instance)
+    _check_count("incarnation", report.incarnation, INCARNATION_LIMIT)
+    _check_count("seq", report.seq)
+    _check_number("clock_ms", report.clock_ms, CLOCK_LIMIT_MS)
+    _check_address("tier_address", report.tier_address)
+    _check_address("control_address", report.control_address)
+    if report.admin_address:
+        _check_address("admin_address", report.admin_address)
+    _check_length("models", len(report.models), MODELS_LIMIT)
+    _check_length("accepted_bytes", len(report.accepted_bytes), ACCEPTED_LIMIT)
+    for balancer, tokens in report.accepted_bytes.items():
+        _check_text("accepted_bytes", balancer)
+        _check_number(f"accepted_bytes[{balancer}]", tokens, float(COUNT_LIMIT))
+    seen: set[tuple[str, str]] = set()
+    for index, model in enumerate(report.models):
+        _check_model(f"models[{index}]", model)
+        if (model.model, model.version) in seen:
+            raise ReportError(f"models[{index}].model", f"{model.model!r} is reported twice for one version")
+        seen.add((model.model, model.version))
+
+
+# Each number of a model and the most it may be. Every one of them is finite and not negative.
+_COUNTS = (
+    "replicas_ready", "replicas_total", "slots_total", "slots_free", "kv_tokens_total", "kv_tokens_free",
+    "in_flight", "queued_requests", "queued_tokens", "headroom_foreign_tokens",
+)  # fmt: skip
+_NUMBERS = {
+    "wait_ms": WAIT_LIMIT_MS,
+    "prefill_ms_per_token": RATE_LIMIT_MS,
+    "tpot_ms": RATE_LIMIT_MS,
+    "bytes_per_token": BYTES_PER_TOKEN_LIMIT,
+    "usable_share": 1.0,
+    "usd_per_mtok": USD_LIMIT,
+}
+_PARTS = (("replicas_ready", "replicas_total"), ("slots_free", "slots_total"), ("kv_tokens_free", "kv_tokens_total"))
+
+
+def _check_model(path: str, model: ModelReport) -> None:
+    _check_text(f"{path}.model", model.model)
+    if model.version:
+        _check_text(f"{path}.version", model.version)
+    for name in _COUNTS:
+        _check_count(f"{path}.{name}", getattr(model, name))
+    for name, limit in _NUMBERS.items():
+        _check_number(f"{path}.{name}", getattr(model, name), limit)
+    if model.bytes_per_token <= 0:
+        raise ReportError(f"{path}.bytes_per_token", "must be above 0")
+    for part, whole in _PARTS:
+        if getattr(model, part) > getattr(model, whole):
+            raise ReportError(f"{path}.{part}", f"{getattr(model, part)} is more than {whole} {getattr(model, whole)}")
+    _check_length(f"{path}.gpu_types", len(model.gpu_types), GPU_TYPES_LIMIT)
+    for kind in model.gpu_types:
+        _check_text(f"{path}.gpu_types", kind)
+
+
+def _model_from_wire(message: region_pb2.ModelCapacity) -> ModelReport:
+    fields: dict[str, Any] = {name: getattr(message, name) for name in ModelReport.__struct_fields__}
+    fields["gpu_types"] = tuple(message.gpu_types)
+    return ModelReport(**fields)
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > DOCUMENT_LIMIT_BYTES:
+        raise ReportError("", f"document of {size_bytes} bytes, at most {DOCUMENT_LIMIT_BYTES}")
+
+
+def _check_name(field: str, value: str) -> None:
+    if not _NAME.fullmatch(value):
+        raise ReportError(field, f"{value[:64]!r} is not a name of letters, digits, '.', '_', '-', at most 128 long")
+
+
+def _check_text(field: str, value: str) -> None:
+    if not value:
+        raise ReportError(field, "must not be empty")
+    if len(value) > TEXT_LIMIT or not value.isprintable():
+        raise ReportError(field, f"must be at most {TEXT_LIMIT} printable characters")
+
+
+def _check_address(field: str, value: str) -> None:
+    match = _ADDRESS.fullmatch(value)
+    if match is None or not 0 < int(match[1]) < 65536:
+        raise ReportError(field, f"{value[:64]!r} is not host:port (IPv6 as [host]:port), port 1 to 65535")
+
+
+def _check_length(field: str, length: int, limit: int) -> None:
+    if length > limit:
+        raise ReportError(field, f"{length} entries, at most {limit}")
+
+
+def _check_count(field: str, value: int, limit: int = COUNT_LIMIT) -> None:
+    if not 0 <= value <= limit:
+        raise ReportError(field, f"{value} is outside 0..{limit}")
+
+
+def _check_number(field: str, value: float, limit: float) -> None:
+    if not math.isfinite(value):
+        raise ReportError(field, "must be a finite number")
+    if not 0.0 <= value <= limit:
+        raise ReportError(field, f"{value} is outside 0..{limit}")

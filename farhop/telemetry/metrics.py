@@ -1,0 +1,267 @@
+"""What a tier counts, and how Prometheus reads it.
+
+The hot path touches plain numbers only; families are built when scraped. Invariants: every label set is bounded;
+totals derived from others are computed at the scrape, so they cannot disagree; no tenant, model or prompt is a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from farhop.balance.machine import Usage
+from farhop.balance.outcome import CLIENT_LEFT, Outcome, Source, by_reason
+from farhop.telemetry.series import OTHER, SAMPLE_MAX, Counter, Histogram, Labels
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+TARGETS_MAX = 64
+REASONS_MAX = 32
+GAUGES_MAX = 64
+
+# From one LAN round trip to a queue's patience; steps of ~1.5 where objectives are set (100 ms to 3 s).
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
+# A decode step: ~10 ms on an H100, ~55 ms on an L4 and more in full batches.
+TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+DURATION_BUCKETS_S = (0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+ERROR_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+_CLASSES = ("none", "1xx", "2xx", "3xx", "4xx", "5xx")
+
+Reading = Callable[[], "float | Mapping[str, float]"]
+
+
+class TierMetrics(Collector):
+    """The metrics of one tier's process, on a registry of its own. Every name begins with `farhop_`.
+
+    `tier` ("global", "regional") and `region` are labels of every series, `instance` is in `farhop_build_info` alone
+    (Prometheus sets its own `instance`). A target is a region in the global tier and a replica in the regional one.
+    """
+
+    def __init__(self, tier: str, region: str, instance: str) -> None:
+        self._const = (("tier", tier), ("region", region))
+        self._instance = instance
+        self.in_flight = 0
+        self._targets = Labels(TARGETS_MAX)
+        self._reasons = Labels(REASONS_MAX)
+        self._gauges: dict[str, tuple[str, str | None, Reading]] = {}
+        self._make_counters()
+        self._make_histograms()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def _make_counters(self) -> None:
+        self._requests: dict[tuple[str, int], int] = {}
+        self._attempts = Counter(
+            "farhop_attempts", "Attempts upstream, by target and how each ended.", ("target", "outcome")
+        )
+        self._spills = Counter("farhop_spill", "Requests sent past the best region because it was hot.", ("to",))
+        self._reports = Counter(
+            "farhop_reports_refused", "Reports from below dropped as stale, absurd or malformed.", ("reason",)
+        )
+        self._tokens = Counter("farhop_tokens", "Tokens engines say they used.", ("kind",))
+        self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.")
+        self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.")
+        self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
+        self._predicted_tokens = self._actual_tokens = 0.0
+        self._absurd = Counter("farhop_absurd_samples", "Samples outside their domain: negative, NaN or infinite.")
+        self._counters = (
+            self._attempts, self._spills, self._reports, self._tokens, self._predicted, self._actual, self._absurd,
+        )  # fmt: skip
+
+    def _make_histograms(self) -> None:
+        duration = Histogram(
+            "farhop_duration_seconds", "From the request's head to its last byte, or its refusal.", DURATION_BUCKETS_S
+        )
+        ttft = Histogram("farhop_ttft_seconds", "From the request's head to the answer's first byte.", TTFT_BUCKETS_S)
+        tpot = Histogram("farhop_tpot_seconds", "Time per output token after the first.", TPOT_BUCKETS_S)
+        error = Histogram(
+            "farhop_ttft_error_seconds", "How far the promised TTFT was off.", ERROR_BUCKETS_S, ("direction",)
+        )
+        self._late, self._early = error.series(("late",)), error.series(("early",))
+        self._duration, self._ttft, self._tpot = duration.series(), ttft.series(), tpot.series()
+        self._histograms = (duration, ttft, tpot, error)
+        # Count and sum only: 64 targets of 21 bucket lines each made a scrape hold the event loop up for 27 ms.
+        self._ttft_by_target: dict[str, list[float]] = {}
+
+    def begun(self) -> None:
+        """A request's head is read. Pair it with one `finished`."""
+        self.in_flight += 1
+
+    def finished(
+        self,
+        outcome: Outcome,
+        status: int,
+        duration_s: float,
+        ttft_s: float | None = None,
+        tpot_s: float | None = None,
+        target: str = "",
+    ) -> None:
+        """A request begun has ended. `status` is what the client got (0: it got none), `target` who served it.
+
+        Refusals and residency denials are derived from this: do not count them apart.
+        """
+        self.in_flight -= 1
+        key = (outcome.reason, status // 100)
+        requests = self._requests
+        if key in requests:
+            requests[key] += 1
+        else:
+            self._first_of(key)
+        sound = self._duration.observe(duration_s)
+        if ttft_s is not None:
+            if self._ttft.observe(ttft_s):
+                served = self._ttft_by_target.get(target) or self._served_by(target)
+                served[0] += 1
+                served[1] += ttft_s
+            else:
+                sound = False
+        if tpot_s is not None:
+            sound &= self._tpot.observe(tpot_s)
+        if not sound:
+            self._absurd.add(())
+
+    def attempted(self, target: str, outcome: Outcome) -> None:
+        """One attempt upstream has ended, however the request goes on."""
+        key = (target, outcome.reason)
+        counts = self._attempts.values
+        if key in counts:
+            counts[key] += 1
+        else:
+            self._attempts.add((self._targets.admit(target), _known(outcome.reason)))
+
+    def spilled(self, to: str) -> None:
+        """A request went to region `to` because its best one was hot."""
+        self._spills.add((self._targets.admit(to),))
+
+    def used(self, usage: Usage) -> None:
+        """What the engine says a request took."""
+        cached = usage.cached_tokens or 0
+        if 0 <= usage.prompt_tokens <= SAMPLE_MAX and 0 <= usage.completion_tokens <= SAMPLE_MAX and cached >= 0:
+            self._prompt_tokens += usage.prompt_tokens
+            self._completion_tokens += usage.completion_tokens
+            self._cached_tokens += min(cached, usage.prompt_tokens)
+        else:
+            self._absurd.add(())
+
+    def prefix(self, predicted_tokens: float, actual_tokens: float) -> None:
+        """The trie's guess against the engine's `cached_tokens`; only where the engine tells."""
+        if 0 <= predicted_tokens <= SAMPLE_MAX and 0 <= actual_tokens <= SAMPLE_MAX:
+            self._predicted_tokens += predicted_tokens
+            self._actual_tokens += actual_tokens
+        else:
+            self._absurd.add(())
+
+    def promised(self, promised_ttft_ms: float, actual_ttft_ms: float) -> None:
+        """The TTFT a choice rested on against what it was."""
+        late_ms = actual_ttft_ms - promised_ttft_ms
+        if not (self._late if late_ms >= 0 else self._early).observe(abs(late_ms) / 1e3):
+            self._absurd.add(())
+
+    def report_refused(self, reason: str) -> None:
+        """A report from below was not believed; `reason` is a fixed word, never its text."""
+        self._reports.add((self._reasons.admit(reason),))
+
+    def forget_target(self, target: str) -> None:
+        """A target left for good: drop its series and free its place. Call it when the view no longer has it."""
+        self._targets.forget(target)
+        self._ttft_by_target.pop(target, None)
+        self._attempts.forget(0, target)
+        self._spills.forget(0, target)
+
+    def gauge(self, name: str, help_text: str, read: Reading, label: str | None = None) -> None:
+        """Read `read()` at every scrape as `farhop_<name>`: a number, or with `label` a mapping of its values.
+
+        So queued, trie_nodes, view_age_seconds and their like cost a request nothing. ValueError if a name is taken.
+        """
+        if name in self._gauges or len(self._gauges) >= GAUGES_MAX:
+            raise ValueError(f"gauge {name!r} is taken, or there are {GAUGES_MAX} already; use another name")
+        self._gauges[name] = (help_text, label, read)
+
+    def render(self) -> bytes:
+        """The Prometheus text of now; serve it as CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry: every family, built from the plain numbers."""
+        names = [name for name, _ in self._const]
+        own = [value for _, value in self._const]
+        info = InfoMetricFamily("farhop_build", "This balancer.", labels=names)
+        info.add_metric(own, {"balancer": self._instance})
+        yield info
+        yield from self._request_families(names, own)
+        self._tokens.values = {
+            ("prompt",): self._prompt_tokens,
+            ("completion",): self._completion_tokens,
+            ("cached",): self._cached_tokens,
+        }
+        self._predicted.values[()], self._actual.values[()] = self._predicted_tokens, self._actual_tokens
+        for counter in self._counters:
+            yield counter.family(self._const)
+        for histogram in self._histograms:
+            yield histogram.family(self._const)
+        by_target = SummaryMetricFamily(
+            "farhop_target_ttft_seconds", "TTFT of requests served, by target.", labels=[*names, "target"]
+        )
+        for target, (count, total_s) in self._ttft_by_target.items():
+            by_target.add_metric([*own, target], int(count), total_s)
+        yield by_target
+        in_flight = GaugeMetricFamily("farhop_in_flight", "Requests begun and not finished.", labels=names)
+        in_flight.add_metric(own, self.in_flight)
+        yield in_flight
+        for name, (help_text, label, read) in self._gauges.items():
+            yield self._gauge_family(f"farhop_{name}", help_text, label, read())
+
+    def _first_of(self, key: tuple[str, int]) -> None:
+        """Count the first of its kind, and everything that has no kind of its own."""
+        reason, status_class = key
+        bounded = (_known(reason), status_class if 0 <= status_class < len(_CLASSES) else 0)
+        self._requests[bounded] = self._requests.get(bounded, 0) + 1
+
+    def _served_by(self, target: str) -> list[float]:
+        return self._ttft_by_target.setdefault(self._targets.admit(target), [0, 0.0])
+
+    def _request_families(self, names: list[str], own: list[str]) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "farhop_requests", "Requests finished, by how.", labels=[*names, "source", "reason", "code"]
+        )
+        refusals: dict[str, int] = {}
+        denials: dict[str, int] = {}
+        for (reason, status_class), count in self._requests.items():
+            outcome = by_reason(reason)
+            source = outcome.source if outcome is not None else OTHER
+            requests.add_metric([*own, source, reason, _CLASSES[status_class]], count)
+            if source is Source.LAW:
+                denials[reason] = denials.get(reason, 0) + count
+            if source not in (Source.ENGINE, Source.TRANSPORT) and reason != CLIENT_LEFT.reason:
+                refusals[reason] = refusals.get(reason, 0) + count
+        yield requests
+        for name, help_text, counts in (
+            ("farhop_refusals", "Requests the balancer answered itself instead of an engine.", refusals),
+            ("farhop_residency_denials", "Requests the law turned away.", denials),
+        ):
+            family = CounterMetricFamily(name, help_text, labels=[*names, "reason"])
+            for reason, count in counts.items():
+                family.add_metric([*own, reason], count)
+            yield family
+
+    def _gauge_family(
+        self, name: str, help_text: str, label: str | None, reading: float | Mapping[str, float]
+    ) -> GaugeMetricFamily:
+        names, own = [name for name, _ in self._const], [value for _, value in self._const]
+        if not isinstance(reading, Mapping):
+            family = GaugeMetricFamily(name, help_text, labels=names)
+            family.add_metric(own, reading)
+            return family
+        family = GaugeMetricFamily(name, help_text, labels=[*names, label or "target"])
+        for value, number in list(reading.items())[:TARGETS_MAX]:  # a sum over the rest would mean nothing
+            family.add_metric([*own, value], number)
+        return family
+
+
+def _known(reason: str) -> str:
+    return reason if by_reason(reason) is not None else OTHER

@@ -1,0 +1,269 @@
+"""Traces over both tiers: one RequestTrace per request, whose spans the OpenTelemetry SDK exports.
+
+Reads no clock and rolls no dice: times are epoch nanoseconds given, ids come from the `rng` given. Invariants: nothing
+is handed to the exporter before `end`, so `mute` at any moment leaves no record here; a valid context goes upstream
+whether or not anything is recorded; one trace holds a bounded number of spans; a full export queue drops, never waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from farhop.telemetry import context, export
+from farhop.telemetry.attributes import Value
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from farhop.telemetry.recording import Recorder
+
+Kind: TypeAlias = Literal["internal", "server", "client"]
+
+SPANS_MAX = 64  # per request and tier; a request has some six, and each retry adds one
+
+
+class Span:
+    """One piece of work. As such it records nothing and only hands the context on."""
+
+    __slots__ = ("traceparent",)
+
+    def __init__(self, traceparent: bytes) -> None:
+        self.traceparent = traceparent
+
+    def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
+        """Conclude at `end_ns`. `error` is an outcome's reason (low cardinality), None if all went well. Once only."""
+
+
+class RequestTrace(Span):
+    """The trace of one request in one tier; itself the span that covers it whole. This class records nothing.
+
+    `traceparent` is this request's context, `tracestate` what goes upstream beside it (None: send none).
+    """
+
+    __slots__ = ("tracestate",)
+
+    def __init__(self, traceparent: bytes, tracestate: bytes | None) -> None:
+        self.traceparent = traceparent
+        self.tracestate = tracestate
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits, the same on every tier: for logs, answers and `farhop explain`."""
+        return self.traceparent[3:35].decode("ascii")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether spans are recorded here. Build attributes only if so."""
+        return False
+
+    def child(
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, Value] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Record work that is over already."""
+
+    def open(self, name: str, start_ns: int, kind: Kind = "client") -> Span:  # noqa: ARG002
+        """Begin work that calls upstream; send its `traceparent` (and this trace's `tracestate`) along."""
+        return self
+
+    def mute(self) -> None:
+        """The tenant's logging scope excludes this place: record nothing of this request. The context still goes on."""
+
+
+class Piece(msgspec.Struct):
+    """One span not yet handed over. Ids are hex; `end_ns` is None while it is open."""
+
+    name: str
+    kind: Kind
+    span_id: bytes
+    start_ns: int
+    end_ns: int | None = None
+    attributes: Mapping[str, Value] | None = None
+    error: str | None = None
+
+
+class _OpenSpan(Span):
+    """A span under way. Ending it fills its piece; the piece is handed over with the whole trace."""
+
+    __slots__ = ("_piece",)
+
+    def __init__(self, traceparent: bytes, piece: Piece) -> None:
+        self.traceparent = traceparent
+        self._piece = piece
+
+    def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
+        piece = self._piece
+        if piece.end_ns is None:
+            piece.end_ns, piece.attributes, piece.error = end_ns, attributes, error
+
+
+class _RecordedTrace(RequestTrace):
+    """A sampled request: gathers its pieces, and hands them over when it ends."""
+
+    __slots__ = ("_flags", "_parent", "_pieces", "_recorder", "_rng", "_root", "_skipped")
+
+    def __init__(
+        self, recorder: Recorder, parent: context.Parent | None, trace_id: bytes, root: Piece, flags: int, rng: Random
+    ) -> None:
+        self.traceparent = context.write(trace_id, root.span_id, flags)
+        self.tracestate = None
+        self._recorder: Recorder | None = recorder
+        self._parent = parent
+        self._flags = flags
+        self._rng = rng
+        self._root = root
+        self._pieces = [root]
+        self._skipped = 0
+
+    @property
+    def sampled(self) -> bool:
+        return self._recorder is not None
+
+    def child(
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, Value] | None = None,
+        error: str | None = None,
+    ) -> None:
+        if self._has_room():
+            self._pieces.append(Piece(name, "internal", _span_id(self._rng), start_ns, end_ns, attributes, error))
+
+    def open(self, name: str, start_ns: int, kind: Kind = "client") -> Span:
+        if not self._has_room():
+            return Span(self.traceparent)
+        piece = Piece(name, kind, _span_id(self._rng), start_ns)
+        self._pieces.append(piece)
+        return _OpenSpan(context.write(self.traceparent[3:35], piece.span_id, self._flags), piece)
+
+    def mute(self) -> None:
+        self._recorder = None
+        self._pieces = []
+        if self._parent is not None:  # the next tier hangs below the caller, not below a span that nobody will see
+            self.traceparent = context.write(self._parent.trace_id, self._parent.span_id, self._flags)
+
+    def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        root = self._root
+        root.end_ns, root.attributes, root.error = end_ns, attributes, error
+        recorder.record(self.traceparent[3:35], self._parent, self.tracestate, self._flags, self._pieces)
+        recorder.skipped += self._skipped
+        self._pieces = []
+
+    def _has_room(self) -> bool:
+        if self._recorder is None:
+            return False
+        if len(self._pieces) < SPANS_MAX:
+            return True
+        self._skipped += 1
+        return False
+
+
+def _span_id(rng: Random) -> bytes:
+    return b"%016x" % (rng.getrandbits(64) or 1)
+
+
+class Tracing:
+    """The tracing of one tier's process, configured by the OTEL_* variables as they stand when it is made.
+
+    `service` names it unless OTEL_SERVICE_NAME does (`farhop-global`, `farhop-regional`). `problems` are lines for the
+    log: values that were not understood. Make it after any fork, and `await close()` it before the process ends.
+    """
+
+    def __init__(self, service: str, region: str, instance: str) -> None:
+        settings = export.settings(os.environ)
+        self.problems = settings.problems
+        self._follows_parent = settings.sampler.follows_parent
+        self._bound = settings.sampler.bound
+        self._passes_through = settings.disabled
+        self._skipped = 0
+        self._recorder: Recorder | None = None
+        if settings.protocol is None:
+            return
+        from farhop.telemetry.recording import Recorder  # 0.3 s of imports, paid only where spans are exported
+
+        try:
+            self._recorder = Recorder(settings.protocol, service, region, instance)
+        except Exception as error:  # noqa: BLE001 - exporters raise classes of their own on a bad variable
+            self.problems += (f"OTEL_EXPORTER_OTLP_*: spans are not exported: {error}; correct the variable",)
+
+    @property
+    def exporting(self) -> bool:
+        """Whether spans are sent anywhere."""
+        return self._recorder is not None
+
+    @property
+    def skipped(self) -> int:
+        """Attributes refused and spans beyond the bound of their trace, since the start."""
+        return self._skipped + (self._recorder.skipped if self._recorder is not None else 0)
+
+    def begin(
+        self, traceparent: bytes | None, tracestate: bytes | None, name: str, now_ns: int, rng: Random
+    ) -> RequestTrace:
+        """The trace of a request that came with these headers (None: absent), its root span `name` begun at `now_ns`.
+
+        Without a valid parent a trace id is drawn from `rng`; the sampler decides by it, or by the parent if told to.
+        """
+        if traceparent and self._follows_parent and context.plainly_unsampled(traceparent):
+            return RequestTrace(traceparent, context.state(tracestate) if tracestate else None)
+        parent = context.read(traceparent) if traceparent else None
+        if parent is None:
+            trace_id = rng.getrandbits(128) or 1
+            if (trace_id & export.LOW_64) >= self._bound:
+                return RequestTrace(b"00-%032x-%016x-00" % (trace_id, rng.getrandbits(64) or 1), None)
+            return self._sampled(None, b"%032x" % trace_id, None, name, now_ns, rng)
+        onward = context.state(tracestate) if tracestate else None
+        if self._samples(parent):
+            return self._sampled(parent, parent.trace_id, onward, name, now_ns, rng)
+        if self._passes_through or not parent.flags & context.SAMPLED:
+            return RequestTrace(parent.text, onward)
+        return RequestTrace(context.write(parent.trace_id, parent.span_id, parent.flags & ~context.SAMPLED), onward)
+
+    async def flush(self, timeout_s: float = 5.0) -> bool:
+        """Send what is queued now; False if that took longer (it then goes on in the background)."""
+        return self._recorder is None or await self._recorder.flush(timeout_s)
+
+    async def close(self, timeout_s: float = 5.0) -> bool:
+        """Send what is queued and stop; False if the collector did not take it in time. Safe to call twice."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return True
+        self._skipped += recorder.skipped
+        return await recorder.close(timeout_s)
+
+    def _samples(self, parent: context.Parent) -> bool:
+        if self._follows_parent:
+            return bool(parent.flags & context.SAMPLED)
+        return int(parent.trace_id[16:], 16) < self._bound
+
+    def _sampled(
+        self,
+        parent: context.Parent | None,
+        trace_id: bytes,
+        tracestate: bytes | None,
+        name: str,
+        now_ns: int,
+        rng: Random,
+    ) -> RequestTrace:
+        flags = context.SAMPLED if parent is None else parent.flags | context.SAMPLED
+        trace: RequestTrace
+        if self._recorder is None:
+            # Nothing is kept here, yet the choice stands: the tiers below may well export.
+            span_id = _span_id(rng) if parent is None else parent.span_id
+            trace = RequestTrace(context.write(trace_id, span_id, flags), None)
+        else:
+            root = Piece(name, "server", _span_id(rng), now_ns)
+            trace = _RecordedTrace(self._recorder, parent, trace_id, root, flags, rng)
+        trace.tracestate = tracestate
+        return trace

@@ -1,0 +1,235 @@
+"""The engine's scheduler, as vLLM V1 does it: continuous batching, chunked prefill, prefix reuse, preemption.
+
+Pure: no clock, no IO. Live server and simulator drive the same object: `step(now)` decides a whole forward pass, the
+driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Invariants:
+- a step computes at most `prefill_tokens_per_step` tokens (decodes included) for at most `sequences_max` sequences;
+- while there is work every step makes progress: what is submitted fits the KV cache alone, and the oldest goes first;
+- a sequence is waiting, running or gone; it holds blocks only while running;
+- at least the last prompt token is computed, never taken from the cache.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop_lab.engine.kv import PagedCache
+
+if TYPE_CHECKING:
+    from farhop_lab.engine.profiles import Profile
+    from farhop_lab.engine.sequence import Sequence
+
+FINISHED_REASONS = ("stop", "length", "abort")
+
+
+class EngineFullError(Exception):
+    """The waiting line is at its bound."""
+
+
+class Emission(msgspec.Struct, frozen=True):
+    """One token of one sequence, due when the step's time has passed. `finished` is stop, length or None."""
+
+    id: str
+    text: str
+    finished: str | None
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One forward pass: how long it takes and what comes out at its end."""
+
+    duration_ms: float
+    emissions: list[Emission]
+    prefill_tokens: int
+    decode_sequences: int
+
+
+class Counters(msgspec.Struct):
+    """Totals since the engine started; they only grow. Prefix figures are tokens, counted at first admission."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISHED_REASONS, 0))
+
+
+class EngineCore:
+    """One replica's scheduler and KV cache. All times are of the driver's own monotonic clock, in seconds."""
+
+    def __init__(self, profile: Profile, *, waiting_max: int = 8192) -> None:
+        self.profile = profile
+        self.kv = PagedCache(profile.kv_blocks)
+        self.counters = Counters()
+        self._waiting_max = waiting_max
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._live: dict[str, Sequence] = {}
+        self._leaving: list[Sequence] = []  # finished by the step under way, theirs until it is over
+
+    @property
+    def waiting(self) -> int:
+        """Sequences not in a batch: new or preempted."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch, the ones that the step under way finishes included."""
+        return len(self._running) + len(self._leaving)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._live)
+
+    @property
+    def full(self) -> bool:
+        """Whether the waiting line is at its bound, so that `submit` would refuse."""
+        return len(self._waiting) >= self._waiting_max
+
+    def submit(self, sequence: Sequence, now: float) -> None:
+        """Put a sequence at the end of the line. EngineFullError past the bound, ValueError for an id in use."""
+        if self.full:
+            raise EngineFullError(f"{len(self._waiting)} requests are waiting; try another replica")
+        if sequence.id in self._live:
+            raise ValueError(f"id: {sequence.id} is in use")
+        sequence.submitted_at = now
+        self._live[sequence.id] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, id: str) -> bool:  # noqa: A002
+        """Forget a sequence and free its blocks at once. False where it is not live (unknown or finished)."""
+        sequence = self._live.pop(id, None)
+        if sequence is None:
+            return False
+        if sequence in self._running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        self.kv.release(sequence.table)
+        self._end(sequence, "abort")
+        return True
+
+    def settle(self) -> None:
+        """The step's time has passed: what it finished leaves. Harmless when there is nothing to settle."""
+        for sequence in self._leaving:
+            self.kv.release(sequence.table)
+        self._leaving.clear()
+
+    def step(self, now: float) -> Step:
+        """Decide one forward pass beginning at `now`. Without work: an empty step of 0 ms."""
+        self.settle()
+        if not self._live:
+            return Step(0.0, [], 0, 0)
+        budget = self.profile.prefill_tokens_per_step
+        scheduled: list[tuple[Sequence, int]] = []
+        budget, preempted = self._schedule_running(budget, scheduled)
+        if not preempted:
+            self._admit(budget, scheduled, now)
+        assert scheduled, "work without progress"
+        decodes = sum(1 for sequence, tokens in scheduled if tokens == 1 and sequence.output_tokens)
+        prefill_tokens = sum(tokens for _, tokens in scheduled) - decodes
+        emissions = self._compute(scheduled)
+        self.counters.steps += 1
+        return Step(self.profile.step_ms(prefill_tokens, decodes), emissions, prefill_tokens, decodes)
+
+    def _schedule_running(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> tuple[int, bool]:
+        """Give each running sequence, oldest first, its next tokens; preempt from the young end where KV runs out."""
+        at = 0
+        preempted = False
+        running, grant, size = self._running, self._grant, self.profile.block_tokens
+        while at < len(running) and budget:
+            sequence = running[at]
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            # One token inside a block neither needs one nor fills one: nearly every token of every decode.
+            if tokens > 1 or not 0 < sequence.computed_tokens % size < size - 1:
+                while not grant(sequence, tokens):
+                    preempted = True
+                    if self._preempt_last() is sequence:
+                        return budget, preempted
+            scheduled.append((sequence, tokens))
+            budget -= tokens
+            at += 1
+        return budget, preempted
+
+    def _preempt_last(self) -> Sequence:
+        """Send the last admitted back to the head of the line; all it computed is forgotten but what stays cached."""
+        victim = self._running.pop()
+        self.kv.release(victim.table)
+        victim.computed_tokens = 0
+        self._waiting.appendleft(victim)
+        self.counters.preemptions += 1
+        return victim
+
+    def _admit(self, budget: int, scheduled: list[tuple[Sequence, int]], now: float) -> None:
+        """First come, first served: the head of the line waits for blocks, and everybody behind it waits with it."""
+        while self._waiting and budget and len(self._running) < self.profile.sequences_max:
+            sequence = self._waiting[0]
+            reusable = sequence.block_names((sequence.total_tokens - 1) // self.profile.block_tokens)
+            depth = self.kv.match(reusable)
+            self.kv.share(sequence.table, reusable[:depth])
+            sequence.computed_tokens = depth * self.profile.block_tokens
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            if not self._grant(sequence, tokens):
+                self.kv.release(sequence.table)
+                sequence.computed_tokens = 0
+                return
+            self._waiting.popleft()
+            self._running.append(sequence)
+            self._admitted(sequence, now)
+            scheduled.append((sequence, tokens))
+            budget -= tokens
+
+    def _admitted(self, sequence: Sequence, now: float) -> None:
+        """Note the first admission; a preempted sequence comes back without being counted again."""
+        if sequence.queued_until is None:
+            sequence.queued_until = now
+            sequence.cached_tokens = sequence.computed_tokens
+            self.counters.prefix_queries += sequence.prompt_tokens
+            self.counters.prefix_hits += sequence.cached_tokens
+
+    def _grant(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for the next `tokens`. Those they will fill become reusable at once, as vLLM names them on scheduling:
+        whoever is scheduled after runs in the same pass or a later one."""
+        size = self.profile.block_tokens
+        table = sequence.table
+        computed = sequence.computed_tokens + tokens
+        short = -(-computed // size) - table.blocks
+        if short > 0 and not self.kv.grow(table, short):
+            return False
+        full, held = computed // size, len(table.full)
+        if full > held:
+            for name in sequence.block_names(full)[held:]:
+                self.kv.fill(table, name)
+        return True
+
+    def _compute(self, scheduled: list[tuple[Sequence, int]]) -> list[Emission]:
+        """Advance what was scheduled; a sequence whose whole text is computed yields its next token."""
+        emissions: list[Emission] = []
+        counters = self.counters
+        left = False
+        for sequence, tokens in scheduled:
+            sequence.computed_tokens += tokens
+            if sequence.computed_tokens < sequence.total_tokens:
+                continue
+            if not sequence.output_tokens:
+                counters.prompt_tokens += sequence.prompt_tokens
+            text = sequence.write_token()
+            counters.generation_tokens += 1
+            finished = sequence.finished
+            emissions.append(Emission(sequence.id, text, finished))
+            if finished is not None:
+                left = True
+                self._leaving.append(sequence)
+                del self._live[sequence.id]
+                self._end(sequence, finished)
+        if left:
+            self._running = [sequence for sequence in self._running if sequence.finished is None]
+        return emissions
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        sequence.finished = reason
+        self.counters.finished[reason] += 1

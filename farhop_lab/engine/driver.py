@@ -1,0 +1,85 @@
+"""The live loop of one replica: lets each step of the core take its time and hands its tokens to whoever waits.
+
+Runs on one event loop, in its callbacks: no task, no lock. Invariants:
+- a step begins where the one before it was due, not where the loop woke up: timer error does not add up;
+- when the host itself falls behind by more than `LAG_MAX_S`, that time is given up, never made good by a burst;
+- after `abort` a ticket hears nothing more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from farhop_lab.engine.core import EngineCore, Step
+    from farhop_lab.engine.sequence import Sequence
+
+LAG_MAX_S = 0.050
+
+
+class Ticket(Protocol):
+    """Who waits for a sequence's tokens."""
+
+    def token(self, text: str, finished: str | None, now: float) -> None:
+        """One token at `now` (the driver's clock); `finished` is not None on the last. Must not raise."""
+
+
+class Driver:
+    """Drives one core on one loop. `clock` gives monotonic seconds: uvloop's own time stands still within a callback
+    and counts whole milliseconds, too coarse for steps of a few."""
+
+    __slots__ = ("_clock", "_core", "_loop", "_tickets", "_timer", "lag_s")
+
+    def __init__(self, core: EngineCore, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._clock = clock
+        self._loop = loop
+        self._tickets: dict[str, Ticket] = {}
+        self._timer: asyncio.Handle | None = None
+        self.lag_s = 0.0  # time given up so far: the host was too slow for the emulated GPU
+
+    def submit(self, sequence: Sequence, ticket: Ticket) -> None:
+        """Queue a sequence; its ticket hears every token. Raises what EngineCore.submit raises."""
+        now = self._clock()
+        self._core.submit(sequence, now)
+        self._tickets[sequence.id] = ticket
+        if self._timer is None:
+            # Not at once: requests that arrived together shall share the first pass.
+            self._timer = self._loop.call_soon(self._begin, now)
+
+    def abort(self, id: str) -> None:  # noqa: A002
+        """Stop a sequence at once; harmless for one that has ended."""
+        self._tickets.pop(id, None)
+        self._core.abort(id)
+
+    def close(self) -> None:
+        """Stop the loop; nobody hears anything more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tickets.clear()
+
+    def _begin(self, now: float) -> None:
+        if not self._core.has_work:
+            self._timer = None
+            return
+        step = self._core.step(now)
+        due = now + step.duration_ms / 1000
+        self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._end, step, due)
+
+    def _end(self, step: Step, due: float) -> None:
+        self._core.settle()
+        now = self._clock()
+        tickets = self._tickets
+        for emission in step.emissions:
+            finished = emission.finished
+            ticket = tickets.get(emission.id) if finished is None else tickets.pop(emission.id, None)
+            if ticket is not None:
+                ticket.token(emission.text, finished, now)
+        late_s = self._clock() - due
+        if late_s > LAG_MAX_S:
+            self.lag_s += late_s
+            due += late_s
+        self._begin(due)

@@ -1,0 +1,94 @@
+"""Hosts emulated replicas in one process until told to stop. The only room here that touches sockets and signals.
+
+Invariant: either every replica listens and the ready line is printed, or none does and one line says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import uvloop
+from aiohttp import web
+
+from farhop_lab.engine.sequence import Voice
+from farhop_lab.engine.server import Replica
+from farhop_lab.engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from opentelemetry.trace import Tracer
+
+__all__ = ["EngineSettings", "host", "run"]
+
+# Either names a collector of spans, by the OpenTelemetry specification.
+OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+STOP_GRACE_S = 0.5  # for answers under way; a GPU that is switched off does not finish them either
+
+
+class ListenError(Exception):
+    """A port could not be taken; the text says which and why."""
+
+
+@asynccontextmanager
+async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncIterator[list[str]]:
+    """Serve every replica of `settings` on the running loop; yields their `host:port`. ListenError where taken."""
+    voice = Voice(settings.model, settings.seed, settings.mean_output_tokens)
+    async with AsyncExitStack() as stack:
+        addresses: list[str] = []
+        for port in settings.listen_ports():
+            replica = Replica(settings.gpu(), voice, time.monotonic, tracer=tracer)
+            stack.callback(replica.close)
+            runner = web.AppRunner(
+                replica.application(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_GRACE_S
+            )
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            try:
+                await web.TCPSite(runner, settings.host, port, backlog=1024).start()
+            except OSError as error:
+                why = os.strerror(error.errno) if error.errno else str(error)
+                raise ListenError(f"port {port}: cannot listen on {settings.host}:{port}: {why}") from None
+            addresses.append(f"{settings.host}:{runner.addresses[0][1]}")
+        yield addresses
+
+
+def run(settings: EngineSettings) -> None:
+    """Serve until SIGTERM or SIGINT. SystemExit(2), after one line on stderr, where a port is taken."""
+    tracer, shut_down = _tracing()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, tracer))
+    except ListenError as error:
+        print(f"engine: {error}; stop what holds it or choose another port", file=sys.stderr)
+        raise SystemExit(2) from None
+    finally:
+        shut_down()
+
+
+async def _serve(settings: EngineSettings, tracer: Tracer | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with host(settings, tracer) as addresses:
+        print(f"engine: serving {settings.model} on {' '.join(addresses)}", flush=True)
+        gc.freeze()  # what start-up made stays: keep the collector from walking it again and again
+        await stop.wait()
+
+
+def _tracing() -> tuple[Tracer | None, Callable[[], None]]:
+    """The tracer, if the environment names a collector, and how to flush it at the end."""
+    if not any(os.environ.get(name) for name in OTLP_VARIABLES):
+        return None, lambda: None
+    from farhop_lab.engine.tracing import provider  # OpenTelemetry is slow to import: only when wanted
+
+    made = provider()
+    return made.get_tracer("farhop_lab.engine"), made.shutdown

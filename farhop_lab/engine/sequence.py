@@ -1,0 +1,148 @@
+"""One request inside the engine: its text so far, how much of that is computed, and where its answer stops.
+
+Pure. Invariants: 0 <= computed_tokens <= total_tokens; total_tokens == prompt_tokens + output_tokens; text that might
+turn out to be part of a stop string is held back, so what was emitted is never taken back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import xxhash
+
+from farhop_lab.engine.kv import BlockTable
+from farhop_lab.engine.text import TOKEN_BYTES, Pen, token_count
+
+if TYPE_CHECKING:
+    from farhop_lab.engine.profiles import Profile
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a request asks for. `max_tokens` None means up to the end of the context. `stop` are texts, cut before."""
+
+    prompt: bytes
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    cache_salt: str = ""
+
+
+class Voice(msgspec.Struct, frozen=True):
+    """What a model says and how long: the model's name keeps its KV apart, the seed and the mean shape its answers."""
+
+    model: str
+    seed: int = 0
+    answer_tokens_mean: float = 200.0
+
+
+class Sequence:
+    """A request from submission to end. Only the engine core writes to it; anybody may read."""
+
+    __slots__ = (
+        "_block_bytes",
+        "_held",
+        "_hold",
+        "_pen",
+        "_stop",
+        "cached_tokens",
+        "chain",
+        "computed_tokens",
+        "finished",
+        "id",
+        "ignore_eos",
+        "max_tokens",
+        "min_tokens",
+        "output_tokens",
+        "prompt_tokens",
+        "queued_until",
+        "stop_reason",
+        "submitted_at",
+        "table",
+        "text",
+        "total_tokens",
+    )
+
+    def __init__(self, id: str, wanted: Wanted, voice: Voice, profile: Profile) -> None:  # noqa: A002
+        self.id = id
+        self.text = bytearray(wanted.prompt)
+        self.prompt_tokens = self.total_tokens = token_count(wanted.prompt)
+        self.max_tokens = _max_tokens(wanted, self.prompt_tokens, profile.context_tokens)
+        self.min_tokens = wanted.min_tokens
+        self.ignore_eos = wanted.ignore_eos
+        self.output_tokens = self.computed_tokens = self.cached_tokens = 0
+        self.submitted_at = 0.0
+        self.queued_until: float | None = None
+        self.finished: str | None = None
+        self.stop_reason: str | None = None
+        self.table = BlockTable()
+        self._block_bytes = profile.block_tokens * TOKEN_BYTES
+        # The first link carries what keeps caches apart; full blocks follow as they are known.
+        self.chain: list[int] = [xxhash.xxh3_64_intdigest(f"{voice.model}\0{wanted.cache_salt}".encode())]
+        self._pen = Pen(self.text, voice.seed, voice.answer_tokens_mean)
+        self._stop = wanted.stop
+        self._hold = max(map(len, wanted.stop), default=1) - 1
+        self._held = ""
+
+    def block_names(self, blocks: int) -> list[int]:
+        """Names of the first `blocks` blocks; fewer where the text is shorter. A name covers all text before it too."""
+        chain, size = self.chain, self._block_bytes
+        known = len(chain) - 1
+        blocks = min(blocks, len(self.text) // size)
+        if known < blocks:
+            with memoryview(self.text) as view:
+                for start in range(known * size, blocks * size, size):
+                    chain.append(xxhash.xxh3_64_intdigest(view[start : start + size], seed=chain[-1]))
+        return chain[1 : blocks + 1]
+
+    def write_token(self) -> str:
+        """Write one token of the answer; return the text that may be shown now. Sets `finished` at the end."""
+        piece = self._pen.write(may_end=not self.ignore_eos and self.output_tokens >= self.min_tokens)
+        self.output_tokens += 1
+        self.total_tokens += 1
+        if not piece:  # the end token: it takes a step and counts, and has no text
+            self.finished = "stop"
+            return self._held
+        self.text += piece
+        shown = piece.decode("ascii")
+        if self._stop:
+            shown = self._show(shown)
+        if self.finished is None and self.output_tokens >= self.max_tokens:
+            self.finished = "length"
+            shown += self._held
+        return shown
+
+    def _show(self, piece: str) -> str:
+        """Hold back as much as could begin a stop string: a match can only lie in what is held plus the new piece."""
+        text = self._held + piece
+        self._held = ""
+        if self.output_tokens > self.min_tokens:
+            found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+            if found:
+                at, self.stop_reason = min(found)
+                self.finished = "stop"
+                return text[:at]
+        cut = max(0, len(text) - self._hold)
+        self._held = text[cut:]
+        return text[:cut]
+
+
+def _max_tokens(wanted: Wanted, prompt_tokens: int, context_tokens: int) -> int:
+    """Tokens the answer may have. ValueError in vLLM's words where prompt and answer cannot fit the context."""
+    if not prompt_tokens:
+        raise ValueError("prompt: it is empty; at least one token is needed")
+    asked = wanted.max_tokens
+    if asked is None and prompt_tokens < context_tokens:
+        asked = context_tokens - prompt_tokens
+    if asked is None or prompt_tokens + asked > context_tokens:
+        raise ValueError(
+            f"This model's maximum context length is {context_tokens} tokens. However, you requested "
+            f"{prompt_tokens + (asked or 0)} tokens ({prompt_tokens} in the messages, {asked or 0} in the completion). "
+            "Please reduce the length of the messages or completion."
+        )
+    if asked < 1:
+        raise ValueError(f"max_tokens must be at least 1, got {asked}.")
+    if not 0 <= wanted.min_tokens <= asked:
+        raise ValueError(f"min_tokens must be between 0 and max_tokens={asked}, got {wanted.min_tokens}.")
+    return asked

@@ -1,0 +1,56 @@
+"""What an engine process is told: checked once, all errors at once, each naming its field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from farhop_lab.engine.profiles import PROFILES, Profile
+
+REPLICAS_MAX = 64
+
+
+class EngineSettings(BaseModel):
+    """One process of emulated replicas. One port and `replicas` > 1: consecutive ports. Port 0: any free one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    ports: list[Annotated[int, Field(ge=0, le=65535)]] = Field(min_length=1, max_length=REPLICAS_MAX)
+    replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 1
+    model: Annotated[str, Field(min_length=1, max_length=256)] = "llama-3.1-8b"
+    profile: str = "l4"
+    speedup: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    kv_blocks: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    mean_output_tokens: Annotated[float, Field(ge=1, le=100_000)] = 200.0
+
+    @field_validator("profile")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in PROFILES:
+            raise ValueError(f"{name!r} is unknown; use one of {', '.join(PROFILES)}")
+        return name
+
+    @model_validator(mode="after")
+    def _one_port_each(self) -> EngineSettings:
+        if len(self.ports) > 1 and self.replicas not in (1, len(self.ports)):
+            raise ValueError(f"replicas: {self.replicas} do not match {len(self.ports)} ports; leave replicas out")
+        named = [port for port in self.listen_ports() if port]
+        if len(set(named)) < len(named) or max(named, default=0) > 65535:
+            raise ValueError("ports: each replica needs its own port, at most 65535")
+        return self
+
+    def listen_ports(self) -> list[int]:
+        """The port of each replica, in order."""
+        if len(self.ports) > 1:
+            return list(self.ports)
+        first = self.ports[0]
+        return [first + offset if first else 0 for offset in range(self.replicas)]
+
+    def gpu(self) -> Profile:
+        """The profile with this process's overrides applied."""
+        profile = PROFILES[self.profile].scaled(self.speedup)
+        return profile if self.kv_blocks is None else replace(profile, kv_blocks=self.kv_blocks)

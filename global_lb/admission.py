@@ -1,0 +1,59 @@
+"""The law, before anything else: where a request may be read, and where it may be processed.
+
+Evaluated at arrival and again before every attempt. What counts is the intersection of the law in force when the
+request came and the law in force now: a change in flight can only narrow. Never weighs, never fails open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topology.law import Scope
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from topology.law import Law, Verdict
+    from topology.model import Topology
+
+
+class EntryForbidden(msgspec.Struct, frozen=True):
+    """This balancer may not read the tenant's requests. `elsewhere` is an entry that may, if there is one."""
+
+    why: str
+    elsewhere: str | None
+
+
+def entry(tenant: str, region: str, law: Law, topology: Topology) -> EntryForbidden | None:
+    """None if a balancer standing in `region` may read the body."""
+    verdict = law.verdict(tenant, "", Scope.ENTRY)
+    why = verdict.why_not(region)
+    if why is None:
+        return None
+    entries = (url for name in sorted(verdict.lawful) for url in topology.regions[name].entry)
+    return EntryForbidden(why, next(entries, None))
+
+
+def processing(request: Request, law: Law) -> Verdict:
+    """Where the request may be processed by the law of now."""
+    return law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
+
+
+def hints_allowed(request: Request, region: str, law: Law) -> bool:
+    """Whether a trace of the request's prefix may be kept in `region`."""
+    return region in law.verdict(request.tenant, request.model, Scope.HINTS, request.narrow, request.key).lawful
+
+
+def records_allowed(request: Request, region: str, law: Law) -> bool:
+    """Whether spans and decisions of the request may be recorded in `region`."""
+    return region in law.verdict(request.tenant, request.model, Scope.LOGGING, request.narrow, request.key).lawful
+
+
+def summary(verdict: Verdict) -> str:
+    """Why nothing is lawful, region by region, for the client."""
+    reasons: dict[str, list[str]] = {}
+    for region, why in sorted(verdict.excluded.items()):
+        reasons.setdefault(why, []).append(region)
+    told = "; ".join(f"{', '.join(regions[:8])}: {why}" for why, regions in list(reasons.items())[:8])
+    return f"no region may lawfully process this request ({told})"

@@ -1,0 +1,27 @@
+"""The global balancer's configuration file, checked whole. Never opens a connection."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from farhop.shell.config import Listen, Part, Process
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Watch(Part):
+    """How regions are watched. Seconds."""
+
+    ping_s: Positive = 1.0
+    ping_timeout_s: Positive = 1.0
+    report_age_s: Positive = 3.0
+
+
+class GlobalConfig(Process):
+    """One global balancer. `trie_bytes` is the prompt text mirrored per region, not memory."""
+
+    listen: Listen
+    watch: Watch = Watch()
+    trie_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024

@@ -1,0 +1,132 @@
+"""Assembles a global balancer from its configuration: the one place here that knows the clock, chance and sockets.
+
+Order of starting: regions are watched, then the listener opens. Of stopping: no new connections, requests under way
+finish, everything closes.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from farhop.balance.health import LivenessConfig
+from farhop.balance.limits import ByteBudget
+from farhop.identity.hop import HopSigner
+from farhop.identity.keys import Keyring
+from farhop.relay.listener import Listener
+from farhop.relay.outbound import Pool
+from farhop.relay.relay import Relay
+from farhop.shell import wiring
+from farhop.shell.admin import Admin
+from farhop.shell.clock import Clock
+from farhop.shell.config import load
+from farhop.shell.decisions import Decisions
+from farhop.shell.door import Door
+from farhop.shell.keeper import KeyKeeper
+from farhop.shell.observe import Observer
+from farhop.shell.process import run as run_process
+from farhop.store.etcd import EtcdStore
+from farhop.telemetry import logs
+from farhop.telemetry.metrics import TierMetrics
+from farhop.telemetry.spans import Tracing
+from global_lb.config import GlobalConfig
+from global_lb.flow import FlowConfig, GlobalFlow
+from global_lb.serve import DecisionReasons, GlobalDesk, GlobalTier
+from global_lb.watch import Watcher
+from topology.law import Law
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from topology.model import Topology
+
+
+class GlobalBalancer:
+    """One global balancer, assembled."""
+
+    def __init__(self, config: GlobalConfig, topology: Topology, rng: Random) -> None:
+        self.config, self.topology = config, topology
+        self.clock = Clock(rng)
+        log = logs.Throttled(logs.get("global"), 10.0, self.clock.now)
+        self.metrics = TierMetrics("global", config.region, config.instance)
+        self.decisions = Decisions()
+        self.tracing = Tracing("farhop-global", config.region, config.instance)
+        for problem in self.tracing.problems:
+            log.warning("telemetry", problem, problem=problem)
+        liveness = LivenessConfig(report_age_s=config.watch.report_age_s)
+        flow_config = FlowConfig(config.region, trie_bytes=config.trie_bytes, liveness=liveness)
+        self.flow = GlobalFlow(flow_config, Law(topology), rng, self._patience_s)
+        self.observer = Observer(
+            "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
+            DecisionReasons(config.region),
+        )  # fmt: skip
+        signer = HopSigner(config.hop.secrets(), config.hop.active)
+        tier = GlobalTier(self.observer, log, self.flow, signer, config.instance, self.clock)
+        pool = Pool(wiring.outbound(config.limits))
+        self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True)
+        self.budget = ByteBudget(config.limits.buffered_bytes_max)
+        self.keeper = KeyKeeper(
+            config.region, Keyring(topology.key), topology, lambda: self.flow.law,
+            lambda regions: self.flow.view.models(regions), config.limits.request_s,
+        )  # fmt: skip
+        self.door = Door(self.keeper, self.observer, self.clock, rng)
+        self.door.relay = self.relay
+        self.listener = Listener("listen", self.door, wiring.inbound(config.limits), self.budget)
+        self.store = EtcdStore(wiring.etcd(config, topology), rng)
+        self.watcher = Watcher(
+            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng
+        )
+        self.desk = GlobalDesk(config.instance, self.flow, self.keeper, self.door, self.watcher, self.clock)
+        self.admin = Admin(self.desk, self.metrics, self.decisions)
+        self._gauges()
+
+    def _patience_s(self, tenant: str) -> float:
+        known = self.topology.tenants.get(tenant)
+        if known is None or known.residency is None or known.residency.on_exhausted != "wait":
+            return 0.0
+        return known.residency.wait_max_s
+
+    def _gauges(self) -> None:
+        gauge = self.metrics.gauge
+        gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.trie.nodes))
+        gauge("buffered_bytes", "Request bytes held.", lambda: float(self.budget.used_bytes))
+        gauge("region_up", "1 if the region may be chosen.", self._regions_up, "to")
+        gauge("view_age_seconds", "Age of the last report of each region.", self._ages, "to")
+
+    def _regions_up(self) -> dict[str, float]:
+        now = self.clock.now()
+        return {name: float(h.read(now).state in ("up", "suspect")) for name, h in self.flow.liveness.items()}
+
+    def _ages(self) -> dict[str, float]:
+        now = self.clock.now()
+        return {n: now - max(i.received_at for i in r.instances) for n, r in self.flow.view.regions.items()}
+
+    async def open(self) -> str:
+        """See shell.process.Balancer."""
+        config = self.config
+        await self.store.open()
+        await self.watcher.open()
+        port = await self.listener.open(config.listen.host, config.listen.port)
+        admin = await self.admin.open(config.admin.host, config.admin.port)
+        return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
+
+    async def close(self) -> None:
+        """See shell.process.Balancer."""
+        self.desk.stopping = True
+        await self.listener.close(self.config.limits.drain_s)
+        await self.relay.close()
+        await self.watcher.close()
+        await self.store.close()
+        await self.admin.close()
+        await self.tracing.close(2.0)
+
+
+def run(path: Path) -> None:
+    """Run a global balancer from its configuration file. SystemExit(2), after one line, if it cannot start."""
+
+    def make() -> GlobalBalancer:
+        config = load(GlobalConfig, path)
+        logs.configure("global", config.region, config.instance, config.log_level)
+        return GlobalBalancer(config, wiring.world(config), Random())
+
+    run_process("global", make)

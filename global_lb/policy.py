@@ -1,0 +1,101 @@
+"""Scoring regions for one request: `predictive`, in milliseconds, lower is better.
+
+    ttft_ms(r)  = rtt_ms(r) + upload_ms(r, bytes) + wait_ms(r) + (n - hit(r)) * prefill_ms_per_token(r)
+    score_ms(r) = ttft_ms(r) + beta * m * (tpot_ms(r) - min tpot)
+
+Scoring never writes and never filters: law and liveness have spoken before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from farhop.balance import chain, cost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop.balance.machine import Request
+    from global_lb.view import Capacity, Instance
+
+BETA = 0.25  # how much of a later token counts against the first (DESIGN: TTFT alone sends all to the nearest region)
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """One region that may be chosen: its instance to ask, what it offers, and what the flow knows of it.
+
+    `outstanding_bytes` were sent there and not acknowledged yet; `depth` is the matched depth of the prefix chain and
+    `residence` (0..1) the share of such hits that proved true there lately.
+    """
+
+    region: str
+    rtt_ms: float
+    instance: Instance
+    capacity: Capacity
+    outstanding_bytes: float
+    depth: int
+    residence: float
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """A region's score and what it is made of."""
+
+    region: str
+    score_ms: float
+    ttft_ms: float
+    rtt_ms: float
+    upload_ms: float
+    wait_ms: float
+    hit_tokens: float
+    uncached_tokens: float
+    prefill_ms: float
+    tpot_ms: float
+    slots_free: int
+
+
+class Policy(Protocol):
+    """How a region is preferred."""
+
+    def score(self, request: Request, output_tokens: float, offers: Sequence[Offer]) -> list[Scored]:
+        """One Scored per offer, in the same order."""
+        ...
+
+
+class Predictive:
+    """The default: see the module's head."""
+
+    def score(self, request: Request, output_tokens: float, offers: Sequence[Offer]) -> list[Scored]:
+        """See the module's head. Prompt tokens are counted by each region's own learned bytes per token."""
+        tpot_best_ms = min((o.capacity.tpot_ms for o in offers), default=0.0)
+        return [_score(request, output_tokens, offer, tpot_best_ms) for offer in offers]
+
+
+def _score(request: Request, output_tokens: float, offer: Offer, tpot_best_ms: float) -> Scored:
+    capacity = offer.capacity
+    n = request.prompt_bytes / capacity.bytes_per_token
+    believed = chain.bytes_at(offer.depth) / capacity.bytes_per_token * offer.residence if offer.depth else 0.0
+    hit = min(believed, n)
+    wait_ms = cost.reckoned_wait_ms(
+        capacity.wait_ms,
+        offer.outstanding_bytes / capacity.bytes_per_token,
+        0.0,
+        capacity.prefill_ms_per_token / max(1, capacity.replicas_ready),
+    )
+    upload_ms = cost.upload_ms(request.body_bytes, offer.rtt_ms)
+    ttft_ms = cost.ttft_ms(offer.rtt_ms, upload_ms, wait_ms, n - hit, capacity.prefill_ms_per_token)
+    score_ms = cost.score_ms(ttft_ms, output_tokens, capacity.tpot_ms, tpot_best_ms, BETA, 0.0, 0.0, 0.0)
+    return Scored(
+        region=offer.region,
+        score_ms=score_ms,
+        ttft_ms=ttft_ms,
+        rtt_ms=offer.rtt_ms,
+        upload_ms=upload_ms,
+        wait_ms=wait_ms,
+        hit_tokens=hit,
+        uncached_tokens=n - hit,
+        prefill_ms=(n - hit) * capacity.prefill_ms_per_token,
+        tpot_ms=capacity.tpot_ms,
+        slots_free=capacity.slots_free,
+    )

@@ -1,0 +1,210 @@
+"""The global tier's headers and desk: the hop token it signs, what it writes to clients, what an operator is told.
+
+Who may come in is `shell.keeper`'s to say. Never picks a region: that is the flow's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.identity.hop import HEADER as HOP_HEADER
+from farhop.identity.hop import HopClaims
+from farhop.shell.admin import composed
+from farhop.shell.observe import ObservedTier
+from farhop.telemetry import attributes as a
+
+if TYPE_CHECKING:
+    from farhop.identity.hop import HopSigner
+    from farhop.relay.relay import Journey
+    from farhop.shell.admin import Question
+    from farhop.shell.clock import Clock
+    from farhop.shell.door import Door
+    from farhop.shell.keeper import KeyKeeper
+    from farhop.shell.observe import Observer, Visit
+    from farhop.telemetry.attributes import Value
+    from farhop.telemetry.logs import Throttled
+    from global_lb.flow import GlobalFlow
+    from global_lb.pick import Decision
+    from global_lb.view import Instance
+    from global_lb.watch import Watcher
+
+TOKEN_LIFE_MS = 30_000.0  # a token is used at once; this covers a slow connect and the error of the receiver's clock
+
+
+class GlobalTier(ObservedTier):
+    """What the relay writes for this tier."""
+
+    def __init__(
+        self, observer: Observer, log: Throttled, flow: GlobalFlow, signer: HopSigner, instance: str, clock: Clock
+    ) -> None:
+        super().__init__(observer, log)
+        self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
+
+    def upstream_headers(self, journey: Journey) -> bytes:
+        """The hop token, stamped in the receiver's own clock, and the trace context."""
+        visit: Visit = journey.context
+        forward, request = journey.forward, journey.request
+        assert forward is not None
+        now_ms = self._clock.now() * 1e3
+        token = self._signer.sign(
+            HopClaims(
+                audience=forward.target,
+                entry_region=self._flow.config.region,
+                issuer=self._instance,
+                tenant=request.tenant,
+                lawful=tuple(sorted(forward.lawful or ())),
+                epoch=self._flow.law.epoch,
+                priority=request.priority,
+                deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
+                expires_ms=now_ms + self._clock_offset_ms(journey) + TOKEN_LIFE_MS,
+                decision_id=visit.decision_id,
+                promised_ttft_ms=forward.promised_ttft_ms,
+                narrow=request.narrow,
+            )
+        )
+        return HOP_HEADER + b": " + token + b"\r\n" + self.observer.upstream_context(visit)
+
+    def _clock_offset_ms(self, journey: Journey) -> float:
+        """The clock of the instance that the attempt goes to, less ours."""
+        forward = journey.forward
+        assert forward is not None
+        region = self._flow.view.regions.get(forward.target)
+        instances = region.instances if region is not None else ()
+        return next((i.clock_offset_ms for i in instances if i.tier == forward.address), 0.0)
+
+    def answer_headers(self, journey: Journey) -> bytes:
+        """Where it was served, and under which decision."""
+        visit: Visit = journey.context
+        forward = journey.forward
+        region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
+        return region + b"x-farhop-decision: " + visit.decision_id.encode() + b"\r\n"
+
+
+class DecisionReasons:
+    """What is said of a Decision."""
+
+    def __init__(self, entry_region: str) -> None:
+        self._entry_region = entry_region
+
+    def attributes(self, decision: Decision) -> dict[str, Value]:
+        """On the span."""
+        said: dict[str, Value] = {
+            a.ENTRY_REGION: self._entry_region,
+            a.EPOCH: decision.verdict.epoch,
+            a.POLICY: "predictive",
+            a.LAWFUL: sorted(decision.verdict.lawful),
+            a.REASONS: [f"{s.region} {s.score_ms:.1f} ms" for s in decision.field[:16]],
+        }
+        if decision.chosen is not None:
+            chosen = decision.chosen
+            said |= {
+                a.REGION: chosen.region,
+                a.RTT_MS: chosen.rtt_ms,
+                a.WAIT_MS: chosen.wait_ms,
+                a.HIT_TOKENS: round(chosen.hit_tokens),
+                a.PROMISED_TTFT_MS: chosen.ttft_ms,
+            }
+        return said
+
+    def record(self, decision: Decision) -> dict[str, Any]:
+        """For explain."""
+        return {
+            "policy": "predictive",
+            "policy_epoch": decision.verdict.epoch,
+            "entry_region": self._entry_region,
+            "chosen": decision.chosen.region if decision.chosen is not None else None,
+            "candidates": [
+                {
+                    "region": s.region,
+                    "score_ms": s.score_ms,
+                    "ttft_ms": s.ttft_ms,
+                    "rtt_ms": s.rtt_ms,
+                    "upload_ms": s.upload_ms,
+                    "wait_ms": s.wait_ms,
+                    "hit_tokens": s.hit_tokens,
+                    "uncached_tokens": s.uncached_tokens,
+                    "prefill_ms": s.prefill_ms,
+                    "tpot_ms": s.tpot_ms,
+                    "slots_free": s.slots_free,
+                }
+                for s in decision.field
+            ],
+            "not_serving": dict(decision.absent),
+            "unlawful": dict(decision.verdict.excluded),
+        }
+
+    def predicted_hit_tokens(self, decision: Decision) -> float:
+        """What the chosen region was thought to hold."""
+        return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
+
+
+class GlobalDesk:
+    """What an operator is told of a global balancer."""
+
+    def __init__(
+        self, instance: str, flow: GlobalFlow, keeper: KeyKeeper, door: Door, watcher: Watcher, clock: Clock
+    ) -> None:
+        self._instance, self._flow, self._keeper, self._door = instance, flow, keeper, door
+        self._watcher, self._clock = watcher, clock
+        self.stopping = False
+
+    def ready(self) -> bool:
+        """Some region can take work, and we are not on our way out."""
+        now = self._clock.now()
+        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
+
+    def status(self) -> dict[str, Any]:
+        """Regions with health and why, wire time, wait."""
+        flow, now = self._flow, self._clock.now()
+        names = sorted({*flow.view.regions, *flow.liveness})
+        return {
+            "tier": "global",
+            "region": flow.config.region,
+            "instance": self._instance,
+            "policy_epoch": flow.law.epoch,
+            "under_way": flow.under_way,
+            "trie_nodes": flow.trie.nodes,
+            "store_trouble": self._watcher.store_trouble,
+            "regions": [self._region(name, now) for name in names],
+        }
+
+    def _region(self, name: str, now: float) -> dict[str, Any]:
+        flow = self._flow
+        region, liveness = flow.view.regions.get(name), flow.liveness.get(name)
+        health = liveness.read(now) if liveness is not None else None
+        residence = flow.residence.get(name)
+        return {
+            "region": name,
+            "state": health.state if health is not None else "down",
+            "why": health.why if health is not None else "never heard of",
+            "forced": health.forced if health is not None else False,
+            "rtt_ms": region.rtt_ms if region is not None else None,
+            "in_flight": flow.ledger.load(name).in_flight,
+            "residence": residence.value if residence is not None else None,
+            "instances": [_instance(i, now) for i in region.instances] if region is not None else [],
+        }
+
+    def explain(self, question: Question) -> dict[str, Any]:
+        """Which region a request would go to now."""
+        request = composed(self._door, self._keeper, question)
+        decision = self._flow.consider(request, self._clock.now())
+        return {"reasons": DecisionReasons(self._flow.config.region).record(decision)}
+
+
+def _instance(instance: Instance, now: float) -> dict[str, Any]:
+    return {
+        "instance": instance.name,
+        "tier": str(instance.tier),
+        "draining": instance.draining,
+        "report_age_s": now - instance.received_at,
+        "models": {
+            name: {
+                "wait_ms": c.wait_ms,
+                "replicas_ready": c.replicas_ready,
+                "slots_free": c.slots_free,
+                "prefill_ms_per_token": c.prefill_ms_per_token,
+                "tpot_ms": c.tpot_ms,
+            }
+            for name, c in instance.models.items()
+        },
+    }

@@ -1,0 +1,181 @@
+"""Assembles a regional balancer from its configuration: the one place here that knows the clock, chance and sockets.
+
+Order of starting: replicas are watched, listeners open, then the world is told. Of stopping: the world is told, no new
+connections, requests under way finish, everything closes.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import grpc
+from farhop_wire import region_pb2_grpc
+
+from farhop.balance.health import HealthConfig
+from farhop.balance.limits import ByteBudget
+from farhop.identity.hop import HopVerifier
+from farhop.identity.keys import Keyring
+from farhop.relay.listener import Listener, PortTakenError
+from farhop.relay.outbound import Pool
+from farhop.relay.relay import Relay
+from farhop.shell import wiring
+from farhop.shell.admin import Admin
+from farhop.shell.clock import Clock
+from farhop.shell.config import load
+from farhop.shell.decisions import Decisions
+from farhop.shell.door import Door
+from farhop.shell.keeper import KeyKeeper
+from farhop.shell.observe import Observer
+from farhop.shell.process import run as run_process
+from farhop.store.etcd import EtcdStore
+from farhop.telemetry import logs
+from farhop.telemetry.metrics import TierMetrics
+from farhop.telemetry.spans import Tracing
+from regional_lb.config import RegionalConfig
+from regional_lb.flow import FlowConfig, RegionalFlow
+from regional_lb.report import Reporter
+from regional_lb.serve import HopKeeper, PickReasons, RegionalDesk, RegionalTier
+from regional_lb.watch import Watcher
+from topology.law import Law
+
+if TYPE_CHECKING:
+    from topology.model import Topology
+
+
+class RegionalBalancer:
+    """One regional balancer, assembled."""
+
+    def __init__(self, config: RegionalConfig, topology: Topology, rng: Random) -> None:
+        self.config, self.topology = config, topology
+        self.clock = Clock(rng)
+        log = logs.Throttled(logs.get("regional"), 10.0, self.clock.now)
+        self.metrics = TierMetrics("regional", config.region, config.instance)
+        self.decisions = Decisions()
+        self.tracing = Tracing("farhop-regional", config.region, config.instance)
+        for problem in self.tracing.problems:
+            log.warning("telemetry", problem, problem=problem)
+        queue = config.queue
+        flow_config = FlowConfig(
+            config.region,
+            queue_requests_max=queue.requests_max,
+            queue_tokens_max=queue.tokens_max,
+            queue_wait_s=queue.wait_s,
+            starvation_s=queue.starvation_s,
+            health=HealthConfig(rise=config.watch.rise, fall=config.watch.fall),
+        )
+        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight)
+        self.observer = Observer(
+            "farhop.regional", "farhop.regional.pick", self.tracing, self.metrics, self.decisions, self.clock, rng,
+            PickReasons(),
+        )  # fmt: skip
+        self.budget = ByteBudget(config.limits.buffered_bytes_max)
+        engine_key = config.engine_key.get_secret_value() if config.engine_key else None
+        tier = RegionalTier(self.observer, log, config.region, engine_key)
+        pool = Pool(wiring.outbound(config.limits))
+        self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
+        self._doors(rng)
+        self.watcher = Watcher(config, self.relay.react, self.metrics.report_refused, self.clock.now, rng)
+        self.store = EtcdStore(wiring.etcd(config, topology), rng)
+        self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock)
+        self.admin = Admin(self.desk, self.metrics, self.decisions)
+        self.control: grpc.aio.Server | None = None
+        self.reporter: Reporter | None = None
+        self._gauges()
+
+    def _weight(self, tenant: str) -> float:
+        known = self.topology.tenants.get(tenant)
+        return known.weight if known is not None else 1.0
+
+    def _doors(self, rng: Random) -> None:
+        config, limits = self.config, wiring.inbound(self.config.limits)
+        verifier = HopVerifier(config.hop.secrets(), config.region)
+        hop_keeper = HopKeeper(verifier, self.topology, self.flow, self.clock)
+        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng)
+        self.keeper = KeyKeeper(
+            config.region, Keyring(self.topology.key), self.topology, lambda: self.flow.law, self._offered,
+            config.limits.request_s,
+        )  # fmt: skip
+        self.key_door = Door(self.keeper, self.observer, self.clock, rng)
+        self.hop_door.relay = self.key_door.relay = self.relay
+        self.tier_listener = Listener("tier", self.hop_door, limits, self.budget, is_hop=True)
+        self.client_listener = Listener("client", self.key_door, limits, self.budget)
+
+    def _offered(self, regions: frozenset[str]) -> list[str]:
+        return sorted(self.flow.view.by_model) if self.config.region in regions else []
+
+    def _gauges(self) -> None:
+        flow, gauge = self.flow, self.metrics.gauge
+        gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
+        gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
+        gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
+        gauge("buffered_bytes", "Request bytes held.", lambda: float(self.budget.used_bytes))
+        gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
+
+    def _in_flight(self) -> dict[str, float]:
+        return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
+
+    async def open(self) -> str:
+        """See shell.process.Balancer."""
+        config = self.config
+        await self.store.open()
+        await self.watcher.open()
+        tier = await self.tier_listener.open(config.tier.host, config.tier.port)
+        client = ""
+        if config.client is not None:
+            port = await self.client_listener.open(config.client.host, config.client.port)
+            client = f", clients on {config.client.host}:{port}"
+        admin = await self.admin.open(config.admin.host, config.admin.port)
+        self.control = grpc.aio.server()
+        control = _listen(self.control, config.control.host, config.control.port)
+        addresses = tuple(f"{config.advertise}:{port}" for port in (tier, control, admin))
+        assert len(addresses) == 3
+        self.reporter = Reporter(  # type: ignore[abstract]  # Prefixes: gRPC answers UNIMPLEMENTED by itself
+            config.region,
+            config.instance,
+            addresses,
+            self.flow,
+            self.clock.now,
+            incarnation=time.time_ns() // 1_000_000,
+        )
+        region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
+        await self.control.start()
+        await self.reporter.open(self.store)
+        return (
+            f"region {config.region}: tier on {config.tier.host}:{tier}{client}, admin on {config.admin.host}:{admin}"
+        )
+
+    async def close(self) -> None:
+        """See shell.process.Balancer."""
+        self.desk.stopping = True
+        if self.reporter is not None:
+            await self.reporter.withdraw()
+        await self.tier_listener.close(self.config.limits.drain_s)
+        await self.client_listener.close(self.config.limits.drain_s)
+        await self.watcher.close()
+        await self.relay.close()
+        if self.control is not None:
+            await self.control.stop(0.5)
+        await self.store.close()
+        await self.admin.close()
+        await self.tracing.close(2.0)
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        raise PortTakenError(f"control: cannot listen on {host}:{port}; choose another port") from None
+
+
+def run(path: Path) -> None:
+    """Run a regional balancer from its configuration file. SystemExit(2), after one line, if it cannot start."""
+
+    def make() -> RegionalBalancer:
+        config = load(RegionalConfig, path)
+        logs.configure("regional", config.region, config.instance, config.log_level)
+        return RegionalBalancer(config, wiring.world(config), Random())
+
+    run_process("regional", make)

@@ -1,0 +1,106 @@
+"""Which replica: filter (health, room), score, and choose among near ties by the power of two.
+
+Room is what makes late binding work: a replica has none while its own queue is not empty, its slots are taken, its KV
+cache would not hold the request, or a step's worth of prefill is already on its way to it. Then the request waits here,
+where it can still go to whichever replica frees first. Never reserves: the flow does, in the same breath.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance import choose
+from regional_lb.policy import Need, Scored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from random import Random
+
+    from farhop.balance.estimate import Speed
+    from farhop.balance.ledger import Ledger, Load
+    from regional_lb.policy import Policy
+    from regional_lb.view import Replica
+
+SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
+TIE_SHARE = 0.05  # scores this close are equal within what prefill speed is known to
+TIE_FLOOR_MS = 1.0
+KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption costs a whole recompute
+
+
+class Pick(msgspec.Struct, frozen=True):
+    """The choice and the whole field it was made from, best first. `chosen` None: nobody has room."""
+
+    chosen: Scored | None
+    field: tuple[Scored, ...]
+    full: tuple[str, ...]  # healthy replicas without room
+
+
+def has_room(replica: Replica, load: Load, need: Need, uncached_tokens: float, now: float) -> bool:
+    """Whether the replica would start on the request at once."""
+    sample = replica.sample
+    if sample is not None and sample.waiting > 0 and now - sample.at < SAMPLE_FRESH_S:
+        return False
+    if load.in_flight == 0:
+        return True  # an idle engine takes anything; what it can never hold it refuses itself
+    if load.in_flight >= replica.slots:
+        return False
+    if load.prefill_tokens > 0 and load.prefill_tokens + uncached_tokens > replica.prefill_tokens_max:
+        return False
+    kv_tokens = load.kv_tokens + uncached_tokens + need.output_tokens
+    return kv_tokens <= KV_SHARE_MAX * replica.kv_tokens
+
+
+def pick(
+    need: Need,
+    replicas: Sequence[Replica],
+    hits: Mapping[str, int],
+    ledger: Ledger,
+    speeds: Mapping[str, Speed],
+    policy: Policy,
+    now: float,
+    rng: Random,
+) -> Pick:
+    """Choose among `replicas`, all of them healthy and serving the model."""
+    field = policy.score(need, replicas, hits, ledger, speeds)
+    ready: list[Scored] = []
+    full: list[str] = []
+    for replica, scored in zip(replicas, field, strict=True):
+        if has_room(replica, ledger.load(replica.name), need, scored.uncached_tokens, now):
+            ready.append(scored)
+        else:
+            full.append(replica.name)
+    ordered = tuple(sorted(field, key=lambda s: s.score_ms))
+    if not ready:
+        return Pick(None, ordered, tuple(full))
+    scores = [s.score_ms for s in ready]
+    margin_ms = max(TIE_FLOOR_MS, TIE_SHARE * min(scores))
+    ties = choose.near_ties(scores, margin_ms)
+    index = ties[0] if len(ties) == 1 else ties[choose.pick_two([_in_flight(ledger, ready[i]) for i in ties], rng)]
+    return Pick(ready[index], ordered, tuple(full))
+
+
+def expected_wait_ms(
+    replicas: Sequence[Replica], ledger: Ledger, speeds: Mapping[str, Speed], queued: int, now: float
+) -> float:
+    """What one more request would wait before its prefill begins, at the healthy `replicas`.
+
+    With room: the prefill backlog of the least burdened replica with room. Without: by Little's law one request leaves
+    a replica every service_ms / in_flight, and all who are queued go first.
+    """
+    nothing = Need(0.0, 0.0, 1.0)
+    waits: list[float] = []
+    leaving_per_ms = 0.0
+    for replica in replicas:
+        load, speed = ledger.load(replica.name), speeds[replica.name]
+        leaving_per_ms += load.in_flight / speed.service_ms
+        if has_room(replica, load, nothing, 0.0, now):
+            waits.append(load.prefill_tokens * speed.prefill_ms_per_token)
+    if waits and queued == 0:
+        return min(waits)
+    return (queued + 1) / leaving_per_ms if leaving_per_ms > 0.0 else 0.0
+
+
+def _in_flight(ledger: Ledger, scored: Scored) -> float:
+    return float(ledger.load(scored.replica).in_flight)

@@ -1,0 +1,189 @@
+"""What this region tells the world: its capacity by model, to etcd under a lease and to every global balancer by gRPC.
+
+At most every 250 ms when something moved by 5 %, and at least every second. Over gRPC a change goes out within 100 ms.
+Invariants: `seq` only grows; a report says what is true of this instance alone. Never reads a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from farhop_wire import region_pb2, region_pb2_grpc
+
+from farhop.balance.health import State
+from farhop.store.contract import report_key
+from farhop.store.report import ModelReport, RegionReport, encode, to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from farhop.store.contract import Publication, Store
+    from regional_lb.flow import RegionalFlow
+
+LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; presence is not liveness anyway
+LOOK_S = 0.05
+STORE_GAP_S = 0.25  # at most 4 a second into etcd
+LONGEST_GAP_S = 1.0
+CHANGE = 0.05
+STREAMS_MAX = 256
+
+
+class Reporter(region_pb2_grpc.RegionServicer):
+    """Builds reports, publishes them, streams them, answers pings."""
+
+    def __init__(
+        self,
+        region: str,
+        instance: str,
+        addresses: tuple[str, str, str],
+        flow: RegionalFlow,
+        clock: Callable[[], float],
+        incarnation: int,
+    ) -> None:
+        self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
+        self._tier, self._control, self._admin = addresses
+        self._incarnation = incarnation
+        self._seq = 0
+        self.draining = False
+        self._changed = asyncio.Condition()
+        self._latest = self.build()
+        self._task: asyncio.Task[None] | None = None
+        self._publication: Publication | None = None
+        self._streams = 0
+
+    # -- what is said
+
+    def build(self) -> RegionReport:
+        """A report of this moment."""
+        self._seq += 1
+        return RegionReport(
+            region=self._region,
+            instance=self._instance,
+            incarnation=self._incarnation,
+            seq=self._seq,
+            clock_ms=self._clock() * 1e3,
+            tier_address=self._tier,
+            control_address=self._control,
+            admin_address=self._admin,
+            draining=self.draining,
+            models=tuple(self._model(model) for model in sorted(self._flow.view.by_model)),
+            accepted_bytes=dict(self._flow.accepted_bytes),
+        )
+
+    def _model(self, model: str) -> ModelReport:
+        flow, now = self._flow, self._clock()
+        replicas = flow.view.by_model[model]
+        ready = [r for r in replicas if flow.health[r.name].read(now).state in (State.UP, State.SUSPECT)]
+        loads = [flow.ledger.load(r.name) for r in ready]
+        speeds = [flow.speeds[r.name] for r in ready] or [flow.speeds[r.name] for r in replicas]
+        slots = sum(r.slots for r in ready)
+        kv_tokens = sum(r.kv_tokens for r in ready)
+        return ModelReport(
+            model=model,
+            replicas_ready=len(ready),
+            replicas_total=len(replicas),
+            slots_total=slots,
+            slots_free=sum(max(0, r.slots - load.in_flight) for r, load in zip(ready, loads, strict=True)),
+            kv_tokens_total=kv_tokens,
+            kv_tokens_free=sum(max(0, r.kv_tokens - load.kv_tokens) for r, load in zip(ready, loads, strict=True)),
+            in_flight=sum(load.in_flight for load in loads),
+            queued_requests=len(flow.queue),
+            queued_tokens=int(flow.queue.tokens),
+            wait_ms=min(flow.wait_ms(model, now), 86_400_000.0),
+            prefill_ms_per_token=min(s.prefill_ms_per_token for s in speeds),
+            tpot_ms=min(s.tpot_ms for s in speeds),
+            bytes_per_token=flow.estimates.bytes_per_token(model),
+            usable_share=len(ready) / len(replicas),
+            gpu_types=tuple(sorted({r.gpu for r in replicas if r.gpu})),
+        )
+
+    # -- to etcd
+
+    async def open(self, store: Store) -> None:
+        """Publish from now on."""
+        key = report_key(self._region, self._instance)
+        self._publication = await store.publish(key, encode(self._latest), LEASE_S)
+        self._task = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        stored_at = told_at = self._clock()
+        stored = self._latest
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = self._clock()
+            fresh = self.build()
+            if moved(self._latest, fresh) or now - told_at >= LONGEST_GAP_S:
+                told_at, self._latest = now, fresh
+                async with self._changed:
+                    self._changed.notify_all()
+            else:
+                self._seq -= 1  # not told to anybody: the number is free again
+            since_s = now - stored_at
+            if since_s >= LONGEST_GAP_S or (since_s >= STORE_GAP_S and moved(stored, self._latest)):
+                stored_at, stored = now, self._latest
+                assert self._publication is not None
+                await self._publication.update(encode(stored))
+
+    async def withdraw(self) -> None:
+        """Say that nothing more is taken, then take the report away."""
+        self.draining = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._latest = self.build()
+        async with self._changed:
+            self._changed.notify_all()
+        if self._publication is not None:
+            await self._publication.withdraw()
+
+    # -- over gRPC
+
+    async def Ping(  # noqa: N802 - the service's name for it
+        self, request: region_pb2.PingRequest, _context: Any
+    ) -> region_pb2.PingReply:
+        """Our clock, at once."""
+        return region_pb2.PingReply(nonce=request.nonce, clock_ms=self._clock() * 1e3, incarnation=self._incarnation)
+
+    async def Reports(  # noqa: N802 - the service's name for it
+        self, _request: region_pb2.ReportsRequest, context: Any
+    ) -> AsyncIterator[region_pb2.Report]:
+        """The latest report, and every one after it. A slow reader skips some: each is whole."""
+        if self._streams >= STREAMS_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
+        self._streams += 1
+        try:
+            seen = 0
+            while True:
+                async with self._changed:
+                    while self._latest.seq == seen:
+                        await self._changed.wait()
+                    latest = self._latest
+                seen = latest.seq
+                yield to_wire(latest)
+        finally:
+            self._streams -= 1
+
+
+def moved(old: RegionReport, new: RegionReport) -> bool:
+    """Whether something in it changed by 5 % or more, or a yes became a no."""
+    if old.draining != new.draining or len(old.models) != len(new.models) or old.accepted_bytes != new.accepted_bytes:
+        return True
+    return any(_model_moved(a, b) for a, b in zip(old.models, new.models, strict=True))
+
+
+def _model_moved(old: ModelReport, new: ModelReport) -> bool:
+    if (old.model, old.replicas_ready, old.replicas_total) != (new.model, new.replicas_ready, new.replicas_total):
+        return True
+    return any(
+        abs(a - b) > CHANGE * max(abs(a), abs(b), 1.0)
+        for a, b in (
+            (old.wait_ms, new.wait_ms),
+            (old.slots_free, new.slots_free),
+            (old.kv_tokens_free, new.kv_tokens_free),
+            (old.queued_tokens, new.queued_tokens),
+            (old.prefill_ms_per_token * 1e3, new.prefill_ms_per_token * 1e3),
+            (old.tpot_ms, new.tpot_ms),
+        )
+    )

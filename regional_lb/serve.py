@@ -1,0 +1,200 @@
+"""The regional tier's doors and desk: who may come in, what headers are written, what an operator is told.
+
+Two doors: the tier listener takes hop tokens of the global tier; the client listener, where there is one, takes API
+keys and evaluates the law itself (`shell.keeper`). Never picks a replica: that is the flow's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+from farhop.identity.hop import HEADER as HOP_HEADER
+from farhop.relay import answers
+from farhop.shell.admin import composed
+from farhop.shell.door import Caller
+from farhop.shell.keeper import hint_scope, recorded
+from farhop.shell.observe import ObservedTier
+from farhop.telemetry import attributes as a
+
+if TYPE_CHECKING:
+    from farhop.identity.hop import HopVerifier
+    from farhop.relay.answers import Reply
+    from farhop.relay.head import Head
+    from farhop.relay.relay import Journey
+    from farhop.shell.admin import Question
+    from farhop.shell.clock import Clock
+    from farhop.shell.door import Door
+    from farhop.shell.keeper import KeyKeeper
+    from farhop.shell.observe import Observer, Visit
+    from farhop.telemetry.attributes import Value
+    from farhop.telemetry.logs import Throttled
+    from regional_lb.flow import RegionalFlow
+    from regional_lb.pick import Pick
+    from topology.model import Topology
+
+_HOP_SAYS = {
+    outcome.HOP_MISSING: "this listener is for the global tier: a hop token is required",
+    outcome.HOP_FORGED: "the hop token is not genuine",
+    outcome.HOP_EXPIRED: "the hop token has expired",
+    outcome.HOP_MISADDRESSED: "the hop token is addressed to another region",
+}
+
+
+class HopKeeper:
+    """Callers by hop token."""
+
+    def __init__(self, verifier: HopVerifier, topology: Topology, flow: RegionalFlow, clock: Clock) -> None:
+        self._verifier, self._topology, self._flow, self._clock = verifier, topology, flow, clock
+
+    def caller(self, head: Head) -> Caller | Reply:
+        """Who the global tier asks for. The law here is evaluated again, in admission."""
+        claims = self._verifier.verify(head.get(HOP_HEADER), self._clock.now() * 1e3)
+        if isinstance(claims, Outcome):
+            return answers.refusal(claims, _HOP_SAYS[claims])
+        region = self._flow.config.region
+        return Caller(
+            tenant=claims.tenant,
+            deadline_s=claims.deadline_ms / 1e3,
+            hint_scope=hint_scope(self._topology, claims.tenant),
+            recorded=recorded(self._flow.law, claims.tenant, claims.narrow, region),
+            priority=claims.priority,
+            entry_region=claims.entry_region,
+            issuer=claims.issuer,
+            decision_id=claims.decision_id,
+            lawful=frozenset(claims.lawful),
+            narrow=claims.narrow,
+            promised_ttft_ms=claims.promised_ttft_ms,
+        )
+
+    def models(self, _caller: Caller) -> list[str]:
+        """The models served here."""
+        return sorted(self._flow.view.by_model)
+
+
+class RegionalTier(ObservedTier):
+    """What the relay writes for this tier."""
+
+    def __init__(self, observer: Observer, log: Throttled, region: str, engine_key: str | None) -> None:
+        super().__init__(observer, log)
+        self._region = region.encode()
+        self._engine_key = f"authorization: Bearer {engine_key}\r\n".encode() if engine_key else b""
+
+    def upstream_headers(self, journey: Journey) -> bytes:
+        """The engine's own key, and the trace context."""
+        visit: Visit = journey.context
+        return self._engine_key + self.observer.upstream_context(visit)
+
+    def answer_headers(self, journey: Journey) -> bytes:
+        """Where it was served, under which decision, by whom."""
+        forward = journey.forward
+        replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n" if forward is not None else b""
+        visit: Visit = journey.context
+        decision = visit.decision_id.encode()
+        return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
+
+
+class PickReasons:
+    """What is said of a Pick."""
+
+    def attributes(self, decision: Pick) -> dict[str, Value]:
+        """On the span."""
+        chosen = decision.chosen
+        if chosen is None:
+            return {}
+        return {
+            a.REPLICA: chosen.replica,
+            a.HIT_TOKENS: round(chosen.hit_tokens),
+            a.POLICY: "predictive",
+            a.REASONS: [f"{s.replica} {s.score_ms:.1f} ms" for s in decision.field[:16]],
+        }
+
+    def record(self, decision: Pick) -> dict[str, Any]:
+        """For explain."""
+        return {
+            "policy": "predictive",
+            "chosen": decision.chosen.replica if decision.chosen is not None else None,
+            "candidates": [
+                {
+                    "replica": s.replica,
+                    "score_ms": s.score_ms,
+                    "hit_tokens": s.hit_tokens,
+                    "uncached_tokens": s.uncached_tokens,
+                    "backlog_tokens": s.backlog_tokens,
+                    "prefill_ms_per_token": s.prefill_ms_per_token,
+                    "tpot_ms": s.tpot_ms,
+                    "full": s.replica in decision.full,
+                }
+                for s in decision.field
+            ],
+        }
+
+    def predicted_hit_tokens(self, decision: Pick) -> float:
+        """What the chosen replica was thought to hold."""
+        return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
+
+
+class RegionalDesk:
+    """What an operator is told of a region's balancer."""
+
+    def __init__(self, instance: str, flow: RegionalFlow, keeper: KeyKeeper, door: Door, clock: Clock) -> None:
+        self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
+        self.stopping = False
+
+    def ready(self) -> bool:
+        """Some replica can take work, and we are not on our way out."""
+        now = self._clock.now()
+        return not self.stopping and any(h.read(now).state == "up" for h in self._flow.health.values())
+
+    def status(self) -> dict[str, Any]:
+        """Replicas with health and load, and the queue."""
+        flow, now = self._flow, self._clock.now()
+        return {
+            "tier": "regional",
+            "region": flow.config.region,
+            "instance": self._instance,
+            "policy_epoch": flow.law.epoch,
+            "under_way": flow.under_way,
+            "queued_requests": len(flow.queue),
+            "queued_tokens": flow.queue.tokens,
+            "trie_nodes": flow.trie.nodes,
+            "predicted_hit_tokens": flow.predicted_tokens,
+            "actual_hit_tokens": flow.actual_tokens,
+            "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
+        }
+
+    def _replica(self, name: str, now: float) -> dict[str, Any]:
+        flow = self._flow
+        replica, health, load = flow.view.replicas[name], flow.health[name].read(now), flow.ledger.load(name)
+        sample, speed = replica.sample, flow.speeds[name]
+        return {
+            "replica": name,
+            "address": str(replica.address),
+            "models": sorted(replica.models),
+            "state": health.state,
+            "why": health.why,
+            "in_flight": load.in_flight,
+            "slots": replica.slots,
+            "prefill_tokens": load.prefill_tokens,
+            "kv_tokens": load.kv_tokens,
+            "kv_tokens_total": replica.kv_tokens,
+            "engine_waiting": sample.waiting if sample is not None else None,
+            "engine_running": sample.running if sample is not None else None,
+            "sample_age_s": now - sample.at if sample is not None else None,
+            "prefill_ms_per_token": speed.prefill_ms_per_token,
+            "tpot_ms": speed.tpot_ms,
+        }
+
+    def explain(self, question: Question) -> dict[str, Any]:
+        """Which replica a request would get now."""
+        request = composed(self._door, self._keeper, question)
+        flow = self._flow
+        region = flow.config.region
+        why = flow.law.verdict(question.tenant, request.model, narrow=request.narrow).why_not(region)
+        choice = flow.consider(request, flow.need_of(request), self._clock.now())
+        return {
+            "region": region,
+            "unlawful": why,
+            "reasons": PickReasons().record(choice) if choice is not None else None,
+        }

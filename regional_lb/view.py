@@ -1,0 +1,72 @@
+"""What the regional tier knows of its replicas at one moment: frozen, built by the watcher, swapped whole.
+
+Never holds what must survive a swap: reservations are in the ledger, health and speed in the flow.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farhop.balance.machine import Address, Event
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One scrape of a replica's metrics. `at` is when it was received here, monotonic seconds.
+
+    `waiting` and `running` are requests; `kv_usage` is a share 0..1; `kv_tokens` the whole cache, None if not told.
+    """
+
+    at: float
+    waiting: int
+    running: int
+    kv_usage: float
+    kv_tokens: int | None = None
+    prefix_queries: float = 0.0
+    prefix_hits: float = 0.0
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt may
+    be on its way to it before more waits here (its own step budget: beyond that its queue would grow).
+    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured."""
+
+    name: str
+    address: Address
+    models: frozenset[str]
+    gpu: str
+    slots: int
+    kv_tokens: int
+    prefill_tokens_max: int
+    prefill_ms_per_token: float
+    tpot_ms: float
+    usd_per_hour: float = 0.0
+    sample: Sample | None = None
+
+
+class View(msgspec.Struct, frozen=True):
+    """All replicas, by name and by model."""
+
+    replicas: dict[str, Replica]
+    by_model: dict[str, tuple[Replica, ...]]
+
+
+def view_of(replicas: list[Replica]) -> View:
+    """Index replicas. Names are unique (configuration sees to it)."""
+    by_model: dict[str, list[Replica]] = {}
+    for replica in replicas:
+        for model in sorted(replica.models):
+            by_model.setdefault(model, []).append(replica)
+    return View({r.name: r for r in replicas}, {model: tuple(rs) for model, rs in by_model.items()})
+
+
+class ViewSwapped(Event, frozen=True):
+    """The watcher has a new view."""
+
+    view: View
+
+
+class ReplicaProbed(Event, frozen=True):
+    """An active probe of a replica came back."""
+
+    target: str
+    ok: bool

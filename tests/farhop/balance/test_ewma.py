@@ -1,0 +1,129 @@
+"""Averages stay inside what was sampled, believe their formula, and refuse what is no number."""
+
+from math import exp, inf, isfinite, nan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.ewma import Ewma, Mean, PeakEwma
+
+RUN = settings(max_examples=150, deadline=None, derandomize=True)
+SAMPLES = st.lists(
+    st.tuples(st.floats(0, 1e308, allow_nan=False), st.floats(-5, 500)),  # value, seconds since the last (may go back)
+    min_size=1,
+    max_size=30,
+)
+
+
+def test_ewma_weighs_a_sample_by_the_time_it_took_to_come() -> None:
+    mean = Ewma(tau_s=10.0)
+    assert mean.value is None
+    assert mean.update(100.0, now=50.0)
+    assert mean.update(200.0, now=60.0)
+    assert mean.value == pytest.approx(100.0 * exp(-1) + 200.0 * (1 - exp(-1)))
+
+
+def test_the_first_sample_replaces_the_prior() -> None:
+    for mean in (Ewma(10.0, initial=5.0), PeakEwma(10.0, initial=5.0)):
+        assert mean.value == 5.0
+        mean.update(3.0, now=0.0)
+        assert mean.value == 3.0
+
+
+def test_a_clock_that_steps_back_is_no_time_and_does_not_move_the_mark() -> None:
+    mean = Ewma(10.0)
+    mean.update(1.0, now=100.0)
+    assert mean.update(9.0, now=50.0)
+    assert mean.value == 1.0
+    mean.update(9.0, now=110.0)
+    assert mean.value == pytest.approx(exp(-1) + 9.0 * (1 - exp(-1)))
+
+
+@given(SAMPLES, st.floats(1e-3, 1e3))
+@RUN
+def test_ewmas_stay_within_their_samples(samples: list[tuple[float, float]], tau_s: float) -> None:
+    now = 1000.0
+    seen: list[float] = []
+    mean, peak = Ewma(tau_s), PeakEwma(tau_s)
+    for value, dt_s in samples:
+        now += dt_s
+        seen.append(value)
+        for average in (mean, peak):
+            assert average.update(value, now)
+            assert average.value is not None
+            assert isfinite(average.value)
+            assert min(seen) * (1 - 1e-9) <= average.value <= max(seen)
+        assert peak.value is not None
+        assert peak.value >= value * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+def test_what_is_no_number_changes_nothing(bad: float) -> None:
+    for average in (Ewma(1.0), PeakEwma(1.0)):
+        average.update(7.0, now=0.0)
+        assert not average.update(bad, now=10.0)
+        assert average.value == 7.0
+        # Nor was the time of the refused sample taken for the last one's.
+        average.update(5.0, now=10.0)
+        assert average.value == pytest.approx(7.0 * exp(-10) + 5.0 * (1 - exp(-10)))
+    bounded = Mean(0.5, lo=1.0, hi=8.0, initial=4.0)
+    assert not bounded.update(bad)
+    assert bounded.value == 4.0
+
+
+def test_a_peak_is_believed_at_once_and_forgotten_slowly() -> None:
+    peak = PeakEwma(tau_s=10.0)
+    peak.update(10.0, now=0.0)
+    peak.update(500.0, now=0.001)
+    assert peak.value == 500.0
+    peak.update(10.0, now=10.001)
+    assert peak.value == pytest.approx(500.0 * exp(-1) + 10.0 * (1 - exp(-1)))
+    assert not peak.update(-1.0, now=11.0)
+
+
+def test_reading_a_peak_later_decays_the_reading_and_not_the_peak() -> None:
+    peak = PeakEwma(tau_s=10.0)
+    assert peak.at(5.0) is None
+    peak.update(100.0, now=0.0)
+    assert peak.at(10.0) == pytest.approx(100.0 * exp(-1))
+    assert peak.at(-10.0) == 100.0
+    assert peak.value == 100.0
+
+
+@given(st.lists(st.floats(), max_size=30), st.floats(0.01, 1.0))
+@RUN
+def test_a_mean_never_leaves_its_domain(values: list[float], weight: float) -> None:
+    mean = Mean(weight, lo=1.0, hi=8.0)
+    for value in values:
+        assert mean.update(value) == (1.0 <= value <= 8.0)
+        assert mean.value is None or 1.0 <= mean.value <= 8.0 + 1e-9
+    assert (mean.value is None) == (not any(1.0 <= value <= 8.0 for value in values))
+
+
+def test_a_mean_weighs_each_sample_alike_and_drops_its_prior() -> None:
+    mean = Mean(0.25, lo=0.0, hi=100.0, initial=90.0)
+    mean.update(10.0)
+    assert mean.value == 10.0
+    mean.update(30.0)
+    assert mean.value == 15.0
+
+
+@pytest.mark.parametrize("tau_s", [0.0, -1.0, nan, inf])
+def test_tau_must_be_a_positive_time(tau_s: float) -> None:
+    with pytest.raises(ValueError, match="tau_s"):
+        Ewma(tau_s)
+    with pytest.raises(ValueError, match="tau_s"):
+        PeakEwma(tau_s)
+
+
+def test_domains_and_priors_are_checked() -> None:
+    for build in (
+        lambda: Ewma(1.0, initial=nan),
+        lambda: PeakEwma(1.0, initial=-1.0),
+        lambda: Mean(0.0, 0.0, 1.0),
+        lambda: Mean(0.5, 2.0, 1.0),
+        lambda: Mean(0.5, 0.0, 1.0, initial=2.0),
+    ):
+        with pytest.raises(ValueError):
+            build()

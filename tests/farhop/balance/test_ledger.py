@@ -1,0 +1,93 @@
+"""The ledger's sums against the reservations that a plain model believes to be live."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from farhop.balance.ledger import Ledger, Load, Reservation
+
+IDS = st.sampled_from([f"r{i}" for i in range(8)])
+TARGETS = st.sampled_from(["a", "b", "c"])
+TOKENS = st.integers(0, 10**6)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.live: dict[str, Reservation] = {}
+
+    @rule(request_id=IDS, place=TARGETS, prefill=TOKENS, kv=TOKENS)
+    def reserve(self, request_id: str, place: str, prefill: int, kv: int) -> None:
+        reservation = Reservation(place, prefill, kv)
+        if request_id in self.live:
+            with pytest.raises(ValueError, match=request_id):
+                self.ledger.reserve(request_id, reservation)
+        else:
+            self.ledger.reserve(request_id, reservation)
+            self.live[request_id] = reservation
+
+    @rule(request_id=IDS)
+    def began(self, request_id: str) -> None:
+        self.ledger.began(request_id)
+        if request_id in self.live:
+            held = self.live[request_id]
+            self.live[request_id] = Reservation(held.target, 0, held.kv_tokens)
+
+    @rule(request_id=IDS)
+    def release(self, request_id: str) -> None:
+        assert self.ledger.release(request_id) == self.live.pop(request_id, None)
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def release_all(self) -> None:
+        for request_id in list(self.live):
+            assert self.ledger.release(request_id) == self.live.pop(request_id)
+        assert self.ledger.targets() == ()
+
+    @invariant()
+    def sums_equal_the_live(self) -> None:
+        for target in ("a", "b", "c", "never"):
+            mine = [r for r in self.live.values() if r.target == target]
+            assert self.ledger.load(target) == Load(
+                len(mine), sum(r.prefill_tokens for r in mine), sum(r.kv_tokens for r in mine)
+            )
+        assert set(self.ledger.targets()) == {r.target for r in self.live.values()}
+        assert len(self.ledger) == len(self.live)
+        assert all(self.ledger.held(f"r{i}") == self.live.get(f"r{i}") for i in range(8))
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)
+
+
+def test_a_request_holds_its_prefill_until_it_begins_and_its_kv_until_it_is_over() -> None:
+    ledger = Ledger()
+    ledger.reserve("r", Reservation("a", prefill_tokens=900, kv_tokens=1200))
+    assert ledger.load("a") == Load(1, 900, 1200)
+    ledger.began("r")
+    ledger.began("r")
+    assert ledger.load("a") == Load(1, 0, 1200)
+    assert ledger.release("r") == Reservation("a", 0, 1200)
+    assert ledger.release("r") is None
+    assert ledger.load("a") == Load()
+
+
+@pytest.mark.parametrize(("prefill", "kv"), [(-1, 0), (0, -1)])
+def test_negative_tokens_are_refused_and_leave_nothing(prefill: int, kv: int) -> None:
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="0 or more"):
+        ledger.reserve("r", Reservation("a", prefill, kv))
+    assert ledger.held("r") is None
+    assert ledger.targets() == ()
+
+
+def test_a_load_once_read_does_not_change_under_its_reader() -> None:
+    ledger = Ledger()
+    ledger.reserve("r", Reservation("a", 1, 1))
+    before = ledger.load("a")
+    ledger.reserve("s", Reservation("a", 1, 1))
+    assert before == Load(1, 1, 1)

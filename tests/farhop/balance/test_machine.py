@@ -1,0 +1,40 @@
+"""The words of the state machine: frozen, each naming its request, and nothing but words."""
+
+import msgspec
+import pytest
+
+from farhop.balance import machine
+from farhop.balance.machine import Address, Command, Event, Request, ViewChanged
+
+WORDS = [
+    word
+    for word in vars(machine).values()
+    if isinstance(word, type) and issubclass(word, Event | Command) and word not in (Event, Command)
+]
+
+
+def test_there_are_words() -> None:
+    assert {"RequestArrived", "Forward", "Cancel"} <= {word.__name__ for word in WORDS}
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.__name__)
+def test_every_word_is_frozen_and_names_its_request(word: type[msgspec.Struct]) -> None:
+    assert word.__struct_config__.frozen
+    names = word.__struct_fields__
+    assert "id" in names or "request" in names or word is ViewChanged
+    assert word.__doc__
+
+
+def test_a_request_needs_only_what_every_request_has() -> None:
+    request = Request("r", "t", "m", prompt_bytes=1, body_bytes=2, chain=(1,), deadline=3.0)
+    assert request.lawful is None  # no token: not "nowhere"
+    assert (request.narrow, request.promised_ttft_ms, request.priority) == ((), None, 0)
+    with pytest.raises(AttributeError):
+        request.tenant = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("host", "text"), [("10.0.0.1", "10.0.0.1:80"), ("gpu.example", "gpu.example:80"), ("::1", "[::1]:80")]
+)
+def test_an_address_reads_as_an_authority(host: str, text: str) -> None:
+    assert str(Address(host, 80)) == text

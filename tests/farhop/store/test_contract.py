@@ -1,0 +1,58 @@
+"""The layout of keys, and errors that say what to do. The promises themselves: tests/contracts."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.store import contract
+from farhop.store.contract import Conflict, StoreError, override_key, parse_report_key, report_key
+
+names = st.text(min_size=1, max_size=30).filter(lambda name: "/" not in name)
+
+
+@given(names, names)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_report_key_says_whose_it_is(region, instance):
+    key = report_key(region, instance)
+    assert key.startswith(contract.REGION_PREFIX)
+    assert parse_report_key(key) == (region, instance)
+
+
+def test_the_layout_is_what_operators_type():
+    assert report_key("tokyo", "lb-1") == "/farhop/v1/region/tokyo/lb/lb-1"
+    assert override_key("tokyo") == "/farhop/v1/override/tokyo"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/farhop/v1/region/",
+        "/farhop/v1/region/tokyo/lb/",
+        "/farhop/v1/region//lb/a",
+        "/farhop/v1/region/tokyo/lb/a/b",
+        "/farhop/v1/region/tokyo/replica/a",
+        "/farhop/v2/region/tokyo/lb/a",
+        "/farhop/v1/override/tokyo",
+    ],
+)
+def test_other_keys_are_nobodys_report(key):
+    assert parse_report_key(key) is None
+
+
+@pytest.mark.parametrize("name", ["", "a/b"])
+def test_a_name_that_would_not_parse_makes_no_key(name):
+    for make in (lambda: report_key(name, "x"), lambda: report_key("x", name), lambda: override_key(name)):
+        with pytest.raises(ValueError, match="cannot be part of a key"):
+            make()
+
+
+def test_a_conflict_says_what_was_expected():
+    assert "absent" in str(Conflict("/k", 0))
+    assert "revision 7" in str(Conflict("/k", 7))
+
+
+def test_a_value_is_bounded():
+    contract.check_value("/k", bytes(contract.VALUE_LIMIT_BYTES))
+    with pytest.raises(StoreError, match="/k"):
+        contract.check_value("/k", bytes(contract.VALUE_LIMIT_BYTES + 1))

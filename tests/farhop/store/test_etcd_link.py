@@ -1,0 +1,233 @@
+"""The connection to etcd: settings, failing over, TLS, logging in, and errors that name endpoint and remedy."""
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import socket
+from pathlib import Path
+from random import Random
+
+import aetcd.rpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from farhop.store.contract import StoreError, StoreUnreachable
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdClient, EtcdLink, EtcdSettings
+from farhop_lab.etcd import EmbeddedEtcd
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"endpoints": ()}, "endpoints"),
+        ({"endpoints": ("localhost",)}, "endpoints"),
+        ({"endpoints": ("localhost:0",)}, "endpoints"),
+        ({"endpoints": ("ftp://localhost:1",)}, "endpoints"),
+        ({"cert_file": Path("c")}, "cert_file"),
+        ({"key_file": Path("k")}, "cert_file"),
+        ({"username": "u"}, "username"),
+        ({"password": "p"}, "username"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(fields, name):
+    with pytest.raises(ValueError, match=name):
+        EtcdSettings(**{"endpoints": ("127.0.0.1:2379",), **fields})
+
+
+def test_settings_never_show_the_password():
+    settings = EtcdSettings(("h:1", "https://h:2/"), username="root", password="hunter2")
+    assert "hunter2" not in repr(settings)
+    assert [settings.tls(endpoint) for endpoint in settings.endpoints] == [False, True]
+
+
+@contextlib.asynccontextmanager
+async def opened(*endpoints, timeout_s=1.0, **fields):
+    store = EtcdStore(EtcdSettings(endpoints, timeout_s=timeout_s, **fields), Random(1))
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+@contextlib.contextmanager
+def refused():
+    """An endpoint nobody listens on: bound, so that nobody else takes it, and not listening."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def black_hole():
+    """An endpoint that takes connections and never says a word."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+async def test_nobody_there_is_one_clear_line_in_time():
+    with refused() as first, black_hole() as second:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(StoreUnreachable) as caught:
+            async with opened(first, second, timeout_s=0.5):
+                pass
+        assert asyncio.get_running_loop().time() - began < 1.0
+    assert first in str(caught.value)
+    assert second in str(caught.value)
+    assert "is it running" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_name_that_does_not_resolve_is_unreachable():
+    with pytest.raises(StoreUnreachable, match=r"nowhere\.invalid:2379"):
+        async with opened("nowhere.invalid:2379"):
+            pass
+
+
+async def test_dead_endpoints_are_passed_over():
+    async with EmbeddedEtcd() as etcd:
+        with refused() as first, black_hole() as second:
+            async with opened(first, second, etcd.endpoint) as store:
+                await store.put("/a", b"1")
+                assert (await store.get("/a")).value == b"1"
+
+
+async def test_a_closed_store_says_so():
+    async with EmbeddedEtcd() as etcd:
+        async with opened(etcd.endpoint) as store:
+            pass
+        with pytest.raises(StoreError, match="closed"):
+            await store.get("/a")
+        await store.open()
+        assert await store.get("/a") is None
+        await store.close()
+
+
+async def connected(link):
+    """Until the link has a client; its first call is made in the same step."""
+    async with asyncio.timeout(5):
+        while link._client is None:  # noqa: ASYNC110 -- a link tells nobody
+            await asyncio.sleep(0)
+
+
+async def test_the_connection_given_up_fails_its_calls_without_cancelling_their_callers():
+    with black_hole() as endpoint:
+        link = EtcdLink(EtcdSettings((endpoint,), timeout_s=5.0))
+        calling = asyncio.create_task(link.call("kvstub", "Range", aetcd.rpc.RangeRequest(key=b"a")))
+        await connected(link)
+        link.retire(link._client)
+        with pytest.raises(StoreUnreachable, match="given up"):
+            await calling
+        # A caller's own cancellation stays one.
+        calling = asyncio.create_task(link.call("kvstub", "Range", aetcd.rpc.RangeRequest(key=b"a")))
+        await connected(link)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await link.close()
+
+
+def issue(folder, name, signer=None):
+    """Write a key and certificate for 127.0.0.1; returns what the next certificate may be signed with."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    authority, authority_key = signer or (subject, key)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / f"{name}.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return subject, key
+
+
+async def test_mutual_tls(tmp_path):
+    authority = issue(tmp_path, "ca")
+    issue(tmp_path, "server", authority)
+    issue(tmp_path, "client", authority)
+    issue(tmp_path, "stranger")
+    flags = {"cert-file": "server.crt", "key-file": "server.key", "trusted-ca-file": "ca.crt"}
+    extra = ("--client-cert-auth", *(f"--{flag}={tmp_path / name}" for flag, name in flags.items()))
+    async with EmbeddedEtcd(scheme="https", extra=extra) as etcd:
+        files = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
+        good = {field: tmp_path / name for field, name in files.items()}
+        async with opened(etcd.endpoint, **good) as store:
+            await store.put("/a", b"secret")
+            async with contextlib.aclosing(store.watch("/a")) as watch:
+                assert (await anext(watch)).entries[0].value == b"secret"
+        bad = (
+            {},
+            {"ca_file": tmp_path / "ca.crt"},
+            {**good, "ca_file": tmp_path / "stranger.crt"},
+            {**good, "cert_file": tmp_path / "stranger.crt", "key_file": tmp_path / "stranger.key"},
+        )
+        for fields in bad:
+            with pytest.raises(StoreUnreachable):
+                async with opened(etcd.endpoint, timeout_s=0.5, **fields):
+                    pass
+
+
+async def test_a_missing_certificate_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"ca_file .*none\.pem: No such file"):
+        async with opened("127.0.0.1:1", ca_file=tmp_path / "none.pem"):
+            pass
+
+
+async def enable_login(etcd):
+    """Users root (everything) and reader (nothing), both with the password `right`."""
+    client = EtcdClient(etcd.endpoint, EtcdSettings((etcd.endpoint,)), None)
+    await client.connect()
+    try:
+        auth = aetcd.rpc.AuthStub(client.channel)
+        for name in ("root", "reader"):
+            await auth.UserAdd(aetcd.rpc.AuthUserAddRequest(name=name, password="right"))
+            await auth.RoleAdd(aetcd.rpc.AuthRoleAddRequest(name=name))
+            await auth.UserGrantRole(aetcd.rpc.AuthUserGrantRoleRequest(user=name, role=name))
+        await auth.AuthEnable(aetcd.rpc.AuthEnableRequest())
+    finally:
+        await client.close()
+
+
+async def test_login_outlives_a_restart_and_refusals_name_the_remedy():
+    async with EmbeddedEtcd(extra=("--bcrypt-cost=4",)) as etcd:
+        await enable_login(etcd)
+        async with opened(etcd.endpoint, username="root", password="right") as store:
+            publication = await store.publish("/a", b"1", ttl_s=5.0)
+            await etcd.restart()  # it forgets every token it gave out
+            async with asyncio.timeout(10):
+                while not await publication.update(b"2"):  # noqa: ASYNC110 -- that is the question
+                    await asyncio.sleep(0.02)
+            assert (await store.get("/a")).value == b"2"
+            # A token that etcd has forgotten while the connection stands costs its user nothing.
+            store._link._client.metadata = (("token", "forgotten.1"),)
+            assert (await store.get("/a")).value == b"2"
+        with pytest.raises(StoreError, match=r"authentication failed.*check username and password") as caught:
+            async with opened(etcd.endpoint, username="root", password="wrong"):
+                pass
+        assert not isinstance(caught.value, StoreUnreachable)
+        with pytest.raises(StoreError, match=r"permission denied.*grant"):
+            async with opened(etcd.endpoint, username="reader", password="right"):
+                pass
+        with pytest.raises(StoreError, match="username"):
+            async with opened(etcd.endpoint):
+                pass

@@ -1,0 +1,39 @@
+"""Settings are checked once, and every error names its field."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from farhop_lab.engine.settings import EngineSettings
+
+
+def test_ports_listed_or_consecutive_or_free() -> None:
+    assert EngineSettings(ports=[9001, 9005]).listen_ports() == [9001, 9005]
+    assert EngineSettings(ports=[9001], replicas=3).listen_ports() == [9001, 9002, 9003]
+    assert EngineSettings(ports=[0], replicas=2).listen_ports() == [0, 0]
+
+
+def test_overrides_reach_the_gpu() -> None:
+    gpu = EngineSettings(ports=[0], profile="h100", speedup=2, kv_blocks=10).gpu()
+    assert (gpu.name, gpu.decode_floor_ms, gpu.kv_blocks, gpu.context_tokens) == ("h100", 5.0, 10, 160)
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("ports", {"ports": []}),
+        ("ports", {"ports": [70_000]}),
+        ("ports", {"ports": [9001, 9001]}),
+        ("ports", {"ports": [65_535], "replicas": 2}),
+        ("replicas", {"ports": [1, 2], "replicas": 3}),
+        ("profile", {"ports": [0], "profile": "v100"}),
+        ("speedup", {"ports": [0], "speedup": 0}),
+        ("kv_blocks", {"ports": [0], "kv_blocks": 0}),
+        ("mean_output_tokens", {"ports": [0], "mean_output_tokens": 0}),
+        ("colour", {"ports": [0], "colour": "red"}),
+    ],
+)
+def test_what_is_wrong_is_named(field: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=field):
+        EngineSettings(**settings)

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topology import law as law_module
+from topology.law import NARROWINGS_MAX, PLACES_MAX, Law, Narrow, Scope, narrowing
+from topology.model import WORLD, Key, Place, Region, Residency, Rule, Tenant, Topology
+
+
+def _region(name: str, country: str, *jurisdictions: str) -> Region:
+    return Region(name, name, country, frozenset(jurisdictions), 0.0, 0.0)
+
+
+REGIONS = {
+    "virginia": _region("virginia", "us"),
+    "frankfurt": _region("frankfurt", "de", "eu", "eea"),
+    "tokyo": _region("tokyo", "jp"),
+}
+
+
+def _law(residency: Residency | None, *, world: dict[str, Rule] | None = None, **tenant: object) -> Law:
+    who = Tenant("acme", residency=residency, **tenant)  # type: ignore[arg-type]
+    places = {"cn": Place("cn", "country")}
+    return Law(Topology("w", 7, REGIONS, {"acme": who}, world or {}, places=places))
+
+
+def test_a_rule_allows_by_region_country_jurisdiction_or_world() -> None:
+    for place, lawful in [
+        ("frankfurt", {"frankfurt"}),
+        ("de", {"frankfurt"}),
+        ("eea", {"frankfurt"}),
+        ("jp", {"tokyo"}),
+        ("cn", set()),
+        (WORLD, set(REGIONS)),
+    ]:
+        assert _law(Residency(Rule((place,)))).verdict("acme", "m").lawful == lawful
+
+
+def test_deny_wins_over_a_closer_allow() -> None:
+    verdict = _law(Residency(Rule(("frankfurt", "world"), ("eu",)))).verdict("acme", "m")
+    assert verdict.lawful == {"virginia", "tokyo"}
+    assert verdict.excluded == {"frankfurt": "tenant acme: processing denies eu"}
+
+
+def test_each_level_narrows_and_is_named() -> None:
+    law = _law(
+        Residency(Rule((WORLD,), ("us",))),
+        world={"m": Rule((WORLD,), ("jp",)), "n": Rule(("us",))},
+        models={"m": Rule(("eu", "jp", "us"))},
+        keys=(Key("ci", "a" * 64, ("jp",)),),
+    )
+    assert law.verdict("acme", "m").excluded == {
+        "virginia": "tenant acme: processing denies us",
+        "tokyo": "model m: processing denies jp",
+    }
+    assert law.verdict("acme", "n").excluded["tokyo"] == "model n: processing allows only us"
+    keyed = law.verdict("acme", "m", key="ci")
+    assert keyed.lawful == frozenset()
+    assert keyed.excluded["frankfurt"] == "key ci of tenant acme stays within jp"
+    asked = law.verdict("acme", "other", narrow=(("us", "jp"),))
+    assert asked.lawful == {"tokyo"}
+    assert asked.excluded["frankfurt"] == "request asked to stay within us, jp"
+
+
+def test_the_tenants_own_model_rule_is_named_as_such() -> None:
+    law = _law(Residency(Rule((WORLD,))), models={"m": Rule((WORLD,), ("us",))})
+    assert law.verdict("acme", "m").excluded == {"virginia": "tenant acme, model m: processing denies us"}
+
+
+def test_unknown_means_no() -> None:
+    law = _law(Residency(Rule((WORLD,))))
+    stranger = law.verdict("nobody", "m", Scope.ENTRY)
+    assert stranger.lawful == frozenset()
+    assert stranger.why_not("tokyo") == "tenant nobody is not in the topology"
+    assert law.verdict("acme", "m", key="lost").why_not("tokyo") == "tenant acme has no key lost"
+    assert law.verdict("acme", "m", narrow=(("atlantis",),)).lawful == frozenset()
+    assert law.verdict("acme", "m").why_not("atlantis") == "region atlantis is not in the topology"
+    assert law.verdict("acme", "m").why_not("tokyo") is None
+
+
+def test_a_tenant_without_residency_may_go_nowhere_in_any_scope() -> None:
+    for scope in Scope:
+        verdict = _law(None).verdict("acme", "m", scope)
+        assert verdict.lawful == frozenset()
+        assert verdict.why_not("tokyo") == "tenant acme has no residency policy"
+
+
+def test_denying_a_place_nobody_knows_fails_closed() -> None:
+    verdict = _law(Residency(Rule((WORLD,), ("atlantis",)))).verdict("acme", "m")
+    assert verdict.lawful == frozenset()
+    assert verdict.why_not("tokyo") == "tenant acme: processing denies atlantis, which is not in the topology"
+
+
+def test_denying_a_known_place_without_regions_denies_nothing() -> None:
+    assert _law(Residency(Rule((WORLD,), ("cn",)))).verdict("acme", "m").lawful == set(REGIONS)
+
+
+def test_an_empty_allow_allows_nothing() -> None:
+    verdict = _law(Residency(Rule(()))).verdict("acme", "m")
+    assert verdict.why_not("tokyo") == "tenant acme: processing allows only nothing"
+
+
+def test_scopes_left_out_entry_is_open_and_the_rest_follow_processing() -> None:
+    law = _law(Residency(Rule(("eu",))))
+    assert law.verdict("acme", "m", Scope.ENTRY).lawful == set(REGIONS)
+    for scope in (Scope.PROCESSING, Scope.LOGGING, Scope.HINTS):
+        verdict = law.verdict("acme", "m", scope)
+        assert verdict.lawful == {"frankfurt"}
+        assert verdict.why_not("tokyo") == "tenant acme: processing allows only eu"
+
+
+def test_scopes_of_their_own() -> None:
+    law = _law(Residency(Rule(("eu",)), entry=Rule(("eu", "us")), logging=Rule(("us",)), hints=Rule((), ())))
+    assert law.verdict("acme", "m", Scope.ENTRY).lawful == {"frankfurt", "virginia"}
+    assert law.verdict("acme", "m", Scope.LOGGING).lawful == {"virginia"}
+    assert law.verdict("acme", "m", Scope.HINTS).lawful == frozenset()
+    assert law.verdict("acme", "m", Scope.ENTRY).why_not("tokyo") == "tenant acme: entry allows only eu, us"
+
+
+def test_model_rules_and_a_keys_places_do_not_bind_entry_but_an_explicit_narrowing_does() -> None:
+    keys = (Key("ci", "a" * 64, ("jp",)),)
+    law = _law(Residency(Rule((WORLD,))), world={"m": Rule(("eu",))}, keys=keys)
+    assert law.verdict("acme", "m", Scope.ENTRY, key="ci").lawful == set(REGIONS)
+    assert law.verdict("acme", "m", Scope.ENTRY, narrow=(("jp",),)).lawful == {"tokyo"}
+
+
+def test_narrowings_intersect_and_an_empty_one_holds_nothing() -> None:
+    law = _law(Residency(Rule((WORLD,))))
+    assert law.verdict("acme", "m", narrow=(("jp", "eu"), ("eu", "us"))).lawful == {"frankfurt"}
+    assert law.verdict("acme", "m", narrow=((),)).lawful == frozenset()
+    assert narrowing((), ("jp",), ()) == (("jp",),)
+
+
+def test_too_long_a_narrowing_is_refused() -> None:
+    law = _law(Residency(Rule((WORLD,))))
+    assert law.verdict("acme", "m", narrow=(("jp",),) * NARROWINGS_MAX).lawful == {"tokyo"}
+    for narrow in ((("jp",),) * (NARROWINGS_MAX + 1), (("jp",) * (PLACES_MAX + 1),)):
+        verdict = law.verdict("acme", "m", narrow=narrow)
+        assert verdict.lawful == frozenset()
+        assert "more than" in verdict.excluded["tokyo"]
+
+
+def test_reasons_are_short_and_printable_whatever_a_client_sends() -> None:
+    law = _law(Residency(Rule((WORLD,))))
+    for place in ("x" * 100_000, "a\r\nset-cookie: b", "\x1b[31m", "日本"):
+        reason = law.verdict("acme", "m", narrow=((place,),)).excluded["tokyo"]
+        assert len(reason) < 600
+        assert reason.isascii()
+        assert reason.isprintable()
+    many = law.verdict("acme", "m", narrow=(tuple(f"p{n}" for n in range(100)),)).excluded["tokyo"]
+    assert many == "request asked to stay within p0, p1, p2, p3, p4, p5, p6, p7 and 92 more"
+
+
+def test_a_verdict_is_remembered_and_names_its_epoch() -> None:
+    law = _law(Residency(Rule((WORLD,))))
+    first = law.verdict("acme", "m", narrow=(("jp",),))
+    assert law.verdict("acme", "another model", narrow=(("jp",),)) is first
+    assert first.epoch == law.epoch == 7
+
+
+def _remembered(law: Law) -> int:
+    return len(law._fresh) + len(law._stale)
+
+
+def test_clients_cannot_grow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(law_module, "_MEMO_MAX", 5)
+    law = _law(Residency(Rule((WORLD,))), world={f"m{n}": Rule((WORLD,)) for n in range(50)})
+    for n in range(50):
+        assert law.verdict("acme", f"m{n}").lawful == set(REGIONS)
+        assert _remembered(law) <= 10
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tenant": "stranger"},
+        {"narrow": (("atlantis",),)},
+        {"narrow": (("jp", "x" * 100_000),)},
+        {"narrow": (("jp",) * 65,)},
+        {"narrow": (("jp",),) * (NARROWINGS_MAX + 1)},
+        {"key": "lost"},
+    ],
+)
+def test_a_strangers_words_are_not_remembered(asked: dict[str, Any]) -> None:
+    law = _law(Residency(Rule((WORLD,))))
+    law.verdict(**{"tenant": "acme", "model": "m", **asked})
+    assert _remembered(law) == 0
+
+
+def test_models_without_a_rule_share_one_memory() -> None:
+    law = _law(Residency(Rule((WORLD,))))
+    for n in range(50):
+        law.verdict("acme", f"unknown {n}")
+    assert _remembered(law) == 1
+
+
+def test_the_first_level_that_excludes_is_the_one_named() -> None:
+    law = _law(Residency(Rule(("jp",), ("us",))), world={"m": Rule((WORLD,), (WORLD,))})
+    assert law.verdict("acme", "m", narrow=(("cn",),)).excluded == {
+        "virginia": "tenant acme: processing denies us",
+        "frankfurt": "tenant acme: processing allows only jp",
+        "tokyo": "model m: processing denies world",
+    }
+
+
+def test_what_is_used_survives_a_change_of_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(law_module, "_MEMO_MAX", 3)
+    law = _law(Residency(Rule((WORLD,))), world={f"m{n}": Rule((WORLD,)) for n in range(20)})
+    kept = law.verdict("acme", "m0")
+    for n in range(1, 20):
+        law.verdict("acme", f"m{n}")
+        assert law.verdict("acme", "m0") is kept
+
+
+# Random worlds, against the law written down as plainly as it can be.
+
+_NAMES = st.sampled_from(["world", "j0", "j1", "c0", "c1", "c2", "empty", "r0", "r1", "r2", "r3", "atlantis"])
+_PLACES = st.lists(_NAMES, max_size=3).map(tuple)
+_RULES = st.builds(Rule, _PLACES, _PLACES)
+_NARROWS = st.lists(_PLACES, max_size=2).map(tuple)
+_REGION = st.tuples(st.sampled_from(["c0", "c1", "c2"]), st.frozensets(st.sampled_from(["j0", "j1"])))
+
+
+@st.composite
+def _worlds(draw: st.DrawFn) -> Topology:
+    sites = draw(st.lists(_REGION, min_size=1, max_size=4))
+    regions = {f"r{n}": _region(f"r{n}", country, *inside) for n, (country, inside) in enumerate(sites)}
+    optional = st.none() | _RULES
+    residency = st.builds(Residency, _RULES, optional, optional, optional)
+    models = st.dictionaries(st.sampled_from(["m", "n"]), _RULES)
+    tenant = Tenant(
+        "t",
+        keys=(Key("k", "a" * 64, draw(_PLACES)),),
+        residency=draw(st.none() | residency),
+        models=draw(models),
+    )
+    places = {"empty": Place("empty", "jurisdiction")}
+    return Topology("w", 1, regions, {"t": tenant}, draw(models), places=places)
+
+
+def _passes(world: Topology, region: str, rule: Rule | None) -> bool:
+    if rule is None:
+        return True
+    known = set(world.places).union(*(world.ancestors(name) for name in world.regions))
+    around = world.ancestors(region)
+    denied = any(place in around or place not in known for place in rule.deny)
+    return not denied and any(place in around for place in rule.allow)
+
+
+def _naive(world: Topology, region: str, model: str, scope: Scope, narrow: Narrow, key: str) -> bool:
+    tenant = world.tenants["t"]
+    if tenant.residency is None or key not in {"", "k"}:
+        return False
+    own = getattr(tenant.residency, scope)
+    if scope is Scope.ENTRY:
+        levels = [own]
+        bounds = list(narrow)
+    else:
+        levels = [own or tenant.residency.processing, tenant.models.get(model), world.models.get(model)]
+        bounds = list(narrow) + ([tenant.keys[0].within] if key and tenant.keys[0].within else [])
+    around = world.ancestors(region)
+    return all(_passes(world, region, rule) for rule in levels) and all(around & set(bound) for bound in bounds)
+
+
+_SCOPES = st.sampled_from(list(Scope))
+_MODELS = st.sampled_from(["m", "n", "unruled"])
+_KEYS = st.sampled_from(["", "k", "lost"])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(_worlds(), st.lists(st.tuples(_MODELS, _SCOPES, _NARROWS, _KEYS), min_size=1, max_size=4))
+def test_the_law_is_what_it_says(world: Topology, questions: list[tuple[str, Scope, Narrow, str]]) -> None:
+    law = Law(world)
+    for model, scope, narrow, key in questions * 2:
+        verdict = law.verdict("t", model, scope, narrow, key)
+        assert verdict.lawful == {name for name in world.regions if _naive(world, name, model, scope, narrow, key)}
+        assert verdict.lawful | set(verdict.excluded) == set(world.regions)
+        assert not verdict.lawful & set(verdict.excluded)
+        assert all(verdict.excluded.values())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(_worlds(), _MODELS, _SCOPES, _NARROWS, _PLACES, _KEYS)
+def test_asking_for_less_never_yields_more(
+    world: Topology, model: str, scope: Scope, narrow: Narrow, further: tuple[str, ...], key: str
+) -> None:
+    law = Law(world)
+    wide = law.verdict("t", model, scope, narrow)
+    assert law.verdict("t", model, scope, (*narrow, further)).lawful <= wide.lawful
+    assert law.verdict("t", model, scope, narrow, key).lawful <= wide.lawful
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(_worlds(), _MODELS, _NAMES)
+def test_allowing_more_at_one_level_never_passes_another(world: Topology, model: str, place: str) -> None:
+    tenant = world.tenants["t"]
+    if tenant.residency is None:
+        return
+    rule = tenant.residency.processing
+    wider = Tenant("t", residency=Residency(Rule((*rule.allow, place), rule.deny)), models=tenant.models)
+    widened = Law(Topology("w", 2, world.regions, {"t": wider}, world.models, places=world.places)).verdict("t", model)
+    for region in widened.lawful:
+        for level in (tenant.models.get(model), world.models.get(model), Rule((WORLD,), rule.deny)):
+            assert _passes(world, region, level)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(_worlds(), _MODELS, _NAMES, st.booleans())
+def test_deny_wins_at_every_level(world: Topology, model: str, place: str, worldwide: bool) -> None:
+    denial = Rule((WORLD, place), (place,))
+    tenant = Tenant("t", residency=Residency(Rule((WORLD,)) if worldwide else denial))
+    models = {model: denial} if worldwide else {}
+    verdict = Law(Topology("w", 1, world.regions, {"t": tenant}, models, places=world.places)).verdict("t", model)
+    assert not any(place in world.ancestors(region) for region in verdict.lawful)

@@ -1,0 +1,206 @@
+"""The law: which regions may do what with a tenant's request. A hard filter, compiled once per topology.
+
+Deny wins, and no level widens another: lawful is what tenant, tenant's model, world's model, key and request each
+allow. What is unknown (tenant, region, place) is denied. `lawful` and `excluded` part the regions exactly. The memo is
+bounded, because narrowings come from clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from topology.model import WORLD, Residency, Rule, Tenant, Topology
+
+NARROWINGS_MAX = 8
+PLACES_MAX = 1024
+_MEMO_MAX = 4096
+_MEMO_PLACES_MAX = 64
+_NAMES_SHOWN_MAX = 8
+_NAME_CHARS_MAX = 64
+
+Narrow = tuple[tuple[str, ...], ...]
+_Memo = tuple[str, str, str, Narrow, str]
+_Excluded = Mapping[str, str]
+
+
+class Scope(StrEnum):
+    """What a region would do with the request: read its body, compute it, record it, or hold hints of its prefix."""
+
+    ENTRY = "entry"
+    PROCESSING = "processing"
+    LOGGING = "logging"
+    HINTS = "hints"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Every region of the world once: in `lawful`, or in `excluded` with the clause that decided, for people."""
+
+    lawful: frozenset[str]
+    excluded: Mapping[str, str]
+    epoch: int
+
+    def why_not(self, region: str) -> str | None:
+        """The clause that keeps the region out; None where it is lawful. A region the world lacks is kept out too."""
+        if region in self.lawful:
+            return None
+        return self.excluded.get(region, f"region {_shown(region)} is not in the topology")
+
+
+class Law:
+    """The rules of one topology. Never changes: a new epoch is a new Law."""
+
+    __slots__ = ("_fresh", "_inside", "_ruled_models", "_stale", "_topology", "epoch")
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self.epoch = topology.epoch
+        self._inside = _members(topology)
+        self._ruled_models = frozenset(topology.models).union(*(t.models for t in topology.tenants.values()))
+        # Two generations bound the memo at 2 × _MEMO_MAX without bookkeeping on a hit.
+        self._fresh: dict[_Memo, Verdict] = {}
+        self._stale: dict[_Memo, Verdict] = {}
+
+    def verdict(
+        self, tenant: str, model: str, scope: Scope = Scope.PROCESSING, narrow: Narrow = (), key: str = ""
+    ) -> Verdict:
+        """Which regions may serve `tenant`'s request for `model` in `scope`.
+
+        Each list in `narrow` keeps the regions inside at least one of its places; several lists intersect; an unknown
+        place holds nothing. `key` names the tenant's key, whose own `within` then narrows every scope but entry, and
+        is named in the reason. Model rules bind every scope but entry, where the model is not read yet.
+        """
+        # A model without a rule of its own is any model: so clients cannot fill the memo with names.
+        memo = (tenant, model if model in self._ruled_models else "", scope, narrow, key)
+        found = self._fresh.get(memo)
+        return found if found is not None else self._judge(memo)
+
+    def _judge(self, memo: _Memo) -> Verdict:
+        found = self._stale.get(memo)
+        if found is None:
+            found = self._decide(*memo)
+            if not self._may_keep(memo):
+                return found
+        if len(self._fresh) >= _MEMO_MAX:
+            self._stale, self._fresh = self._fresh, {}
+        self._fresh[memo] = found
+        return found
+
+    def _may_keep(self, memo: _Memo) -> bool:
+        """Only what is built from names of our own is kept, so a stranger's long names never occupy memory."""
+        tenant, _, _, narrow, key = memo
+        who = self._topology.tenants.get(tenant)
+        places = [place for within in narrow for place in within]
+        return (
+            who is not None
+            and (not key or any(one.name == key for one in who.keys))
+            and len(narrow) <= NARROWINGS_MAX
+            and len(places) <= _MEMO_PLACES_MAX
+            and all(place in self._inside for place in places)
+        )
+
+    def _decide(self, tenant: str, model: str, scope: str, narrow: Narrow, key: str) -> Verdict:
+        # The first level that excludes a region is the one to name, so later levels only fill the gaps.
+        reasons: dict[str, str] = {}
+        for clause in self._clauses(tenant, model, Scope(scope), narrow, key):
+            reasons = {**clause, **reasons}
+        regions = self._topology.regions
+        lawful = frozenset(name for name in regions if name not in reasons)
+        excluded = {name: reasons[name] for name in regions if name in reasons}
+        return Verdict(lawful, MappingProxyType(excluded), self.epoch)
+
+    def _clauses(self, tenant: str, model: str, scope: Scope, narrow: Narrow, key: str) -> Iterator[_Excluded]:
+        who = self._topology.tenants.get(tenant)
+        if who is None:
+            yield self._nowhere(f"tenant {_shown(tenant)} is not in the topology")
+            return
+        if who.residency is None:
+            yield self._nowhere(f"tenant {who.name} has no residency policy")
+            return
+        yield self._tenant_clause(who.name, who.residency, scope)
+        if scope is not Scope.ENTRY:
+            if model in who.models:
+                yield self._rule(f"tenant {who.name}, model {model}: processing", who.models[model])
+            if model in self._topology.models:
+                yield self._rule(f"model {model}: processing", self._topology.models[model])
+        yield self._key_clause(who, scope, key)
+        yield from self._narrow_clauses(narrow)
+
+    def _tenant_clause(self, tenant: str, residency: Residency, scope: Scope) -> _Excluded:
+        own: Rule | None = getattr(residency, scope)
+        if own is not None:
+            return self._rule(f"tenant {tenant}: {scope}", own)
+        if scope is Scope.ENTRY:
+            return {}
+        return self._rule(f"tenant {tenant}: processing", residency.processing)
+
+    def _rule(self, subject: str, rule: Rule) -> _Excluded:
+        """Regions a rule keeps out. Denying a place nobody knows cannot be honoured, so it keeps all of them out."""
+        excluded: dict[str, str] = {}
+        for place in rule.deny:
+            if place not in self._inside:
+                return self._nowhere(f"{subject} denies {_shown(place)}, which is not in the topology")
+            for region in self._inside[place]:
+                excluded.setdefault(region, f"{subject} denies {place}")
+        reason = f"{subject} allows only {_listed(rule.allow)}"
+        for region in self._outside(rule.allow):
+            excluded.setdefault(region, reason)
+        return excluded
+
+    def _key_clause(self, tenant: Tenant, scope: Scope, key: str) -> _Excluded:
+        if not key:
+            return {}
+        held = next((one for one in tenant.keys if one.name == key), None)
+        if held is None:
+            return self._nowhere(f"tenant {tenant.name} has no key {_shown(key)}")
+        if not held.within or scope is Scope.ENTRY:
+            return {}
+        reason = f"key {held.name} of tenant {tenant.name} stays within {_listed(held.within)}"
+        return dict.fromkeys(self._outside(held.within), reason)
+
+    def _narrow_clauses(self, narrow: Narrow) -> Iterator[_Excluded]:
+        if len(narrow) > NARROWINGS_MAX or any(len(within) > PLACES_MAX for within in narrow):
+            yield self._nowhere(f"request names more than {NARROWINGS_MAX} lists or {PLACES_MAX} places to stay within")
+            return
+        for within in narrow:
+            yield dict.fromkeys(self._outside(within), f"request asked to stay within {_listed(within)}")
+
+    def _outside(self, places: Iterable[str]) -> frozenset[str]:
+        inside: frozenset[str] = frozenset().union(*(self._inside.get(place, frozenset()) for place in places))
+        return self._inside[WORLD] - inside
+
+    def _nowhere(self, reason: str) -> _Excluded:
+        return dict.fromkeys(self._topology.regions, reason)
+
+
+def narrowing(*lists: tuple[str, ...]) -> Narrow:
+    """The lists that do narrow, for `Law.verdict`: an empty list here means that nobody asked. Use it for a request's
+    own wish or a key's `within`, never for a hop token's lawful regions, where empty means that nothing is lawful.
+    """
+    return tuple(within for within in lists if within)
+
+
+def _members(topology: Topology) -> dict[str, frozenset[str]]:
+    """The regions inside each place the world knows, places without a region included."""
+    inside: dict[str, set[str]] = {name: set() for name in (*topology.places, WORLD)}
+    for region in topology.regions:
+        for place in topology.ancestors(region):
+            inside.setdefault(place, set()).add(region)
+    return {place: frozenset(regions) for place, regions in inside.items()}
+
+
+def _listed(places: tuple[str, ...]) -> str:
+    if not places:
+        return "nothing"
+    more = f" and {len(places) - _NAMES_SHOWN_MAX} more" if len(places) > _NAMES_SHOWN_MAX else ""
+    return ", ".join(_shown(place) for place in places[:_NAMES_SHOWN_MAX]) + more
+
+
+def _shown(name: str) -> str:
+    """A name as it may stand in a reason: reasons go into answers and logs, and some names come from clients."""
+    if len(name) <= _NAME_CHARS_MAX and name.isascii() and name.isprintable():
+        return name
+    return ascii(name[:_NAME_CHARS_MAX])

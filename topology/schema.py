@@ -1,0 +1,225 @@
+"""The shape of a topology file: fields, types and ranges, each with what belongs there.
+
+It knows nothing of how the parts refer to each other; that is `topology.references`. Every fault is found in one pass.
+A field's description is the remedy shown when the field is missing or wrong, so it says what to write.
+"""
+
+from __future__ import annotations
+
+import re
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from topology.problems import Problem, did_you_mean, path_of, quoted
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]")
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise PydanticCustomError("name", "not a name")
+    return text
+
+
+def _sha256(text: str) -> str:
+    if not _SHA256.fullmatch(text):
+        raise PydanticCustomError("sha256", "not a SHA-256: 64 lower-case hexadecimal digits")
+    return text
+
+
+def _url(text: str) -> str:
+    try:
+        url = urlsplit(text)
+        good = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:
+        good = False
+    if not good or url.path not in {"", "/"} or url.query or url.fragment or url.username is not None:
+        raise PydanticCustomError("url", "not the URL of an entry")
+    return text.rstrip("/")
+
+
+def _endpoint(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (colon and _HOST.fullmatch(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise PydanticCustomError("endpoint", "not host:port")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+Sha256 = Annotated[str, AfterValidator(_sha256)]
+Url = Annotated[str, Field(max_length=512), AfterValidator(_url)]
+Endpoint = Annotated[str, Field(max_length=512), AfterValidator(_endpoint)]
+PlaceNames = Annotated[list[Name], Field(max_length=1024)]
+SomePlaceNames = Annotated[list[Name], Field(min_length=1, max_length=1024)]
+
+_NAME_HELP = "use 1 to 63 of a-z 0-9 . _ -, beginning and ending with a letter or digit (quote words like no, on, 1e3)"
+_PARENTS_HELP = "list the jurisdictions this lies in"
+_USD = Annotated[float, Field(ge=0, le=10_000)]
+
+
+class Doc(BaseModel):
+    """Strict, closed and frozen: no number from text, no unknown field, no infinity."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PlaceDoc(Doc):
+    """A jurisdiction or a country."""
+
+    name: Name = Field(description=_NAME_HELP)
+    within: PlaceNames = Field(default=[], description=_PARENTS_HELP)
+
+
+class RegionDoc(Doc):
+    """A site with GPUs."""
+
+    name: Name = Field(description=_NAME_HELP)
+    city: str = Field(default="", max_length=100, description="name its city in at most 100 characters")
+    country: Name = Field(description="name one of `countries`")
+    jurisdictions: PlaceNames = Field(default=[], description=_PARENTS_HELP)
+    latitude: float = Field(ge=-90, le=90, description="give degrees north, -90 to 90")
+    longitude: float = Field(ge=-180, le=180, description="give degrees east, -180 to 180")
+    entry: list[Url] = Field(default=[], max_length=64, description="list URLs such as https://tokyo.example.com:8443")
+    hub: Name = Field(description="name one of `hubs`")
+    egress_usd_per_gb: _USD = Field(default=0.0, description="give US dollars per GB, 0 to 10000")
+    usd_per_gpu_hour: _USD = Field(default=0.0, description="give US dollars per GPU hour, 0 to 10000")
+
+
+class TenantRuleDoc(Doc):
+    """A scope of a tenant's residency: what is not allowed here is forbidden, so `allow` must be said."""
+
+    allow: SomePlaceNames = Field(description="list at least one place to allow; [world] is everywhere")
+    deny: PlaceNames = Field(default=[], description="list places to deny")
+
+
+class ModelRuleDoc(Doc):
+    """What narrows a rule above it, so that leaving `allow` out takes nothing away."""
+
+    allow: SomePlaceNames = Field(default=["world"], description="list places to allow, or `deny: [world]` for none")
+    deny: PlaceNames = Field(default=[], description="list places to deny")
+
+
+class ResidencyDoc(Doc):
+    """Where a tenant's requests may be read, computed, recorded and hinted at."""
+
+    processing: TenantRuleDoc = Field(description="say where work may be done, such as `processing: {allow: [eu]}`")
+    entry: TenantRuleDoc | None = Field(default=None, description="give `allow` and `deny`, or leave it out")
+    logging: TenantRuleDoc | None = Field(default=None, description="give `allow` and `deny`, or leave it out")
+    hints: TenantRuleDoc | None = Field(default=None, description="give `allow` and `deny`, or leave it out")
+    on_exhausted: Literal["refuse", "wait"] = Field(default="refuse", description="say refuse or wait")
+    wait_max_s: float = Field(default=0.0, ge=0, le=600, description="give seconds, 0 to 600")
+
+
+class KeyDoc(Doc):
+    """An API key by its hash."""
+
+    name: Name = Field(description=_NAME_HELP)
+    sha256: Sha256 = Field(description="write the output of `farhop hash-key`, in quotes")
+    within: PlaceNames = Field(default=[], description="list the places this key must stay within, or leave it out")
+
+
+class TenantDoc(Doc):
+    """Who is served, and under which law."""
+
+    name: Name = Field(description=_NAME_HELP)
+    keys: list[KeyDoc] = Field(default=[], max_length=256, description="list keys, each with `name` and `sha256`")
+    residency: ResidencyDoc = Field(
+        description="add `residency: {processing: {allow: [...]}}`; a tenant without a policy is never served"
+    )
+    priority: int = Field(default=0, ge=0, le=9, description="give 0 to 9; a larger one is served first")
+    weight: float = Field(default=1.0, gt=0, le=1000, description="give a share above 0, up to 1000")
+    share_prefixes: bool = Field(default=False, description="say true or false")
+    models: dict[ModelName, ModelRuleDoc] = Field(
+        default={}, max_length=1024, description="map model names to rules such as `{deny: [us]}`"
+    )
+
+
+class TopologyDoc(Doc):
+    """A whole world."""
+
+    name: Name = Field(description=_NAME_HELP)
+    epoch: int = Field(ge=1, le=2**53, description="give a whole number from 1, raised with every change of policy")
+    jurisdictions: list[PlaceDoc] = Field(default=[], max_length=1024, description="list jurisdictions, with `name`")
+    countries: list[PlaceDoc] = Field(min_length=1, max_length=1024, description="list countries, with `name`")
+    regions: list[RegionDoc] = Field(min_length=1, max_length=256, description="list at least one region")
+    hubs: dict[Name, Annotated[list[Endpoint], Field(max_length=16)]] = Field(
+        min_length=1,
+        max_length=256,
+        description="map hub names to lists of etcd endpoints such as [etcd-1:2379], or []",
+    )
+    local_rtt_ms: float = Field(default=1.0, gt=0, le=1000, description="give milliseconds above 0, up to 1000")
+    rtt_ms: dict[Name, dict[Name, Annotated[float, Field(gt=0, le=60_000)]]] = Field(
+        default={}, max_length=256, description="give milliseconds above 0 for every pair: `virginia: {tokyo: 166}`"
+    )
+    models: dict[ModelName, ModelRuleDoc] = Field(
+        default={}, max_length=1024, description="map model names to rules such as `{deny: [us]}`"
+    )
+    tenants: list[TenantDoc] = Field(default=[], max_length=100_000, description="list tenants")
+
+
+def problems_of(error: ValidationError) -> list[Problem]:
+    """Every fault of shape, in house words. Input values are left out: one of them may be a key."""
+    details = error.errors(include_url=False, include_input=False)
+    plaintext = {item["loc"][:-1] for item in details if item["type"] == "extra_forbidden" and _is_key(item["loc"])}
+    return [
+        _problem(item)
+        for item in details
+        if not (item["type"] == "missing" and item["loc"][-1] == "sha256" and item["loc"][:-1] in plaintext)
+    ]
+
+
+def _is_key(loc: tuple[int | str, ...]) -> bool:
+    return loc[-1] == "key" and len(loc) == 5 and (loc[0], loc[2]) == ("tenants", "keys")
+
+
+def _problem(item: ErrorDetails) -> Problem:
+    loc = tuple(part for part in item["loc"] if part != "[key]")
+    owner, field = _owner(loc)
+    if item["type"] != "extra_forbidden":
+        message = "missing" if item["type"] == "missing" else _uncapped(item["msg"])
+        return Problem(path_of(*loc), message, _help(owner, field))
+    if _is_key(loc):
+        remedy = "put `sha256:` with the output of `farhop hash-key` in its place"
+        return Problem(path_of(*loc), "a key in plain text must not stand in a file", remedy)
+    fields = sorted(owner.model_fields)
+    remedy = did_you_mean(str(loc[-1]), fields, f"known here: {', '.join(fields)}")
+    return Problem(path_of(*loc), f"unknown field {quoted(str(loc[-1]))}", remedy)
+
+
+def _help(owner: type[BaseModel], field: str) -> str:
+    info = owner.model_fields.get(field)
+    return (info.description if info else None) or "write a mapping of fields"
+
+
+def _owner(loc: tuple[int | str, ...]) -> tuple[type[BaseModel], str]:
+    """The document class a location lies in, and its field; "" where the last part is no field of that class."""
+    owner: type[BaseModel] = TopologyDoc
+    field, at = "", cast("Any", TopologyDoc)
+    for part in loc:
+        at = _plain(at)
+        if not (isinstance(at, type) and issubclass(at, BaseModel)):
+            at = get_args(at)[-1] if get_args(at) else at
+        elif part in at.model_fields:
+            owner, field = at, str(part)
+            at = at.model_fields[field].annotation
+        else:
+            return at, ""
+    return owner, field
+
+
+def _plain(annotation: Any) -> Any:
+    """Without the wrapping of Annotated and of `| None`."""
+    while get_origin(annotation) in {Annotated, Union, UnionType}:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _uncapped(text: str) -> str:
+    return text[:1].lower() + text[1:]
