@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from farhop.balance.estimate import Speed
     from farhop.balance.ledger import Ledger, Load
     from regional_lb.policy import Policy
-    from regional_lb.view import Replica
+    from regional_lb.view import Replica, Sample
 
 SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
 TIE_SHARE = 0.05  # scores this close are equal within what prefill speed is known to
 TIE_FLOOR_MS = 1.0
 KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption costs a whole recompute
+
+
+_NOTHING = Need(0.0, 0.0, 1.0)
 
 
 class Pick(msgspec.Struct, frozen=True):
@@ -37,10 +40,15 @@ class Pick(msgspec.Struct, frozen=True):
     full: tuple[str, ...]  # healthy replicas without room
 
 
+def fresh(sample: Sample | None, now: float) -> Sample | None:
+    """The sample, if it is not too old to speak of now."""
+    return sample if sample is not None and now - sample.at < SAMPLE_FRESH_S else None
+
+
 def has_room(replica: Replica, load: Load, need: Need, uncached_tokens: float, now: float) -> bool:
     """Whether the replica would start on the request at once."""
-    sample = replica.sample
-    if sample is not None and sample.waiting > 0 and now - sample.at < SAMPLE_FRESH_S:
+    sample = fresh(replica.sample, now)
+    if sample is not None and sample.waiting > 0:
         return False
     if load.in_flight == 0:
         return True  # an idle engine takes anything; what it can never hold it refuses itself
@@ -81,21 +89,29 @@ def pick(
     return Pick(ready[index], ordered, tuple(full))
 
 
+def any_room(replicas: Sequence[Replica], ledger: Ledger, now: float) -> bool:
+    """Whether some replica has room for the smallest request there is: if not, there is no point in scoring."""
+    return any(has_room(replica, ledger.load(replica.name), _NOTHING, 0.0, now) for replica in replicas)
+
+
 def expected_wait_ms(
     replicas: Sequence[Replica], ledger: Ledger, speeds: Mapping[str, Speed], queued: int, now: float
 ) -> float:
-    """What one more request would wait before its prefill begins, at the healthy `replicas`.
+    """What one more request would wait before its prefill begins, at the healthy `replicas`; 0 if there are none.
 
     With room: the prefill backlog of the least burdened replica with room. Without: by Little's law one request leaves
-    a replica every service_ms / in_flight, and all who are queued go first.
+    a replica every service_ms / in_flight, and all who are queued, here or in an engine, go first.
     """
-    nothing = Need(0.0, 0.0, 1.0)
     waits: list[float] = []
     leaving_per_ms = 0.0
     for replica in replicas:
         load, speed = ledger.load(replica.name), speeds[replica.name]
-        leaving_per_ms += load.in_flight / speed.service_ms
-        if has_room(replica, load, nothing, 0.0, now):
+        sample = fresh(replica.sample, now)
+        # Others may use the engine, too: what it says it runs counts if that is more than ours.
+        running = max(load.in_flight, 1) if sample is None else max(load.in_flight, sample.running, 1)
+        leaving_per_ms += running / speed.service_ms
+        queued += sample.waiting if sample is not None else 0
+        if has_room(replica, load, _NOTHING, 0.0, now):
             waits.append(load.prefill_tokens * speed.prefill_ms_per_token)
     if waits and queued == 0:
         return min(waits)

@@ -1,15 +1,16 @@
-"""Where requests wait when every replica is full: priority bands, weighted fair between tenants, bounded.
+"""Where requests wait when every replica is full: a line per model, in it priority bands, weighted fair between tenants.
 
-Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996: a tenant's next request
-starts at max(the band's time, its own last finish), and finishes cost / weight later). Invariants: at most
-`requests_max` and `tokens_max` wait; a request is in here once or not at all; nobody waits behind a lower band, but one
-request older than `starvation_s` goes before any band. Never decides where a request goes.
+Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996): who is served moves on
+by tokens / weight, who comes anew starts where the least served of those waiting stands, and only what is served
+counts. Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
+or not at all; what waits for one model never stands before another's; nobody waits behind a lower band, but every
+STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`. Never decides where a request goes.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from itertools import count
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,37 +18,122 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
+_FINISHES_MAX = 1024
+
 
 class Waiting(msgspec.Struct, frozen=True, eq=False):
-    """One request waiting. `since` in monotonic seconds; `tag` its virtual start in its band."""
+    """One request waiting. `since` in monotonic seconds."""
 
     id: str
+    model: str
     tenant: str
     priority: int
     tokens: float
     since: float
-    tag: float
+
+
+class _Tenant:
+    """One tenant's requests in a band, oldest first; `start` is the virtual time at which its next one is due."""
+
+    __slots__ = ("requests", "start", "weight")
+
+    def __init__(self, start: float) -> None:
+        self.start, self.weight = start, 1.0
+        self.requests: dict[str, Waiting] = {}
+
+    def cost(self, waiting: Waiting) -> float:
+        """Virtual time that serving it takes."""
+        return max(waiting.tokens, 1.0) / self.weight
 
 
 class _Band:
-    __slots__ = ("finish", "heap", "time")
+    """Tenants with something waiting, and where those stand who had something before: forgotten when it empties."""
+
+    __slots__ = ("finishes", "tenants")
 
     def __init__(self) -> None:
-        self.heap: list[tuple[float, int, Waiting]] = []
-        self.time = 0.0
-        self.finish: dict[str, float] = {}
+        self.tenants: dict[str, _Tenant] = {}
+        self.finishes: dict[str, float] = {}
+
+    def push(self, waiting: Waiting, weight: float) -> None:
+        tenant = self.tenants.get(waiting.tenant)
+        if tenant is None:
+            least = min((t.start for t in self.tenants.values()), default=0.0)
+            tenant = _Tenant(max(least, self.finishes.pop(waiting.tenant, 0.0)))
+            self.tenants[waiting.tenant] = tenant
+        tenant.weight = weight
+        tenant.requests[waiting.id] = waiting
+
+    def remove(self, waiting: Waiting, *, served: bool) -> None:
+        tenant = self.tenants[waiting.tenant]
+        del tenant.requests[waiting.id]
+        if served:
+            tenant.start += tenant.cost(waiting)
+        if not tenant.requests:
+            del self.tenants[waiting.tenant]
+            self.finishes[waiting.tenant] = tenant.start
+            if len(self.finishes) > _FINISHES_MAX:
+                del self.finishes[next(iter(self.finishes))]
+
+    def in_order(self) -> Iterator[Waiting]:
+        """As they are due, were they served one after another."""
+        frontier = []
+        for n, tenant in enumerate(self.tenants.values()):
+            requests = iter(tenant.requests.values())
+            frontier.append((tenant.start, n, next(requests), requests, tenant))
+        heapify(frontier)
+        while frontier:
+            start, n, waiting, requests, tenant = frontier[0]
+            yield waiting
+            following = next(requests, None)
+            if following is None:
+                heappop(frontier)
+            else:
+                heapreplace(frontier, (start + tenant.cost(waiting), n, following, requests, tenant))
+
+
+class _Line:
+    """What waits for one model. `turns` were served since the last that was the oldest."""
+
+    __slots__ = ("bands", "by_id", "turns")
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Waiting] = {}  # in order of arrival
+        self.bands: dict[int, _Band] = {}
+        self.turns = 0
+
+    def push(self, waiting: Waiting, weight: float) -> None:
+        self.by_id[waiting.id] = waiting
+        self.bands.setdefault(waiting.priority, _Band()).push(waiting, weight)
+
+    def remove(self, waiting: Waiting, *, served: bool) -> None:
+        if served:
+            self.turns = 0 if waiting is self.oldest else self.turns + 1
+        del self.by_id[waiting.id]
+        band = self.bands[waiting.priority]
+        band.remove(waiting, served=served)
+        if not band.tenants:
+            del self.bands[waiting.priority]
+
+    @property
+    def oldest(self) -> Waiting:
+        return next(iter(self.by_id.values()))
+
+    def in_order(self) -> Iterator[Waiting]:
+        for priority in sorted(self.bands, reverse=True):
+            yield from self.bands[priority].in_order()
 
 
 class WaitingRoom:
-    """The queue of one region's balancer instance."""
+    """The queue of one region's balancer instance. Where a model is named that nothing waits for, there is nothing."""
 
-    __slots__ = ("_bands", "_by_id", "_serial", "_starvation_s", "requests_max", "tokens", "tokens_max")
+    __slots__ = ("_by_id", "_lines", "_starvation_s", "requests_max", "tokens", "tokens_max")
 
     def __init__(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
         self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
-        self._bands: dict[int, _Band] = {}
-        self._by_id: dict[str, Waiting] = {}  # in order of arrival
-        self._serial = count()
+        self._lines: dict[str, _Line] = {}
+        self._by_id: dict[str, Waiting] = {}
         self.tokens = 0.0
 
     def __len__(self) -> int:
@@ -56,70 +142,66 @@ class WaitingRoom:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
 
+    def waiting(self, model: str) -> int:
+        """How many requests wait for the model."""
+        line = self._lines.get(model)
+        return len(line.by_id) if line is not None else 0
+
+    def models(self) -> list[str]:
+        """The models waited for: those with the highest band first, then whoever's oldest is oldest."""
+        lines = self._lines
+        return sorted(lines, key=lambda model: (-max(lines[model].bands), lines[model].oldest.since))
+
     def fits(self, tokens: float) -> bool:
         """Whether one more request of this many tokens may wait. A first one always may."""
         if not self._by_id:
             return self.requests_max > 0
         return len(self._by_id) < self.requests_max and self.tokens + tokens <= self.tokens_max
 
-    def push(self, request_id: str, tenant: str, weight: float, priority: int, tokens: float, now: float) -> None:
+    def push(
+        self, request_id: str, model: str, tenant: str, weight: float, priority: int, tokens: float, now: float
+    ) -> None:
         """Let a request wait. ValueError if it does already, or there is no room."""
         if request_id in self._by_id:
             raise ValueError(f"request {request_id!r} waits already")
         if not self.fits(tokens):
             raise ValueError("the queue is full: ask fits() first")
-        band = self._bands.setdefault(priority, _Band())
-        tag = max(band.time, band.finish.get(tenant, 0.0))
-        band.finish[tenant] = tag + max(tokens, 1.0) / weight
-        waiting = Waiting(request_id, tenant, priority, tokens, now, tag)
+        waiting = Waiting(request_id, model, tenant, priority, tokens, now)
         self._by_id[request_id] = waiting
+        self._lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
-        heappush(band.heap, (tag, next(self._serial), waiting))
 
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:
-        """Take a request out, wherever it stands; `served` moves its band's time on. None if it is not here."""
+        """Take a request out, wherever it stands; `served` has its tenant pay for the turn. None if it is not here."""
         waiting = self._by_id.pop(request_id, None)
         if waiting is None:
             return None
-        self.tokens -= waiting.tokens
-        band = self._bands[waiting.priority]
-        if served:
-            band.time = max(band.time, waiting.tag)
-        self._tidy(waiting.priority, band)
+        line = self._lines[waiting.model]
+        line.remove(waiting, served=served)
+        if not line.by_id:
+            del self._lines[waiting.model]
+        self.tokens = self.tokens - waiting.tokens if self._by_id else 0.0  # sums of floats drift: an empty room is 0
         return waiting
 
-    def _tidy(self, priority: int, band: _Band) -> None:
-        """Drop what was removed from the head; when a band empties, forget its history."""
-        while band.heap and band.heap[0][2].id not in self._by_id:
-            heappop(band.heap)
-        if not band.heap:
-            del self._bands[priority]
-        if not self._by_id:
-            self.tokens = 0.0  # sums of floats drift; an empty queue holds nothing
+    def victim(self, priority: int, tokens: float) -> Waiting | None:
+        """Whose place a request of this band may take when it does not fit: the newest of the lowest band below it.
 
-    def first(self, most: int, now: float) -> list[Waiting]:
-        """The next `most` requests in the order they are due."""
-        due: list[Waiting] = []
-        oldest = next(iter(self._by_id.values()), None)
-        if oldest is not None and now - oldest.since > self._starvation_s:
-            due.append(oldest)
-        for waiting in self._in_order(most + 1):
-            if len(due) >= most:
-                break
-            if waiting is not oldest or not due:
-                due.append(waiting)
-        return due
+        None if nobody waits in a lower band, or that one place would not do.
+        """
+        lowest = min((band for line in self._lines.values() for band in line.bands), default=priority)
+        if lowest >= priority:
+            return None
+        newest = next(w for w in reversed(self._by_id.values()) if w.priority == lowest)
+        return newest if self.tokens - newest.tokens + tokens <= self.tokens_max else None
 
-    def _in_order(self, most: int) -> Iterator[Waiting]:
-        for priority in sorted(self._bands, reverse=True):
-            heap = self._bands[priority].heap
-            # A look at the k least of a heap touches O(k) entries; what was removed is skipped.
-            frontier = [(heap[0], 0)] if heap else []
-            while frontier and most > 0:
-                (_, _, waiting), at = heappop(frontier)
-                for child in (2 * at + 1, 2 * at + 2):
-                    if child < len(heap):
-                        heappush(frontier, (heap[child], child))
-                if self._by_id.get(waiting.id) is waiting:
-                    most -= 1
-                    yield waiting
+    def starved(self, model: str, now: float) -> Waiting | None:
+        """The oldest waiting for the model, if it is too old and the next turn is its."""
+        line = self._lines.get(model)
+        if line is None or line.turns < STARVED_EVERY - 1 or now - line.oldest.since <= self._starvation_s:
+            return None
+        return line.oldest
+
+    def first(self, model: str, most: int) -> list[Waiting]:
+        """The next `most` requests for the model in the order they are due."""
+        line = self._lines.get(model)
+        return list(islice(line.in_order(), most)) if line is not None else []

@@ -19,11 +19,12 @@ OUTPUT_TOKENS = 256.0
 ENTRIES_MAX = 2048
 
 _K = TypeVar("_K")
+_SMALLEST_PROMPT_BYTES = 64  # a chat template of a few tokens would pass for the ratio
 _SMALLEST_PREFILL_TOKENS = 64  # below this a step's fixed cost hides the cost per token
 
 
 class Estimates:
-    """Bytes per token of each model, and output tokens of each tenant and model. The oldest learned is forgotten."""
+    """Bytes per token of each model, output tokens of each tenant and model. What was not met for longest is forgotten."""
 
     __slots__ = ("_bytes_per_token", "_output")
 
@@ -40,24 +41,24 @@ class Estimates:
         """Tokens the answer will probably have, at most what the request allows."""
         known = self._output.get((tenant, model))
         expected = OUTPUT_TOKENS if known is None or known.value is None else known.value
-        return expected if max_tokens is None or expected < max_tokens else float(max_tokens)
+        return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
     def learn(self, tenant: str, model: str, prompt_bytes: int, usage: Usage) -> None:
         """Take a finished request's usage. Samples outside their domain change nothing."""
-        if usage.prompt_tokens > 0 and prompt_bytes >= 64:
-            entry = _entry(self._bytes_per_token, model, 0.05, 0.25, 64.0)
-            entry.update(prompt_bytes / usage.prompt_tokens)
+        if usage.prompt_tokens > 0 and prompt_bytes >= _SMALLEST_PROMPT_BYTES:
+            _learn(self._bytes_per_token, model, prompt_bytes / usage.prompt_tokens, 0.25, 64.0)
         if usage.completion_tokens > 0:
-            _entry(self._output, (tenant, model), 0.05, 1.0, 1e6).update(float(usage.completion_tokens))
+            _learn(self._output, (tenant, model), float(usage.completion_tokens), 1.0, 1e6)
 
 
-def _entry(known: OrderedDict[_K, Mean], key: _K, weight: float, lo: float, hi: float) -> Mean:
-    entry = known.get(key)
-    if entry is None:
-        if len(known) >= ENTRIES_MAX:
-            known.popitem(last=False)
-        entry = known[key] = Mean(weight, lo, hi)
-    return entry
+def _learn(known: OrderedDict[_K, Mean], key: _K, sample: float, lo: float, hi: float) -> None:
+    entry = known.get(key) or Mean(0.05, lo, hi)
+    if not entry.update(sample):
+        return
+    known[key] = entry
+    known.move_to_end(key)
+    if len(known) > ENTRIES_MAX:
+        known.popitem(last=False)
 
 
 class Speed:
@@ -66,24 +67,24 @@ class Speed:
     __slots__ = ("_prefill", "_service", "_tpot")
 
     def __init__(self, prefill_ms_per_token: float, tpot_ms: float) -> None:
-        self._prefill = Mean(0.1, 1e-5, 1e3, prefill_ms_per_token)
-        self._tpot = Mean(0.1, 1e-4, 1e5, tpot_ms)
-        self._service = Mean(0.1, 1e-3, 1e8, OUTPUT_TOKENS * tpot_ms)
+        self._prefill = _mean_around(1e-5, 1e3, prefill_ms_per_token)
+        self._tpot = _mean_around(1e-4, 1e5, tpot_ms)
+        self._service = _mean_around(1e-3, 1e8, OUTPUT_TOKENS * tpot_ms)
 
     @property
     def prefill_ms_per_token(self) -> float:
         """Milliseconds to prefill one token."""
-        return self._prefill.value or 0.0
+        return self._prefill.value or 1e-5
 
     @property
     def tpot_ms(self) -> float:
         """Milliseconds between two tokens of one answer."""
-        return self._tpot.value or 0.0
+        return self._tpot.value or 1e-4
 
     @property
     def service_ms(self) -> float:
         """Milliseconds a request spends at the target."""
-        return self._service.value or 0.0
+        return self._service.value or 1e-3
 
     def began(self, elapsed_ms: float, prefill_tokens: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt."""
@@ -96,3 +97,8 @@ class Speed:
         self._service.update(service_ms)
         if completion_tokens > 1:
             self._tpot.update(decode_ms / (completion_tokens - 1))
+
+
+def _mean_around(lo: float, hi: float, guess: float) -> Mean:
+    """A mean to start from a guess of somebody's: one outside the domain counts as its nearest end."""
+    return Mean(0.1, lo, hi, max(lo, min(hi, guess)))

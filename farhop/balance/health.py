@@ -99,6 +99,8 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
 _BACKOFF_MAX = 10.0  # times the base; 30 s -> 300 s, as Envoy
 _DEFAULT = HealthConfig()
 
+_STREAK = "requests failed in a row"
+_REFUSED = "connection refused"
 _UNPROVEN = Health(State.DOWN, "not heard of yet")
 _PROBES_FAIL = Health(State.DOWN, "probes fail")
 _A_PROBE_FAILED = Health(State.SUSPECT, "a probe failed")
@@ -233,10 +235,6 @@ class HealthMachine:
         self._ejected_why = ""
         self._trial_until = -inf
         self._request_fails = 0
-
-
-_STREAK = "requests failed in a row"
-_REFUSED = "connection refused"
 
 
 class LivenessConfig(msgspec.Struct, frozen=True, kw_only=True):

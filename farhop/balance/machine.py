@@ -23,7 +23,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the canonical prompt.
+    """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the prompt.
 
     `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
     the request came straight from a client. `narrow` are lists of places to stay within (one of each): never a

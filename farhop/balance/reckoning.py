@@ -1,44 +1,59 @@
 """Dead reckoning: how much of what was sent to a region its last report cannot know of yet.
 
 Counts are cumulative prompt bytes on both sides (the sender's here, the receiver's in its report), so that reports may
-be lost, repeated or late. Invariants: outstanding is never negative; an older report never undoes a newer one; with
-nothing in flight nothing is outstanding, so an error in the counts cannot live on. Never guesses.
+be lost, repeated or late. Invariants: outstanding is never negative and never more than what still awaits its first
+byte; an older report never undoes a newer one; at rest nothing is outstanding. Where a count is in doubt, the doubt is
+taken as arrived: too little heals with the next report, too much would stay. Never guesses, never reads a clock.
 """
 
 from __future__ import annotations
 
 
 class Reckoning:
-    """The counts towards one regional balancer instance."""
+    """The counts towards one regional balancer instance. Every `sent` is followed by one `settled` or `came_back`."""
 
-    __slots__ = ("_accepted", "_incarnation", "_sent")
+    __slots__ = ("_accepted", "_incarnation", "_pending", "_resting", "_sent")
 
     def __init__(self) -> None:
         self._sent = 0.0
         self._accepted = 0.0
+        self._pending = 0.0
         self._incarnation = -1
+        self._resting = False
 
     @property
     def outstanding_bytes(self) -> float:
-        """Prompt bytes sent and not yet acknowledged."""
-        return max(0.0, self._sent - self._accepted)
+        """Prompt bytes sent, not acknowledged, and not answered."""
+        return max(0.0, min(self._sent - self._accepted, self._pending))
 
     def sent(self, n_bytes: float) -> None:
         """A request of this size is on its way."""
         self._sent += n_bytes
+        self._pending += n_bytes
+        self._resting = False
+
+    def settled(self, n_bytes: float) -> None:
+        """The receiver answered it, be it by a refusal: it has counted it, and it waits there no more."""
+        self._pending = max(0.0, self._pending - n_bytes)
 
     def came_back(self, n_bytes: float) -> None:
-        """It was refused, or never arrived: the receiver has not counted it."""
+        """It never arrived, or nobody knows whether it did: count on no acknowledgement."""
+        self._pending = max(0.0, self._pending - n_bytes)
         self._sent = max(self._accepted, self._sent - n_bytes)
 
-    def acknowledged(self, incarnation: int, accepted: float, in_flight: int) -> None:
-        """A report says how much it has accepted since its start; `in_flight` are our requests there now."""
+    def acknowledged(self, incarnation: int, accepted: float) -> None:
+        """A report says how many bytes the receiver has counted since its start."""
         if incarnation < self._incarnation:
             return
         if incarnation > self._incarnation:
-            # A new process counts from zero; what it has not accepted yet is what is still on its way.
-            outstanding = self.outstanding_bytes if self._incarnation >= 0 else self._sent
-            self._incarnation, self._accepted, self._sent = incarnation, accepted, accepted + outstanding
+            # A new process counts from zero: what is still on its way is what was, less what it has counted since.
+            self._sent = max(accepted, self._sent - self._accepted)
+            self._incarnation, self._accepted = incarnation, accepted
+            self._resting = False
+        progress = accepted > self._accepted
         self._accepted = max(self._accepted, accepted)
-        if in_flight == 0 or self._sent < self._accepted:
+        # Two reports at rest that say the same: whatever they lack was never counted and never will be.
+        still = self._pending == 0.0
+        if self._sent < self._accepted or (still and self._resting and not progress):
             self._sent = self._accepted
+        self._resting = still

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httptools
 import msgspec
@@ -185,8 +185,7 @@ class Inbound(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
         if not self._listener.admit(self):
             self._refuse(outcome.TOO_MANY_CONNECTIONS, "too many connections: retry later, or at another entry")
 

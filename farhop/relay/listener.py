@@ -86,7 +86,7 @@ class Listener:
         self.stop_accepting()
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
-        while self._connections and loop.time() < end:  # noqa: ASYNC110 - connections come and go; the last one out is rare
+        while self._connections and loop.time() < end:
             await asyncio.sleep(0.02)
         for connection in tuple(self._connections):
             connection.abort()

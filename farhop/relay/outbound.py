@@ -8,7 +8,7 @@ without the attempt noticing. Never retries anything else.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 import msgspec
@@ -118,8 +118,7 @@ class Outbound(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -55,8 +55,8 @@ def test_the_default_world() -> None:
     ]
     assert world.ancestors("frankfurt") == {"frankfurt", "de", "eu", "eea", "world"}
     assert world.places["eu"] == Place("eu", "jurisdiction", ("eea",))
-    assert world.tenants["eu-only"].residency is not None
-    assert world.tenants["eu-only"].residency.wait_max_s == 5.0
+    assert world.tenants["japan-only"].residency is not None
+    assert world.tenants["japan-only"].residency.wait_max_s == 5.0
 
 
 @pytest.mark.parametrize("tenant", ["anywhere", "eu-only", "japan-only", "not-us"])
@@ -74,8 +74,8 @@ def test_the_demo_tenants_live_under_the_law_their_names_say() -> None:
     assert law.verdict("japan-only", "m").lawful == {"tokyo"}
     assert law.verdict("not-us", "m").lawful == {"frankfurt", "tokyo"}
     assert law.verdict("not-us", "export-controlled-70b").lawful == {"frankfurt"}
-    assert law.verdict("eu-only", "m", Scope.ENTRY).lawful == {"frankfurt"}
-    assert law.verdict("japan-only", "m", Scope.ENTRY).lawful == everywhere
+    assert law.verdict("eu-only", "m", Scope.ENTRY).lawful == everywhere
+    assert law.verdict("japan-only", "m", Scope.ENTRY).lawful == {"tokyo"}
 
 
 def test_every_fault_is_told_at_once() -> None:

@@ -78,7 +78,7 @@ def test_each_fault_of_shape(faults: Any, at: tuple[Any, ...], value: Any, path:
 def test_the_remedy_says_what_belongs_there(faults: Any) -> None:
     [problem] = faults(lambda raw: _put(raw, ("regions", 1, "latitude"), 100))
     assert problem.remedy == "give degrees north, -90 to 90"
-    [problem] = faults(lambda raw: _put(raw, ("tenants", 1, "residency", "wait_max_s"), 601))
+    [problem] = faults(lambda raw: _put(raw, ("tenants", 2, "residency", "wait_max_s"), 601))
     assert problem.remedy == "give seconds, 0 to 600"
     [problem] = faults(lambda raw: _put(raw, ("models", "m"), {"allow": []}))
     assert "`deny: [world]` for none" in problem.remedy

@@ -1,0 +1,292 @@
+"""A whole world on this machine: real etcd, both tiers and emulated engines in every region, each its own process.
+
+`farhop up`, the demo and the tests of the whole run this. Wire times and engines are sped up alike. Never used by a
+balancer, and leaves no process behind: children die with their parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import yaml
+
+from farhop_lab.child import Child, ChildError
+from farhop_lab.collector import Collector
+from farhop_lab.engine.profiles import PROFILES
+from farhop_lab.etcd import EmbeddedEtcd
+from farhop_lab.world_file import RegionFile, WorldFile
+from topology import load as worlds
+
+HOST = "127.0.0.1"
+DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # the shipped world's, whose keys are sk-farhop-<tenant>
+
+
+class WorldError(Exception):
+    """A world that cannot be run; the text names the remedy."""
+
+
+class WorldSettings(msgspec.Struct, frozen=True):
+    """What world to run. `engines` are given per region as URLs; a region without gets `replicas` emulated ones."""
+
+    topology: str = "three-regions"
+    model: str = "llama-3.1-8b"
+    profile: str = "a100"
+    replicas: int = 2
+    speedup: float = 10.0
+    engines: dict[str, list[str]] = {}
+    etcd: str | None = None
+    entry_port: int = 0  # the first region's entry; the others follow. 0: any free ones
+
+
+class RegionRun:
+    """One region's processes."""
+
+    def __init__(self, name: str, entry: int, global_admin: int, regional_admin: int) -> None:
+        self.name = name
+        self.entry = f"http://{HOST}:{entry}"
+        self.global_admin = f"http://{HOST}:{global_admin}"
+        self.regional_admin = f"http://{HOST}:{regional_admin}"
+        self.ports = {"entry": entry, "global_admin": global_admin, "regional_admin": regional_admin}
+        self.engines: list[Child] = []
+        self.engine_urls: list[str] = []
+        self.regional: Child | None = None
+        self.global_: Child | None = None
+
+
+class World:
+    """Start it, use it, stop it. `folder` holds configurations, logs and etcd's data."""
+
+    def __init__(self, settings: WorldSettings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.collector = Collector()
+        self.etcd: EmbeddedEtcd | None = None
+        self.regions: dict[str, RegionRun] = {}
+        self.topology_file = folder / "topology.yaml"
+        self._secret = secrets.token_urlsafe(32)
+        self._etcd_endpoint = ""
+
+    # -- life
+
+    async def __aenter__(self) -> World:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Everything, in order; returns when every global balancer sees every region. Raises WorldError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lay_out()
+            await self.collector.start(HOST)
+            await self._start_etcd()
+            await asyncio.gather(*(self.start_engines(name) for name in self.regions))
+            await asyncio.gather(*(self.start_balancers(name) for name in self.regions))
+            await self.wait_until_serving(frozenset(self.regions))
+        except ChildError as error:
+            raise WorldError(str(error)) from None
+
+    async def stop(self) -> None:
+        """Everything, in the reverse order."""
+        runs = list(self.regions.values())
+        for tier in ("global_", "regional"):
+            await asyncio.gather(*(getattr(r, tier).stop() for r in runs if getattr(r, tier) is not None))
+        await asyncio.gather(*(engine.stop(1.0) for r in runs for engine in r.engines))
+        if self.etcd is not None:
+            await self.etcd.stop()
+        await self.collector.stop()
+
+    # -- parts, also for drills
+
+    async def start_engines(self, region: str) -> None:
+        """The region's emulated replicas (or those given), each a process of its own."""
+        run, settings = self.regions[region], self.settings
+        if region in settings.engines:
+            run.engine_urls = list(settings.engines[region])
+            return
+        await asyncio.gather(*(self.start_engine(region, i) for i in range(settings.replicas)))
+
+    async def start_engine(self, region: str, index: int) -> None:
+        """One replica; one that ran before comes back on its old port, with an empty cache."""
+        run, settings = self.regions[region], self.settings
+        known = index < len(run.engines)
+        port = run.engine_urls[index].rpartition(":")[2] if known else "0"
+        arguments = ["engine", "--host", HOST, "--port", port, "--model", settings.model]
+        arguments += ["--profile", settings.profile, "--speedup", str(settings.speedup)]
+        child = Child(f"engine {region}/{index}", arguments, self._log(f"{region}-engine-{index}"), self._environment())
+        ready = await child.start()
+        url = f"http://{ready.split()[-1]}"
+        if known:
+            run.engines[index] = child
+        else:
+            run.engines.append(child)
+            run.engine_urls.append(url)
+
+    async def start_balancers(self, region: str) -> None:
+        """The region's two balancers."""
+        await asyncio.gather(self.start_regional(region), self.start_global(region))
+
+    async def start_regional(self, region: str) -> None:
+        """The region's regional balancer."""
+        run, profile = self.regions[region], PROFILES[self.settings.profile].scaled(self.settings.speedup)
+        replicas = [
+            {
+                "url": url,
+                "name": f"{region}-{index}",
+                "models": [self.settings.model],
+                "gpu": self.settings.profile,
+                "kv_tokens": profile.kv_tokens,
+                "prefill_tokens_max": profile.prefill_tokens_per_step,
+                "prefill_ms_per_token": profile.prefill_ms_per_token,
+                "tpot_ms": profile.step_ms(0, 1),
+            }
+            for index, url in enumerate(run.engine_urls)
+        ]
+        config = {
+            **self._common(region, f"{region}-regional", run.ports["regional_admin"]),
+            "tier": {"host": HOST, "port": 0},
+            "control": {"host": HOST, "port": 0},
+            "client": {"host": HOST, "port": 0},
+            "replicas": replicas,
+        }
+        run.regional = await self._run_tier("regional", region, config)
+
+    async def start_global(self, region: str) -> None:
+        """The region's global balancer."""
+        run = self.regions[region]
+        config = {
+            **self._common(region, f"{region}-global", run.ports["global_admin"]),
+            "listen": {"host": HOST, "port": run.ports["entry"]},
+        }
+        run.global_ = await self._run_tier("global", region, config)
+
+    async def wait_until_serving(self, regions: frozenset[str], timeout_s: float = 30.0) -> None:
+        """Until every global balancer has these regions up with a ready replica. Raises WorldError."""
+        try:
+            async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
+                for run in self.regions.values():
+                    while not regions <= await _serving(session, run.global_admin):
+                        await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise WorldError(f"not every region serves within {timeout_s:g} s; logs are in {self.folder}") from None
+
+    def describe(self, pid: int) -> WorldFile:
+        """What other commands need to know of this world."""
+        return WorldFile(
+            pid=pid,
+            speedup=self.settings.speedup,
+            topology=str(self.topology_file),
+            etcd=self._etcd_endpoint,
+            collector=self.collector.endpoint,
+            model=self.settings.model,
+            keys={tenant: f"sk-farhop-{tenant}" for tenant in DEMO_KEYS},
+            regions={
+                name: RegionFile(
+                    entry=run.entry,
+                    global_admin=run.global_admin,
+                    regional_admin=run.regional_admin,
+                    engines=list(run.engine_urls),
+                )
+                for name, run in self.regions.items()
+            },
+        )
+
+    # -- how
+
+    def _lay_out(self) -> None:
+        """Choose ports and write the world's topology, its wire times sped up as its engines are."""
+        settings = self.settings
+        name = settings.topology
+        path = Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
+        worlds.load(path)  # every error at once, before anything runs
+        document: dict[str, Any] = worlds.document(path.read_text(), str(path))
+        names = [region["name"] for region in document["regions"]]
+        unknown = sorted(set(settings.engines) - set(names))
+        if unknown:
+            raise WorldError(f"--engine: no region {unknown[0]!r} in the topology; it has {', '.join(names)}")
+        ports = free_ports(3 * len(names))
+        for index, region in enumerate(document["regions"]):
+            entry = settings.entry_port + index if settings.entry_port else ports[3 * index]
+            run = RegionRun(region["name"], entry, ports[3 * index + 1], ports[3 * index + 2])
+            self.regions[region["name"]] = run
+            region["entry"] = [run.entry]
+        document["local_rtt_ms"] = document.get("local_rtt_ms", 1.0) / settings.speedup
+        document["rtt_ms"] = {
+            a: {b: ms / settings.speedup for b, ms in row.items()} for a, row in document["rtt_ms"].items()
+        }
+        self.topology_file.write_text(yaml.safe_dump(document, sort_keys=False))
+
+    async def _start_etcd(self) -> None:
+        if self.settings.etcd is not None:
+            self._etcd_endpoint = self.settings.etcd
+            return
+        self.etcd = EmbeddedEtcd(folder=self.folder / "etcd")
+        await self.etcd.start()
+        self._etcd_endpoint = self.etcd.endpoint.removeprefix("http://")
+
+    def _common(self, region: str, instance: str, admin_port: int) -> dict[str, Any]:
+        return {
+            "region": region,
+            "instance": instance,
+            "topology": str(self.topology_file),
+            "admin": {"host": HOST, "port": admin_port},
+            "etcd": {"endpoints": [self._etcd_endpoint]},
+            "hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"},
+            "limits": {"drain_s": 2.0},
+        }
+
+    async def _run_tier(self, tier: str, region: str, config: dict[str, Any]) -> Child:
+        path = self.folder / f"{region}-{tier}.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        log = self._log(f"{region}-{tier}")
+        child = Child(f"{tier} balancer of {region}", [tier, "--config", str(path)], log, self._environment())
+        await child.start()
+        return child
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "FARHOP_HOP_KEY": self._secret,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.endpoint,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_TRACES_SAMPLER": "parentbased_always_on",
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+        }
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+async def _serving(session: aiohttp.ClientSession, admin: str) -> set[str]:
+    """The regions that a global balancer would choose: up, with a ready replica of some model."""
+    with contextlib.suppress(aiohttp.ClientError, OSError):
+        async with session.get(f"{admin}/status") as answer:
+            status = await answer.json()
+            return {
+                region["region"]
+                for region in status["regions"]
+                if region["state"] == "up"
+                and any(m["replicas_ready"] for i in region["instances"] for m in i["models"].values())
+            }
+    return set()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, all different: held together while they are chosen."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
