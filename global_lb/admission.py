@@ -50,10 +50,12 @@ def records_allowed(request: Request, region: str, law: Law) -> bool:
     return region in law.verdict(request.tenant, request.model, Scope.LOGGING, request.narrow, request.key).lawful
 
 
-def summary(verdict: Verdict) -> str:
-    """Why nothing is lawful, region by region, for the client."""
+def summary(verdict: Verdict, lawful: frozenset[str]) -> str:
+    """Why nothing is lawful, region by region, for the client. `lawful` is by the law the request came under."""
     reasons: dict[str, list[str]] = {}
     for region, why in sorted(verdict.excluded.items()):
         reasons.setdefault(why, []).append(region)
+    if narrowed := sorted(verdict.lawful - lawful):
+        reasons["not lawful when the request came"] = narrowed
     told = "; ".join(f"{', '.join(regions[:8])}: {why}" for why, regions in list(reasons.items())[:8])
     return f"no region may lawfully process this request ({told})"

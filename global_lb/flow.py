@@ -7,22 +7,20 @@ reservation; every request is concluded exactly once. Never awaits, never opens 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
-from farhop.balance.ewma import Mean
-from farhop.balance.health import Liveness, LivenessConfig, State
+from farhop.balance.health import LivenessConfig, State
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
-from farhop.balance.reckoning import Reckoning
-from farhop.balance.trie import PrefixTrie
 from global_lb import admission
-from global_lb.pick import Decision, pick
-from global_lb.policy import Offer, Predictive
-from global_lb.view import ChannelChanged, RegionForced, RegionHeard, View, ViewSwapped
+from global_lb.pick import Decision, Regions, pick
+from global_lb.policy import Predictive
+from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +28,14 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
+    from farhop.balance.reckoning import Reckoning
     from global_lb.policy import Policy
-    from global_lb.view import Instance
     from topology.law import Law
 
+    AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
+
 RETRY_AFTER_S = 2.0
+ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
 
 class FlowConfig(msgspec.Struct, frozen=True):
@@ -42,35 +43,30 @@ class FlowConfig(msgspec.Struct, frozen=True):
 
     region: str
     trie_bytes: int = 256 * 1024 * 1024
+    held_max: int = 1024
     liveness: LivenessConfig = LivenessConfig()
 
 
+@dataclass(slots=True)
 class _Live:
-    """One request in the machine's hands. `lawful` is by the law it came under."""
+    """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
 
-    __slots__ = (
-        "attempts",
-        "budgeted",
-        "decision",
-        "held_until",
-        "lawful",
-        "reckoning",
-        "refusals",
-        "region",
-        "request",
-        "started",
-        "transport_retries",
-    )
+    `region` and `reckoning` are those of the attempt under way, "" and None without one; `due` is what its timer is set
+    for; `held_until` is when its patience ends, once it began.
+    """
 
-    def __init__(self, request: Request, lawful: frozenset[str]) -> None:
-        self.request, self.lawful = request, lawful
-        self.attempts = self.transport_retries = 0
-        self.budgeted = self.started = False
-        self.region = ""
-        self.reckoning = Reckoning()
-        self.decision: Decision | None = None
-        self.refusals: dict[str, Outcome] = {}
-        self.held_until: float | None = None
+    request: Request
+    lawful: frozenset[str]
+    attempts: int = 0
+    transport_retries: int = 0
+    budgeted: bool = False
+    started: bool = False
+    region: str = ""
+    reckoning: Reckoning | None = None
+    decision: Decision | None = None
+    refusals: dict[str, Outcome] = field(default_factory=dict)
+    held_until: float | None = None
+    due: float = 0.0
 
 
 class GlobalFlow:
@@ -86,13 +82,11 @@ class GlobalFlow:
     ) -> None:
         self.config, self.law, self._rng, self._patience_s = config, law, rng, patience_s
         self._policy = policy or Predictive()
-        self.view = View({})
+        self._regions = Regions(config.trie_bytes, config.liveness)
+        self.view, self.trie = self._regions.view, self._regions.trie
+        self.liveness, self.residence = self._regions.liveness, self._regions.residence
         self.ledger = Ledger()
         self.estimates = Estimates()
-        self.trie = PrefixTrie()
-        self.liveness: dict[str, Liveness] = {}
-        self.residence: dict[str, Mean] = {}
-        self._reckonings: dict[tuple[str, str], Reckoning] = {}
         self._budget = retry.RetryBudget()
         self._live: dict[str, _Live] = {}
         self._held: dict[str, None] = {}
@@ -125,89 +119,105 @@ class GlobalFlow:
         request = event.request
         if request.id in self._live:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
-        verdict = admission.processing(request, self.law)
-        live = self._live[request.id] = _Live(request, verdict.lawful)
+        lawful = admission.processing(request, self.law).lawful
+        if request.lawful is not None:
+            lawful &= request.lawful
+        live = self._live[request.id] = _Live(request, lawful)
         self._budget.began()
+        if now >= request.deadline:
+            return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
         return self._dispatch(live, now)
 
     def _began(self, event: machine.AttemptBegan, _now: float) -> list[Command]:
-        live = self._live.get(event.id)
-        if live is None:
-            return []
-        live.started = True
-        self.ledger.began(event.id)
-        self._liveness_of(live.region).relay_succeeded()
-        if event.status < 400:
-            self._remember(live)
+        live = self._under_way(event)
+        if live is not None and not live.started:
+            self._start(live, event.status)
         return []
 
     def _ended(self, event: machine.AttemptEnded, _now: float) -> list[Command]:
-        live = self._over(event.id)
+        live = self._under_way(event)
         if live is None:
             return []
+        if not live.started:
+            self._start(live, event.status)
+        self._over(live)
         request, usage = live.request, event.usage
-        if usage is not None:
-            self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
-            self._compare(live, usage.cached_tokens)
         if event.status < 400:
             self._remember(live)
+            if usage is not None:
+                self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
+                if usage.cached_tokens is not None and live.decision is not None:
+                    self._regions.compare(live.decision.chosen, usage.cached_tokens)
         return []
 
     def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:
-        live = self._live.get(event.id)
+        live = self._under_way(event)
         if live is None:
             return []
-        self._liveness_of(live.region).relay_succeeded()
-        return self._came_back(live, event.outcome, now)
+        self._regions.liveness_of(live.region).relay_succeeded()
+        # What the region's machine refuses it has counted; its doors turn away uncounted (client, balancer).
+        counted = event.outcome.source not in (Source.CLIENT, Source.BALANCER)
+        return self._came_back(live, event.outcome, now, counted=counted)
 
     def _failed(self, event: machine.AttemptFailed, now: float) -> list[Command]:
-        live = self._live.get(event.id)
+        live = self._under_way(event)
         if live is None:
             return []
         if event.outcome.source is Source.TRANSPORT:
-            self._liveness_of(live.region).relay_failed(now)
+            self._regions.liveness_of(live.region).relay_failed(now)
         if live.started:
-            self._over(event.id)
+            self._over(live)
             return [machine.Answer(event.id, event.outcome, f"region {live.region} failed while answering")]
-        return self._came_back(live, event.outcome, now)
+        return self._came_back(live, event.outcome, now, counted=False)
 
     def _client_left(self, event: machine.ClientLeft, _now: float) -> list[Command]:
-        self._over(event.id)
+        live = self._live.get(event.id)
+        if live is not None:
+            self._over(live)
         return []
 
     def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
         live = self._live.get(event.id)
         if live is None:
             return []
-        if now >= live.request.deadline:
+        if now < live.due:
+            return [machine.SetTimer(event.id, live.due)]  # timers may fire a little early
+        if now >= live.request.deadline or live.region:
             return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
-        if event.id in self._held:
-            return [self._exhausted(live)]
-        return [machine.SetTimer(event.id, live.request.deadline)]
+        live.refusals.clear()
+        return self._dispatch(live, now)
+
+    def _under_way(self, event: AttemptEvent) -> _Live | None:
+        """The request if this very attempt of it is under way: what is said of an earlier one is no news."""
+        live = self._live.get(event.id)
+        return live if live is not None and live.region and live.attempts == event.attempt else None
+
+    def _start(self, live: _Live, status: int) -> None:
+        live.started = True
+        self.ledger.began(live.request.id)
+        self._regions.liveness_of(live.region).relay_succeeded()
+        if live.reckoning is not None:
+            live.reckoning.settled(live.request.prompt_bytes)
+        if status < 400:
+            self._remember(live)
 
     # -- the world's edges
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.view = event.view
-        for name, region in event.view.regions.items():
-            if name not in self.trie:
-                self.trie.add(name, self.config.trie_bytes)
-                self.residence[name] = Mean(0.05, 0.0, 1.0, 1.0)
-            in_flight = self.ledger.load(name).in_flight
-            for instance in region.instances:
-                self._reckoning_of(instance).acknowledged(instance.incarnation, instance.accepted, in_flight)
+        self._regions.adopt(event.view)
         return self._wake(now)
 
     def _region_heard(self, event: RegionHeard, now: float) -> list[Command]:
-        self._liveness_of(event.region).reported(now)
-        return []
+        self._regions.liveness_of(event.region).reported(now)
+        return self._wake(now)
 
     def _channel_changed(self, event: ChannelChanged, now: float) -> list[Command]:
-        self._liveness_of(event.region).channel(event.up)
-        return self._wake(now) if event.up else []
+        self._regions.liveness_of(event.region).channel(event.up)
+        return self._wake(now)
 
     def _region_forced(self, event: RegionForced, now: float) -> list[Command]:
-        override = self._liveness_of(event.region).override
+        override = self._regions.liveness_of(event.region).override
         if event.drain:
             override.force(State.DRAINING, event.why, event.until)
         else:
@@ -215,9 +225,19 @@ class GlobalFlow:
         return self._wake(now)
 
     def _wake(self, now: float) -> list[Command]:
+        """Let those on hold go who can now. One that cannot speaks for all like it, as there may be many."""
         commands: list[Command] = []
+        stuck: set[Any] = set()
         for request_id in tuple(self._held):
-            commands += self._dispatch(self._live[request_id], now)
+            live = self._live[request_id]
+            request = live.request
+            alike = (request.tenant, request.model, request.narrow, request.key, live.lawful, frozenset(live.refusals))
+            if alike in stuck:
+                continue
+            released = self._dispatch(live, now)
+            commands += released
+            if request_id in self._held:
+                stuck.add(alike)
         return commands
 
     # -- deciding
@@ -231,53 +251,9 @@ class GlobalFlow:
         """
         verdict = admission.processing(request, self.law)
         lawful = verdict.lawful if within is None else verdict.lawful & within
-        offers, absent = self._offers(request, lawful, now, without)
+        offers, absent = self._regions.offers(request, lawful, now, without)
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         return pick(request, output_tokens, offers, verdict, absent, self._policy, self._rng)
-
-    def _offers(
-        self, request: Request, lawful: frozenset[str], now: float, without: frozenset[str]
-    ) -> tuple[list[Offer], dict[str, str]]:
-        """Lawful regions that can be asked, and why the other lawful ones cannot. Suspects only if nobody is better."""
-        matches = self.trie.match(request.chain)
-        sure: list[Offer] = []
-        suspect: list[Offer] = []
-        absent: dict[str, str] = {}
-        for name in sorted(lawful):
-            if name in without:
-                absent[name] = "tried already"
-                continue
-            health = self._liveness_of(name).read(now)
-            instance = self._best_instance(name, request.model)
-            if health.state is State.DOWN or health.state is State.DRAINING:
-                absent[name] = f"{health.state}: {health.why}"
-            elif instance is None:
-                absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
-            else:
-                offer = self._offer(instance, request.model, matches.get(name, 0))
-                (sure if health.state is State.UP else suspect).append(offer)
-                if health.state is State.SUSPECT:
-                    absent[name] = f"suspect: {health.why}"
-        return sure or suspect, absent
-
-    def _best_instance(self, region: str, model: str) -> Instance | None:
-        known = self.view.regions.get(region)
-        if known is None:
-            return None
-        able = [i for i in known.instances if not i.draining and model in i.models and i.models[model].replicas_ready]
-        return min(able, key=lambda i: (i.models[model].wait_ms, i.name), default=None)
-
-    def _offer(self, instance: Instance, model: str, depth: int) -> Offer:
-        name = instance.region
-        return Offer(
-            region=name,
-            rtt_ms=self.view.regions[name].rtt_ms,
-            instance=instance,
-            capacity=instance.models[model],
-            outstanding_bytes=self._reckoning_of(instance).outstanding_bytes,
-            depth=depth,
-            residence=self.residence[name].value or 0.0,
-        )
 
     def _dispatch(self, live: _Live, now: float) -> list[Command]:
         """Send the request to the best region it may go to, or conclude or hold it."""
@@ -288,98 +264,106 @@ class GlobalFlow:
         if chosen is None:
             return self._nowhere(live, decision, now)
         self._held.pop(request.id, None)
-        instance = self._best_instance(chosen.region, request.model)
+        instance = self._regions.best_instance(chosen.region, request.model)
         assert instance is not None  # it was among the offers, and no await lies between
         live.attempts += 1
-        live.region, live.reckoning = chosen.region, self._reckoning_of(instance)
+        live.region, live.reckoning = chosen.region, self._regions.reckoning_of(instance)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         live.reckoning.sent(request.prompt_bytes)
         lawful = live.lawful & decision.verdict.lawful
         return [
+            self._timer(live, request.deadline),
             machine.Forward(request.id, live.attempts, chosen.region, instance.tier, chosen.ttft_ms, lawful, decision),
-            machine.SetTimer(request.id, request.deadline),
         ]
 
     def _nowhere(self, live: _Live, decision: Decision, now: float) -> list[Command]:
         request = live.request
-        if not live.lawful & decision.verdict.lawful:
-            return [self._answer(live, outcome.UNLAWFUL, admission.summary(decision.verdict))]
-        if not any(request.model in i.models for r in self.view.regions.values() for i in r.instances):
+        lawful = live.lawful & decision.verdict.lawful
+        if not lawful:
+            return [self._answer(live, outcome.UNLAWFUL, admission.summary(decision.verdict, live.lawful))]
+        if not self._regions.may_exist(request.model):
             detail = f"the model `{request.model[:128]}` does not exist or no region serves it"
             return [self._answer(live, outcome.UNKNOWN_MODEL, detail)]
-        patience_s = self._patience_s(request.tenant)
-        if live.held_until is None and patience_s > 0.0:
-            live.held_until = min(request.deadline, now + patience_s)
-        if live.held_until is not None and now < live.held_until:
-            live.refusals.clear()
-            self._held[request.id] = None
-            return [machine.Hold(request.id), machine.SetTimer(request.id, live.held_until)]
-        return [self._exhausted(live)]
+        if live.held_until is None:
+            live.held_until = min(request.deadline, now + self._patience_s(request.tenant))
+        held = request.id in self._held
+        if now >= live.held_until or self._law_refused(live, lawful) or (not held and self._crowded(live)):
+            return [self._exhausted(live, lawful)]
+        due = min(live.held_until, now + ASK_AGAIN_S) if live.refusals else live.held_until
+        if held and now < live.due:
+            return []  # it waits already
+        self._held[request.id] = None
+        timer = self._timer(live, due)
+        return [timer] if held else [machine.Hold(request.id), timer]
 
-    def _came_back(self, live: _Live, reason: Outcome, now: float) -> list[Command]:
-        """An attempt ended before the first byte: the next runner-up, within the retry rules, or an answer."""
-        request = live.request
-        self.ledger.release(request.id)
-        live.reckoning.came_back(request.prompt_bytes)
-        live.refusals[live.region] = reason
+    def _crowded(self, live: _Live) -> bool:
+        return live.attempts >= retry.ATTEMPTS_MAX or len(self._held) >= self.config.held_max
+
+    def _timer(self, live: _Live, at: float) -> Command:
+        live.due = at
+        return machine.SetTimer(live.request.id, at)
+
+    def _came_back(self, live: _Live, reason: Outcome, now: float, *, counted: bool) -> list[Command]:
+        """An attempt ended before the first byte: the next runner-up, within the retry rules, or an answer.
+
+        `counted`: the region has counted the request, so that its next reports will acknowledge it.
+        """
+        region = self._withdraw(live, counted=counted)
+        live.refusals[region] = reason
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
-            return [self._exhausted(live) if reason.retryable else self._answer(live, reason, _told(live))]
+            if reason.retryable:
+                return [self._exhausted(live, live.lawful & admission.processing(live.request, self.law).lawful)]
+            return [self._answer(live, reason, _told(live))]
         if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
             live.budgeted = self._budget.take()
-        live.transport_retries += reason.source is Source.TRANSPORT
+        if reason.source is Source.TRANSPORT:
+            live.transport_retries += 1
+            if self.consider(live.request, now, live.lawful, frozenset(live.refusals)).chosen is None:
+                del live.refusals[region]  # better the same region again than none
         return self._dispatch(live, now)
 
     # -- endings and learning
 
-    def _exhausted(self, live: _Live) -> Answer:
-        """No lawful region is left. If all refused for the law's sake, the law is the answer."""
-        refusals = live.refusals.values()
-        if refusals and all(r is outcome.UNLAWFUL_HERE for r in refusals):
+    def _law_refused(self, live: _Live, lawful: frozenset[str]) -> bool:
+        """Whether every lawful region's own copy of the law said no."""
+        return all(live.refusals.get(region) is outcome.UNLAWFUL_HERE for region in lawful)
+
+    def _exhausted(self, live: _Live, lawful: frozenset[str]) -> Answer:
+        """No lawful region is left. If all of them refused for the law's sake, the law is the answer."""
+        if self._law_refused(live, lawful):
             return self._answer(live, outcome.UNLAWFUL, _told(live))
         return self._answer(live, outcome.NO_REGION, _told(live), RETRY_AFTER_S)
 
     def _answer(self, live: _Live, reason: Outcome, detail: str, retry_after_s: float | None = None) -> Answer:
-        self._over(live.request.id)
+        self._over(live)
         return machine.Answer(live.request.id, reason, detail, retry_after_s, reasons=live.decision)
 
-    def _over(self, request_id: str) -> _Live | None:
+    def _over(self, live: _Live) -> None:
         """Forget a request and give back all it held."""
-        live = self._live.pop(request_id, None)
-        if live is None:
-            return None
+        request_id = live.request.id
+        del self._live[request_id]
         self._held.pop(request_id, None)
-        self.ledger.release(request_id)
+        if live.region:
+            region = live.region
+            self._withdraw(live, counted=live.started)
+            live.region = region  # whoever concludes it may still tell where it was
         self._budget.ended()
         if live.budgeted:
             self._budget.give()
-        return live
+
+    def _withdraw(self, live: _Live, *, counted: bool) -> str:
+        """The attempt is over: give back what it held, and return where it was."""
+        self.ledger.release(live.request.id)
+        if live.reckoning is not None and not live.started:
+            settle = live.reckoning.settled if counted else live.reckoning.came_back
+            settle(live.request.prompt_bytes)
+        region, live.region, live.reckoning = live.region, "", None
+        return region
 
     def _remember(self, live: _Live) -> None:
         """The region holds this prefix now; known here only if the law lets a hint of it be kept here."""
-        if live.region in self.trie and admission.hints_allowed(live.request, self.config.region, self.law):
-            self.trie.insert(live.region, live.request.chain)
-
-    def _compare(self, live: _Live, cached_tokens: int | None) -> None:
-        """What share of a believed hit was true tells how long blocks stay resident in that region."""
-        chosen = live.decision.chosen if live.decision is not None else None
-        residence = self.residence.get(live.region)
-        if cached_tokens is None or chosen is None or residence is None or chosen.hit_tokens < 1.0:
-            return
-        believed = chosen.hit_tokens / (residence.value or 1.0)
-        residence.update(min(1.0, cached_tokens / believed))
-
-    def _liveness_of(self, region: str) -> Liveness:
-        known = self.liveness.get(region)
-        if known is None:
-            known = self.liveness[region] = Liveness(self.config.liveness)
-        return known
-
-    def _reckoning_of(self, instance: Instance) -> Reckoning:
-        name = (instance.region, instance.name)
-        known = self._reckonings.get(name)
-        if known is None:
-            known = self._reckonings[name] = Reckoning()
-        return known
+        if admission.hints_allowed(live.request, self.config.region, self.law):
+            self._regions.caches(live.region, live.request.chain)
 
 
 def _told(live: _Live) -> str:

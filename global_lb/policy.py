@@ -40,7 +40,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """A region's score and what it is made of."""
+    """A region's score and what it is made of. `believed_tokens` are the hit before it was discounted by residence."""
 
     region: str
     score_ms: float
@@ -48,6 +48,7 @@ class Scored(msgspec.Struct, frozen=True):
     rtt_ms: float
     upload_ms: float
     wait_ms: float
+    believed_tokens: float
     hit_tokens: float
     uncached_tokens: float
     prefill_ms: float
@@ -72,17 +73,18 @@ class Predictive:
         return [_score(request, output_tokens, offer, tpot_best_ms) for offer in offers]
 
 
+def reckoned_wait_ms(capacity: Capacity, outstanding_bytes: float) -> float:
+    """The wait an instance published, and what was sent there since: shared by as many replicas as are ready."""
+    ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
+    return cost.reckoned_wait_ms(capacity.wait_ms, outstanding_bytes / capacity.bytes_per_token, 0.0, ms_per_token)
+
+
 def _score(request: Request, output_tokens: float, offer: Offer, tpot_best_ms: float) -> Scored:
     capacity = offer.capacity
     n = request.prompt_bytes / capacity.bytes_per_token
-    believed = chain.bytes_at(offer.depth) / capacity.bytes_per_token * offer.residence if offer.depth else 0.0
-    hit = min(believed, n)
-    wait_ms = cost.reckoned_wait_ms(
-        capacity.wait_ms,
-        offer.outstanding_bytes / capacity.bytes_per_token,
-        0.0,
-        capacity.prefill_ms_per_token / max(1, capacity.replicas_ready),
-    )
+    believed = min(chain.bytes_at(offer.depth) / capacity.bytes_per_token, n) if offer.depth else 0.0
+    hit = believed * offer.residence
+    wait_ms = reckoned_wait_ms(capacity, offer.outstanding_bytes)
     upload_ms = cost.upload_ms(request.body_bytes, offer.rtt_ms)
     ttft_ms = cost.ttft_ms(offer.rtt_ms, upload_ms, wait_ms, n - hit, capacity.prefill_ms_per_token)
     score_ms = cost.score_ms(ttft_ms, output_tokens, capacity.tpot_ms, tpot_best_ms, BETA, 0.0, 0.0, 0.0)
@@ -93,6 +95,7 @@ def _score(request: Request, output_tokens: float, offer: Offer, tpot_best_ms: f
         rtt_ms=offer.rtt_ms,
         upload_ms=upload_ms,
         wait_ms=wait_ms,
+        believed_tokens=believed,
         hit_tokens=hit,
         uncached_tokens=n - hit,
         prefill_ms=(n - hit) * capacity.prefill_ms_per_token,

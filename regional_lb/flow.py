@@ -8,21 +8,21 @@ Never awaits, never opens anything, never sees a body.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from farhop.balance import chain, machine, outcome, retry
-from farhop.balance.estimate import Estimates, Speed
-from farhop.balance.health import HealthConfig, HealthMachine, State, may_eject
+from farhop.balance.estimate import Estimates
+from farhop.balance.health import HealthConfig
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
-from farhop.balance.trie import PrefixTrie
 from regional_lb import admission
-from regional_lb.pick import Pick, expected_wait_ms, pick
+from regional_lb.pick import Fleet, Pick, any_room, expected_wait_ms, pick
 from regional_lb.policy import Need, Predictive
 from regional_lb.queue import WaitingRoom
-from regional_lb.view import ReplicaProbed, View, ViewSwapped, view_of
+from regional_lb.view import ReplicaProbed, ViewSwapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from regional_lb.policy import Policy, Scored
     from regional_lb.view import Replica
     from topology.law import Law
+
+    AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
 RETRY_AFTER_S = 1.0
@@ -49,31 +51,26 @@ class FlowConfig(msgspec.Struct, frozen=True):
     health: HealthConfig = HealthConfig()
 
 
+@dataclass(slots=True)
 class _Live:
-    """One request in the machine's hands."""
+    """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
 
-    __slots__ = (
-        "attempts",
-        "began_at",
-        "budgeted",
-        "forwarded_at",
-        "need",
-        "pick",
-        "replica",
-        "request",
-        "started",
-        "transport_retries",
-        "tried",
-    )
+    `due` is what its timer is set for. `prefilled_at` is when its first token came, or, where the answer comes in one
+    piece and does not show it, when that was due.
+    """
 
-    def __init__(self, request: Request, need: Need) -> None:
-        self.request, self.need = request, need
-        self.attempts = self.transport_retries = 0
-        self.budgeted = self.started = False
-        self.replica = ""
-        self.tried: list[str] = []
-        self.forwarded_at = self.began_at = 0.0
-        self.pick: Pick | None = None
+    request: Request
+    need: Need
+    attempts: int = 0
+    transport_retries: int = 0
+    budgeted: bool = False
+    started: bool = False
+    replica: str = ""
+    tried: tuple[str, ...] = ()
+    due: float = 0.0
+    forwarded_at: float = 0.0
+    prefilled_at: float = 0.0
+    pick: Pick | None = None
 
     @property
     def chosen(self) -> Scored | None:
@@ -89,12 +86,11 @@ class RegionalFlow:
     ) -> None:
         self.config, self.law, self._rng, self._weight_of = config, law, rng, weight_of
         self._policy = policy or Predictive()
-        self.view: View = view_of([])
+        self._fleet = Fleet(config.health)
+        self.view, self.health = self._fleet.view, self._fleet.health
+        self.speeds, self.trie = self._fleet.speeds, self._fleet.trie
         self.ledger = Ledger()
         self.estimates = Estimates()
-        self.speeds: dict[str, Speed] = {}
-        self.health: dict[str, HealthMachine] = {}
-        self.trie = PrefixTrie()
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
         self.accepted_bytes: dict[str, float] = {}
         self.predicted_tokens = self.actual_tokens = 0.0
@@ -105,6 +101,7 @@ class RegionalFlow:
             machine.AttemptBegan: self._began,
             machine.AttemptEnded: self._ended,
             machine.AttemptFailed: self._failed,
+            machine.AttemptRefused: self._failed,  # an engine is no tier; should one say so, it did not answer
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
             ViewSwapped: self._view_swapped,
@@ -124,101 +121,104 @@ class RegionalFlow:
 
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
-        refusal = admission.lawful_here(request, self.config.region, self.law) or admission.served_here(
-            request, self.config.region, self.view
-        )
-        if refusal is not None:
-            return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
+        if request.issuer:
+            # Whatever becomes of it: the sender reckons with everything that reached us (farhop.balance.reckoning).
+            self.accepted_bytes[request.issuer] = self.accepted_bytes.get(request.issuer, 0.0) + request.prompt_bytes
         if request.id in self._live:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
+        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
+        if refusal is not None:
+            return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
         live = self._live[request.id] = _Live(request, self.need_of(request))
         self._budget.began()
-        if request.issuer:
-            self.accepted_bytes[request.issuer] = self.accepted_bytes.get(request.issuer, 0.0) + request.prompt_bytes
-        if len(self.queue) == 0 or self._goes_first(request):
-            placed = self._place(live, now)
-            if placed:
-                return placed
-        return self._hold(live, now)
+        placed = self._place(live, now) if self.queue.waiting(request.model) == 0 else []
+        return placed or self._hold(live, now)
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
-        live = self._live.get(event.id)
-        if live is None:
+        live = self._under_way(event)
+        if live is None or live.started:
             return []
-        live.started, live.began_at = True, now
+        live.started = True
         self.ledger.began(event.id)
-        if event.status >= 500:
-            self._health_of(live.replica).failed(now, may_eject=self._may_eject(now))
-        else:
-            self._health_of(live.replica).succeeded(now)
-            if live.replica in self.speeds and live.chosen is not None:
-                ahead = live.chosen.backlog_tokens + live.chosen.uncached_tokens
-                self.speeds[live.replica].began((now - live.forwarded_at) * 1e3, ahead)
-            self._touch(live)
-        return self._fill(now)
+        self._fleet.answered(live.replica, event.status, now)
+        if event.status < 400:
+            self._fleet.caches(live.replica, live.request.chain)
+            speed, chosen = self.speeds.get(live.replica), live.chosen
+            if live.request.stream:
+                live.prefilled_at = now
+                if speed is not None and chosen is not None:
+                    speed.began((now - live.forwarded_at) * 1e3, chosen.backlog_tokens + chosen.uncached_tokens)
+        return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
-        live = self._over(event.id)
+        live = self._under_way(event)
         if live is None:
             return []
-        if event.usage is not None:
-            self._learn(live, event.usage, now)
+        self._over(live)
         if event.status < 400:
-            self._touch(live)
-        return self._fill(now)
+            self._fleet.caches(live.replica, live.request.chain)
+            if event.usage is not None:
+                self._learn(live, event.usage, now)
+        return self._fill(live.replica, now)
 
-    def _failed(self, event: machine.AttemptFailed, now: float) -> list[Command]:
+    def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:
+        live = self._under_way(event)
+        if live is None:
+            return []
+        failed = live.replica
+        self._fleet.failed(failed, event.outcome, now)
+        if live.started:
+            self._over(live)
+            answer = machine.Answer(event.id, event.outcome, "the replica failed while answering")
+            return [answer, *self._fill(failed, now)]
+        self.ledger.release(event.id)
+        live.replica = ""
+        return [*self._elsewhere(live, failed, event.outcome, now), *self._fill(failed, now)]
+
+    def _client_left(self, event: machine.ClientLeft, now: float) -> list[Command]:
         live = self._live.get(event.id)
         if live is None:
             return []
-        self._blame(live.replica, event.outcome, now)
-        self.ledger.release(event.id)
-        if live.started:
-            self._over(event.id)
-            return [machine.Answer(event.id, event.outcome, "the replica failed while answering"), *self._fill(now)]
-        return [*self._elsewhere(live, event.outcome, now), *self._fill(now)]
-
-    def _client_left(self, event: machine.ClientLeft, now: float) -> list[Command]:
-        return [] if self._over(event.id) is None else self._fill(now)
+        self._over(live)
+        return self._fill(live.replica, now) if live.replica else []
 
     def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
         live = self._live.get(event.id)
         if live is None:
             return []
-        waited = event.id in self.queue
-        late = now >= live.request.deadline
-        if not waited and not late:
-            return [machine.SetTimer(event.id, live.request.deadline)]  # timers may fire a little early
-        wait_ms = self.wait_ms(live.request.model, now)
-        self._over(event.id)
-        reason = outcome.DEADLINE if late else outcome.QUEUE_TIMEOUT
-        detail = "the request's deadline passed" if late else "no replica had room in time"
-        answer = machine.Answer(event.id, reason, detail, retry_after_s=self._retry_after_s(wait_ms), wait_ms=wait_ms)
-        return [answer, *self._fill(now)]
+        if now < live.due:
+            return [machine.SetTimer(event.id, live.due)]  # timers may fire a little early
+        if now >= live.request.deadline:
+            answer = self._refuse(live, outcome.DEADLINE, "the request's deadline passed", now)
+            return [answer, *self._fill(live.replica, now)] if live.replica else [answer]
+        if not live.replica:
+            return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
+        # An answer in one piece does not show when its prefill was over: it is over when it was due.
+        self.ledger.began(event.id)
+        return [self._timer(live, live.request.deadline), *self._fill(live.replica, now)]
+
+    def _under_way(self, event: AttemptEvent) -> _Live | None:
+        """The request if this very attempt of it is under way: what is said of an earlier one is no news."""
+        live = self._live.get(event.id)
+        return live if live is not None and live.replica and live.attempts == event.attempt else None
+
+    def _timer(self, live: _Live, at: float) -> Command:
+        live.due = at
+        return machine.SetTimer(live.request.id, at)
 
     # -- the world's edges
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.view = event.view
-        for name, replica in event.view.replicas.items():
-            capacity_bytes = int(replica.kv_tokens * self._bytes_per_token(replica))
-            if name not in self.health:
-                self.health[name] = HealthMachine(self.config.health)
-                self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
-                self.trie.add(name, capacity_bytes)
-            else:
-                self.trie.set_capacity(name, capacity_bytes)
-        for name in [n for n in self.health if n not in event.view.replicas]:
-            del self.health[name], self.speeds[name]
-            self.trie.drop(name)
-        return self._fill(now)
+        self._fleet.adopt(event.view, self.estimates)
+        return self._fill_all(now)
 
     def _probed(self, event: ReplicaProbed, now: float) -> list[Command]:
         health = self.health.get(event.target)
         if health is None:
             return []
         health.probed(event.ok, now)
-        return self._fill(now)
+        return self._fill_all(now)
 
     # -- placing
 
@@ -233,78 +233,101 @@ class RegionalFlow:
 
     def consider(self, request: Request, need: Need, now: float, without: tuple[str, ...] = ()) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. Changes nothing."""
-        replicas = self._healthy(request.model, now, without)
+        replicas = self._fleet.healthy(request.model, now, without)
         if not replicas:
             return None
         hits = self.trie.match(request.chain)
         return pick(need, replicas, hits, self.ledger, self.speeds, self._policy, now, self._rng)
 
-    def _healthy(self, model: str, now: float, without: tuple[str, ...] = ()) -> list[Replica]:
-        serving = self.view.by_model.get(model, ())
-        able = (State.UP, State.SUSPECT)
-        return [r for r in serving if r.name not in without and self.health[r.name].read(now).state in able]
-
-    def _place(self, live: _Live, now: float) -> list[Command]:
-        """Forward the request if some replica has room; [] otherwise."""
-        choice = self.consider(live.request, live.need, now, tuple(live.tried))
+    def _place(self, live: _Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
+        """Forward the request if some replica but those `aside` has room; [] otherwise."""
+        request = live.request
+        if live.tried and not self._fleet.healthy(request.model, now, live.tried):
+            live.tried = ()  # better the same replica again than none
+        choice = self.consider(request, live.need, now, live.tried + aside)
         if choice is None or choice.chosen is None:
             return []
         chosen = choice.chosen
         if not self.health[chosen.replica].admit(now):
             return []
-        request = live.request
         live.attempts += 1
-        live.replica, live.forwarded_at = chosen.replica, now
-        live.pick = choice
+        live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
         uncached = int(chosen.uncached_tokens)
         self.ledger.reserve(request.id, Reservation(chosen.replica, uncached, uncached + int(live.need.output_tokens)))
+        prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+        live.prefilled_at = now + prefill_ms / 1e3
         address = self.view.replicas[chosen.replica].address
         return [
-            machine.SetTimer(request.id, request.deadline),
+            self._timer(live, request.deadline if request.stream else min(request.deadline, live.prefilled_at)),
             machine.Forward(request.id, live.attempts, chosen.replica, address, chosen.score_ms, reasons=choice),
         ]
 
     def _hold(self, live: _Live, now: float) -> list[Command]:
-        request = live.request
-        if not self._healthy(request.model, now):
+        request, tokens = live.request, live.need.prompt_tokens
+        if not self._fleet.healthy(request.model, now):
             return [self._refuse(live, outcome.NO_REPLICA, "no replica of this model is healthy", now)]
-        if not self.queue.fits(live.need.prompt_tokens):
-            return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
-        self.queue.push(
-            request.id, request.tenant, self._weight_of(request.tenant), request.priority, live.need.prompt_tokens, now
-        )
-        due = min(request.deadline, now + self.config.queue_wait_s)
-        return [machine.Hold(request.id), machine.SetTimer(request.id, due)]
-
-    def _goes_first(self, request: Request) -> bool:
-        """Whether nobody who waits would be overtaken: all of them are of a lower band."""
-        first = self.queue.first(1, -1.0)
-        return not first or request.priority > first[0].priority
-
-    def _fill(self, now: float) -> list[Command]:
-        """Give freed room to those who wait: the best prefix match among the first in line, as long as one fits."""
         commands: list[Command] = []
-        while len(self.queue):
-            placed = self._fill_one(now)
-            if not placed:
+        if not self.queue.fits(tokens):
+            victim = self.queue.victim(request.priority, tokens)
+            if victim is None:
+                return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
+            detail = "the region's queue is full, and others go first"
+            commands.append(self._refuse(self._live[victim.id], outcome.QUEUE_FULL, detail, now))
+        self.queue.push(
+            request.id, request.model, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
+        )
+        commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + self.config.queue_wait_s))]
+        # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
+        return commands + self._fill_model(request.model, now) if self.queue.waiting(request.model) > 1 else commands
+
+    def _fill(self, replica: str, now: float) -> list[Command]:
+        """Give what was freed at a replica to those who wait for what it serves."""
+        if not len(self.queue) or replica not in self.view.replicas:
+            return []
+        serves = self.view.replicas[replica].models
+        return [c for model in self.queue.models() if model in serves for c in self._fill_model(model, now)]
+
+    def _fill_all(self, now: float) -> list[Command]:
+        return [c for model in self.queue.models() for c in self._fill_model(model, now)]
+
+    def _fill_model(self, model: str, now: float) -> list[Command]:
+        """Let go, one after another, as many as there is room for, or all of them if nobody is there to serve."""
+        commands: list[Command] = []
+        while waiting := self.queue.waiting(model):
+            healthy = self._fleet.healthy(model, now)
+            if not healthy:
+                everybody = self.queue.first(model, waiting)
+                why = "no replica of this model is healthy"
+                return commands + [self._refuse(self._live[w.id], outcome.NO_REPLICA, why, now) for w in everybody]
+            released = self._release_one(model, healthy, now) if any_room(healthy, self.ledger, now) else []
+            if not released:
                 break
-            commands += placed
+            commands += released
         return commands
 
-    def _fill_one(self, now: float) -> list[Command]:
-        due = self.queue.first(K_WAITING, now)
-        for waiting in sorted(due, key=lambda w: self._mismatch(w.id)):
-            live = self._live[waiting.id]
-            refusal = admission.lawful_here(live.request, self.config.region, self.law)
-            if refusal is not None:
-                return [self._refuse(live, refusal.outcome, refusal.detail, now)]
-            if not self._healthy(live.request.model, now):
-                return [self._refuse(live, outcome.NO_REPLICA, "no replica of this model is healthy", now)]
-            placed = self._place(live, now)
-            if placed:
-                self.queue.remove(waiting.id, served=True)
-                return placed
+    def _release_one(self, model: str, healthy: list[Replica], now: float) -> list[Command]:
+        """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
+        starved = self.queue.starved(model, now)
+        aside: tuple[str, ...] = ()
+        if starved is not None:
+            if released := self._release(starved.id, now, aside):
+                return released
+            aside = (min(healthy, key=lambda r: self.ledger.load(r.name).kv_tokens).name,)
+        for waiting in sorted(self.queue.first(model, K_WAITING), key=lambda w: self._mismatch(w.id)):
+            if released := self._release(waiting.id, now, aside):
+                return released
         return []
+
+    def _release(self, request_id: str, now: float, aside: tuple[str, ...]) -> list[Command]:
+        """Forward one that waits, or refuse it if it may not go any more; [] if it must go on waiting."""
+        live = self._live[request_id]
+        refusal = admission.refusal(live.request, self.config.region, self.law, self.view, now)
+        if refusal is not None:
+            return [self._refuse(live, refusal.outcome, refusal.detail, now)]
+        placed = self._place(live, now, aside)
+        if placed:
+            self.queue.remove(request_id, served=True)
+        return placed
 
     def _mismatch(self, request_id: str) -> bool:
         """Sort key: those whose prefix is mostly cached somewhere first, the others in their order."""
@@ -312,7 +335,7 @@ class RegionalFlow:
         depth = max(self.trie.match(request.chain).values(), default=0)
         return chain.bytes_at(depth) * 2 < request.prompt_bytes
 
-    def _elsewhere(self, live: _Live, reason: Outcome, now: float) -> list[Command]:
+    def _elsewhere(self, live: _Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
         request = live.request
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
@@ -320,10 +343,8 @@ class RegionalFlow:
         if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
             live.budgeted = self._budget.take()
         live.transport_retries += reason.source is Source.TRANSPORT
-        live.tried.append(live.replica)
-        if not self._healthy(request.model, now, tuple(live.tried)):
-            live.tried.clear()  # better the same replica again than none
-        refusal = admission.lawful_here(request, self.config.region, self.law)
+        live.tried += (failed,)
+        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [self._refuse(live, refusal.outcome, refusal.detail, now)]
         return self._place(live, now) or self._hold(live, now)
@@ -331,61 +352,36 @@ class RegionalFlow:
     # -- endings and learning
 
     def _refuse(self, live: _Live, reason: Outcome, detail: str, now: float) -> Answer:
+        self._over(live)
+        if reason.source is Source.LAW:
+            return machine.Answer(live.request.id, reason, detail)
+        if reason is outcome.NO_REPLICA:
+            return machine.Answer(live.request.id, reason, detail, RETRY_AFTER_S)  # nobody knows how long
         wait_ms = self.wait_ms(live.request.model, now)
-        self._over(live.request.id)
-        return machine.Answer(
-            live.request.id, reason, detail, retry_after_s=self._retry_after_s(wait_ms), wait_ms=wait_ms
-        )
+        return machine.Answer(live.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
-    def _over(self, request_id: str) -> _Live | None:
+    def _over(self, live: _Live) -> None:
         """Forget a request and give back all it held."""
-        live = self._live.pop(request_id, None)
-        if live is None:
-            return None
+        request_id = live.request.id
+        del self._live[request_id]
         self.queue.remove(request_id, served=False)
         self.ledger.release(request_id)
         self._budget.ended()
         if live.budgeted:
             self._budget.give()
-        return live
 
     def _learn(self, live: _Live, usage: Usage, now: float) -> None:
         request = live.request
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         if live.replica in self.speeds:
-            decode_ms, service_ms = (now - live.began_at) * 1e3, (now - live.forwarded_at) * 1e3
+            decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
             self.speeds[live.replica].ended(decode_ms, service_ms, usage.completion_tokens)
         if usage.cached_tokens is not None and live.chosen is not None:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
 
-    def _touch(self, live: _Live) -> None:
-        if live.replica in self.trie:
-            self.trie.insert(live.replica, live.request.chain)
-
-    def _blame(self, name: str, reason: Outcome, now: float) -> None:
-        health = self.health.get(name)
-        if health is None:
-            return
-        if reason is outcome.CONNECT_FAILED:
-            health.refused(now)
-            self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
-        else:
-            health.failed(now, may_eject=self._may_eject(now))
-
-    def _may_eject(self, now: float) -> bool:
-        down = sum(h.read(now).state is State.DOWN for h in self.health.values())
-        return may_eject(down, len(self.health))
-
-    def _health_of(self, name: str) -> HealthMachine:
-        return self.health.get(name) or HealthMachine()
-
-    def _bytes_per_token(self, replica: Replica) -> float:
-        return max((self.estimates.bytes_per_token(model) for model in replica.models), default=4.0)
-
     def wait_ms(self, model: str, now: float) -> float:
-        """What one more request for the model would wait before its prefill begins."""
-        return expected_wait_ms(self._healthy(model, now), self.ledger, self.speeds, len(self.queue), now)
-
-    def _retry_after_s(self, wait_ms: float) -> float:
-        return max(RETRY_AFTER_S, wait_ms / 1e3)
+        """What one more request for the model would wait before its prefill begins; 0 where nobody serves it."""
+        return expected_wait_ms(
+            self._fleet.healthy(model, now), self.ledger, self.speeds, self.queue.waiting(model), now
+        )

@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.balance import choose
+from farhop.balance import choose, outcome
+from farhop.balance.estimate import Speed
+from farhop.balance.health import HealthMachine, State, may_eject
+from farhop.balance.trie import PrefixTrie
 from regional_lb.policy import Need, Scored
+from regional_lb.view import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from random import Random
 
-    from farhop.balance.estimate import Speed
+    from farhop.balance.estimate import Estimates
+    from farhop.balance.health import HealthConfig
     from farhop.balance.ledger import Ledger, Load
+    from farhop.balance.outcome import Outcome
     from regional_lb.policy import Policy
-    from regional_lb.view import Replica, Sample
+    from regional_lb.view import Replica, Sample, View
 
 SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
 TIE_SHARE = 0.05  # scores this close are equal within what prefill speed is known to
@@ -30,6 +36,73 @@ KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption 
 
 
 _NOTHING = Need(0.0, 0.0, 1.0)
+
+_ABLE = (State.UP, State.SUSPECT)
+
+
+class Fleet:
+    """What is known of the replicas beyond one view of them: health, speed, cached prefixes. Survives swaps."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        self._config = config
+        self.view: View = view_of([])
+        self.health: dict[str, HealthMachine] = {}
+        self.speeds: dict[str, Speed] = {}
+        self.trie = PrefixTrie()
+
+    def adopt(self, view: View, estimates: Estimates) -> None:
+        """Take a new view: what came is not heard of yet, what left is forgotten."""
+        before, self.view = self.view.replicas, view
+        for name, replica in view.replicas.items():
+            bytes_per_token = max((estimates.bytes_per_token(model) for model in replica.models), default=0.0)
+            capacity_bytes = int(replica.kv_tokens * bytes_per_token)
+            if name not in before:
+                self.health[name] = HealthMachine(self._config)
+                self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
+                self.trie.add(name, capacity_bytes)
+                continue
+            self.trie.set_capacity(name, capacity_bytes)
+            if before[name].address != replica.address:
+                self.trie.clear(name)  # another process under the same name
+        for name in before.keys() - view.replicas.keys():
+            del self.health[name], self.speeds[name]
+            self.trie.drop(name)
+
+    def healthy(self, model: str, now: float, without: tuple[str, ...] = ()) -> list[Replica]:
+        """The replicas that serve the model and may take work."""
+        health = self.health
+        serving = self.view.by_model.get(model, ())
+        return [r for r in serving if r.name not in without and health[r.name].read(now).state in _ABLE]
+
+    def answered(self, name: str, status: int, now: float) -> None:
+        """An answer began. A 5xx is the replica's fault, a 4xx is not."""
+        health = self.health.get(name)
+        if health is None:
+            return
+        if status >= 500:
+            health.failed(now, may_eject=self._may_eject(now))
+        else:
+            health.succeeded(now)
+
+    def failed(self, name: str, reason: Outcome, now: float) -> None:
+        """An attempt broke."""
+        health = self.health.get(name)
+        if health is None:
+            return
+        if reason is outcome.CONNECT_FAILED:
+            health.refused(now)
+            self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
+        else:
+            health.failed(now, may_eject=self._may_eject(now))
+
+    def caches(self, name: str, chain: tuple[int, ...]) -> None:
+        """The replica holds this prefix now."""
+        if name in self.trie:
+            self.trie.insert(name, chain)
+
+    def _may_eject(self, now: float) -> bool:
+        down = sum(health.read(now).state is State.DOWN for health in self.health.values())
+        return may_eject(down, len(self.health))
 
 
 class Pick(msgspec.Struct, frozen=True):
@@ -104,18 +177,19 @@ def expected_wait_ms(
     """
     waits: list[float] = []
     leaving_per_ms = 0.0
+    ahead = queued
     for replica in replicas:
         load, speed = ledger.load(replica.name), speeds[replica.name]
         sample = fresh(replica.sample, now)
         # Others may use the engine, too: what it says it runs counts if that is more than ours.
         running = max(load.in_flight, 1) if sample is None else max(load.in_flight, sample.running, 1)
         leaving_per_ms += running / speed.service_ms
-        queued += sample.waiting if sample is not None else 0
+        ahead += sample.waiting if sample is not None else 0
         if has_room(replica, load, _NOTHING, 0.0, now):
             waits.append(load.prefill_tokens * speed.prefill_ms_per_token)
     if waits and queued == 0:
         return min(waits)
-    return (queued + 1) / leaving_per_ms if leaving_per_ms > 0.0 else 0.0
+    return (ahead + 1) / leaving_per_ms if leaving_per_ms > 0.0 else 0.0
 
 
 def _in_flight(ledger: Ledger, scored: Scored) -> float:

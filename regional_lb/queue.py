@@ -1,4 +1,4 @@
-"""Where requests wait when every replica is full: a line per model, in it priority bands, weighted fair between tenants.
+"""Where requests wait when every replica is full: a line per model, in it bands of priority, in those fair turns.
 
 Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996): who is served moves on
 by tokens / weight, who comes anew starts where the least served of those waiting stands, and only what is served

@@ -24,7 +24,7 @@ _SMALLEST_PREFILL_TOKENS = 64  # below this a step's fixed cost hides the cost p
 
 
 class Estimates:
-    """Bytes per token of each model, output tokens of each tenant and model. What was not met for longest is forgotten."""
+    """Bytes per token of each model, output tokens of each tenant and model. The longest not met is forgotten."""
 
     __slots__ = ("_bytes_per_token", "_output")
 

@@ -1,53 +1,47 @@
 """The client's side: one connection, one request after another, each an Exchange.
 
 An Exchange is read whole within limits, handed to a Gate, and answered once. Invariants: answers leave in the order of
-requests; every byte buffered is taken from the process's one budget and given back when the exchange is over; after a
-head that cannot be trusted the connection is closed. Never decides anything about routing.
+requests, and none is begun while the client does not read the last; every byte held is taken from the process's one
+budget and given back when its exchange is over; after a head that cannot be trusted nothing more is read. Never decides
+anything about routing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import httptools
 import msgspec
 
 from farhop.balance import outcome
 from farhop.relay import answers, head
+from farhop.relay.exchange import Exchange as Exchange
 
 if TYPE_CHECKING:
     from farhop.balance.limits import ByteBudget
-    from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
-    from farhop.relay.head import Head
 
 
 class InboundLimits(msgspec.Struct, frozen=True):
-    """What a client may do. Bytes and seconds; `body_s` is the pause between two segments of a body."""
+    """What a client may do. Bytes, counts and seconds.
+
+    `body_s` is the pause between two segments of a body, `request_s` the whole request's, `send_s` how long a client may
+    take nothing of its answer, `linger_s` how long it may take to close after its last one.
+    """
 
     head_bytes_max: int = 32 * 1024
     headers_max: int = 100
     body_bytes_max: int = 16 * 1024 * 1024
     connections_max: int = 20_000
+    pipelined_max: int = 32
     idle_s: float = 75.0
     head_s: float = 10.0
     body_s: float = 30.0
+    request_s: float = 300.0
+    send_s: float = 60.0
     linger_s: float = 2.0
-
-
-class Journey(Protocol):
-    """What the relay keeps for a request under way, as this side sees it."""
-
-    def client_left(self) -> None:
-        """The client is gone."""
-
-    def pause(self) -> None:
-        """The client reads slower than the upstream writes."""
-
-    def resume(self) -> None:
-        """The client caught up."""
 
 
 class Gate(Protocol):
@@ -62,87 +56,12 @@ class Gate(Protocol):
 
 # A refused body up to this size is read and dropped, so that the connection stays of use.
 _DRAIN_BYTES_MAX = 64 * 1024
+# One byte per chunk costs 5 bytes of framing ("1\r\n" and "\r\n"); more than this per byte is not a body but an attack.
+_FRAMING_BYTES_PER_BODY_BYTE_MAX = 8
 
 
-class Exchange:
-    """One request and its one answer. `context` belongs to the gate."""
-
-    __slots__ = (
-        "_chunked",
-        "_inbound",
-        "body",
-        "body_bytes",
-        "context",
-        "early",
-        "head",
-        "journey",
-        "parts",
-        "started",
-    )
-
-    def __init__(self, inbound: Inbound, request_head: Head) -> None:
-        self._inbound = inbound
-        self.head = request_head
-        self.parts: list[bytes] = []
-        self.body = b""
-        self.body_bytes = 0
-        self.early: Reply | None = None
-        self.context: Any = None
-        self.journey: Journey | None = None
-        self.started = False
-        self._chunked = False
-
-    @property
-    def is_hop(self) -> bool:
-        """Whether the tier above asks, who understands refusals and broken streams."""
-        return self._inbound.is_hop
-
-    def reply(self, reply: Reply) -> None:
-        """Answer whole from here."""
-        close = b"" if self._inbound.keeps(self) else b"connection: close\r\n"
-        self.started = True
-        self._inbound.write(
-            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b"
-            % (answers.status_line(reply.status), reply.content_type, len(reply.body), close, reply.extra, reply.body)
-        )
-        self._inbound.over(self)
-
-    def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:
-        """Send an answer's head and the first of its body in one write. `length` None: framing is chunked."""
-        self.started = True
-        pieces = [answers.status_line(status), headers]
-        if not self._inbound.keeps(self):
-            pieces.append(b"connection: close\r\n")
-        if length is not None:
-            pieces.append(b"content-length: %d\r\n" % length)
-        elif self.head.http_11:
-            self._chunked = True
-            pieces.append(b"transfer-encoding: chunked\r\n")
-        else:
-            self._inbound.close_after(self)
-        pieces.append(b"\r\n")
-        if first:
-            pieces.append(b"%x\r\n%b\r\n" % (len(first), first) if self._chunked else first)
-        self._inbound.write(b"".join(pieces))
-
-    def write(self, data: bytes) -> None:
-        """Send more of the body."""
-        self._inbound.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-
-    def finish(self) -> None:
-        """The answer is whole."""
-        if self._chunked:
-            self._inbound.write(b"0\r\n\r\n")
-        self._inbound.over(self)
-
-    def break_off(self, event: bytes | None) -> None:
-        """The answer cannot be completed. With an event the stream ends cleanly; without, it visibly breaks."""
-        if event is not None and self._chunked:
-            self.write(event)
-            self._inbound.close_after(self)
-            self.finish()
-        else:
-            self._inbound.abort()
+class _StopReadingError(Exception):
+    """Raised into the parser when the rest of a segment is of no interest."""
 
 
 class Inbound(asyncio.Protocol):
@@ -150,21 +69,32 @@ class Inbound(asyncio.Protocol):
 
     __slots__ = (
         "_active",
+        "_advancing",
         "_budget",
         "_close_after",
+        "_framing_bytes",
         "_gate",
         "_head_bytes",
+        "_head_held_bytes",
         "_headers",
         "_limits",
         "_listener",
         "_loop",
         "_parser",
+        "_pipelined",
+        "_quiet_bytes",
         "_reading",
+        "_reading_paused",
+        "_request_since",
+        "_seen_body_bytes",
         "_since",
         "_state",
         "_target",
         "_transport",
+        "_unsent",
+        "_unsent_since",
         "_waiting",
+        "_write_paused",
     )
 
     def __init__(self, listener: ConnectionSet, gate: Gate, limits: InboundLimits, budget: ByteBudget) -> None:
@@ -173,10 +103,13 @@ class Inbound(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._state = _IDLE
-        self._since = self._loop.time()
+        self._since = self._request_since = self._loop.time()
         self._headers: head.Headers = []
-        self._head_bytes = 0
+        self._head_bytes = self._head_held_bytes = 0
+        self._framing_bytes = self._quiet_bytes = self._seen_body_bytes = 0
         self._target = b""
+        self._pipelined = self._advancing = self._write_paused = self._reading_paused = False
+        self._unsent, self._unsent_since = 0, 0.0
         self._reading: Exchange | None = None
         self._active: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
@@ -185,87 +118,104 @@ class Inbound(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         if not self._listener.admit(self):
-            self._refuse(outcome.TOO_MANY_CONNECTIONS, "too many connections: retry later, or at another entry")
+            detail = "too many connections: retry later, or at another entry"
+            self._refuse(answers.refusal(outcome.TOO_MANY_CONNECTIONS, detail, retry_after_s=1.0))
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
         self._listener.forget(self)
-        for exchange in (self._reading, self._active, *self._waiting):
-            if exchange is not None:
-                self._give_back(exchange)
-        active, self._active, self._reading = self._active, None, None
+        self._budget.give(self._head_held_bytes)
+        self._head_held_bytes = 0
+        active, self._active = self._active, None
+        unserved = (*self._waiting, *([self._reading] if self._reading is not None else ()))
         self._waiting.clear()
-        if active is not None and active.journey is not None:
-            active.journey.client_left()
+        self._reading = None
+        self._abandon(*unserved)
+        if active is not None:
+            self._give_back(active)
+            if active.journey is not None:
+                active.journey.client_left()
 
     def data_received(self, data: bytes) -> None:
-        if self._state is _CLOSING:
+        state = self._state
+        if state is _CLOSING:
             return
         self._since = self._loop.time()
-        if self._state is _IDLE:
-            self._state = _HEAD
-        if self._state is _HEAD:
+        if state is _IDLE:
+            self._state, self._request_since, self._head_bytes = _HEAD, self._since, len(data)
+        elif state is _HEAD:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(outcome.MALFORMED_HTTP, "upgrading the protocol is not supported: send plain HTTP/1.1")
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, head.HeadError):
-                self._refuse(error.__context__.outcome, error.__context__.detail)
-            else:
-                self._refuse(outcome.MALFORMED_HTTP, f"not HTTP/1.1: {error}")
-        else:
-            if self._state is _HEAD and self._head_bytes > self._limits.head_bytes_max:
-                self._refuse_head_size()
+            if self._state is not _CLOSING:
+                self._untrusted(error)
+            return
+        if self._state is _HEAD:
+            self._hold_head(len(data))
+        elif self._state is _CHUNKS:
+            self._bound_framing(len(data))
 
     def eof_received(self) -> bool:
-        return False  # a client that stops sending has left: the transport closes
+        if self._active is not None and self._active.journey is not None:
+            self.abort()  # a client that stops sending has left: what it does not wait for is not worth an engine's time
+        return False
 
     def pause_writing(self) -> None:
+        self._write_paused, self._unsent = True, -1
         if self._active is not None and self._active.journey is not None:
             self._active.journey.pause()
 
     def resume_writing(self) -> None:
+        self._write_paused = False
         if self._active is not None and self._active.journey is not None:
             self._active.journey.resume()
+        self._advance()
 
     # -- httptools
 
     def on_message_begin(self) -> None:
+        if self._state is _CLOSING:
+            raise _StopReadingError
         self._headers, self._target = [], b""
-        self._state = _HEAD
+        if self._state is _IDLE:  # in the midst of a segment: its bytes are not all this head's
+            self._state, self._request_since, self._head_bytes, self._pipelined = _HEAD, self._since, 0, True
 
     def on_url(self, url: bytes) -> None:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
+        if len(self._headers) > self._limits.headers_max:  # a body's trailers come here too, and count
+            raise self._head_too_large()
 
     def on_headers_complete(self) -> None:
-        size = len(self._target) + sum(len(n) + len(v) + 4 for n, v in self._headers)
-        if size > self._limits.head_bytes_max or len(self._headers) > self._limits.headers_max:
-            most = f"{self._limits.head_bytes_max} bytes, {self._limits.headers_max} headers"
-            raise head.HeadError(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {most}")
         parser = self._parser
+        self._budget.give(self._head_held_bytes)
+        self._head_held_bytes = 0
+        # What came since the head began bounds it, mostly; only if that is too much it is measured.
+        if self._pipelined or self._head_bytes > self._limits.head_bytes_max:
+            self._measure_head()
+        if parser.should_upgrade():
+            raise head.HeadError(outcome.MALFORMED_HTTP, "the protocol cannot be upgraded: send plain HTTP/1.1")
         request_head = head.read(
             parser.get_method(), self._target, parser.get_http_version(), self._headers, parser.should_keep_alive()
         )
-        self._state, self._head_bytes = _BODY, 0
         exchange = self._reading = Exchange(self, request_head)
         length = request_head.content_length
-        if length is not None and length > self._limits.body_bytes_max:
-            exchange.early = self._too_large()
-        else:
-            exchange.early = self._gate.head(exchange)
+        self._state = _CHUNKS if length is None else _BODY
+        self._framing_bytes = self._quiet_bytes = self._seen_body_bytes = 0
+        exchange.early = self._judge(exchange)
+        expects = request_head.get(b"expect")
         if exchange.early is not None:
-            if length is None or length > _DRAIN_BYTES_MAX or request_head.get(b"expect"):
-                self._close_after = exchange
-                self._whole(exchange)
-                self._state = _CLOSING
-        elif request_head.get(b"expect") == b"100-continue" and self._active is None:
+            if length is None or length > _DRAIN_BYTES_MAX or expects:
+                self._refuse(exchange.early)
+        elif length is not None and length > self._limits.body_bytes_max:
+            self._refuse(self._too_large())
+        elif expects and expects.lower() == b"100-continue" and request_head.http_11 and self._active is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
@@ -274,41 +224,103 @@ class Inbound(asyncio.Protocol):
             return
         size = len(body)
         if exchange.body_bytes + size > self._limits.body_bytes_max:
-            self._cut_short(exchange, self._too_large())
+            self._refuse(self._too_large())
         elif not self._budget.take(size):
-            detail = "this balancer's buffers are full: retry shortly"
-            self._cut_short(exchange, answers.refusal(outcome.NO_BUFFER, detail, retry_after_s=1.0))
+            self._refuse(_no_buffer())
         else:
             exchange.parts.append(body)
             exchange.body_bytes += size
+            exchange.held_bytes += size
 
     def on_message_complete(self) -> None:
         exchange = self._reading
-        if exchange is None or self._state is _CLOSING:
+        if exchange is None:
             return
-        self._state = _IDLE
+        self._reading, self._pipelined = None, False
+        self._state = _IDLE if exchange.head.keep_alive else _CLOSING
         exchange.body = exchange.parts[0] if len(exchange.parts) == 1 else b"".join(exchange.parts)
         exchange.parts.clear()
         self._whole(exchange)
 
+    # -- bounds on what is read
+
+    def _judge(self, exchange: Exchange) -> Reply | None:
+        size = len(exchange.head.onward)
+        if not self._budget.take(size):
+            return _no_buffer()
+        exchange.held_bytes = size
+        try:
+            return self._gate.head(exchange)
+        except Exception as error:  # noqa: BLE001 - a bug in the gate must not look like the client's fault
+            return self._bug(error)
+
+    def _hold_head(self, size: int) -> None:
+        """A head that is not complete yet is held by the parser."""
+        if self._head_bytes > self._limits.head_bytes_max:
+            self._refuse(_reply_to(self._head_too_large()))
+        elif not self._budget.take(size):
+            self._refuse(_no_buffer())
+        else:
+            self._head_held_bytes += size
+
+    def _measure_head(self) -> None:
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        if size > self._limits.head_bytes_max:
+            raise self._head_too_large()
+
+    def _bound_framing(self, size: int) -> None:
+        """The parser bounds neither chunk extensions nor trailers: too much framing for so little body is refused."""
+        exchange = self._reading
+        if exchange is None:
+            return
+        self._framing_bytes += size
+        if exchange.body_bytes == self._seen_body_bytes:
+            self._quiet_bytes += size
+        else:
+            self._seen_body_bytes, self._quiet_bytes = exchange.body_bytes, 0
+        slack = self._limits.head_bytes_max
+        most = slack + _FRAMING_BYTES_PER_BODY_BYTE_MAX * exchange.body_bytes
+        if self._quiet_bytes > slack or self._framing_bytes > most:
+            self._refuse(answers.refusal(outcome.MALFORMED_HTTP, "too many chunk extensions or trailers for the body"))
+
+    def _head_too_large(self) -> head.HeadError:
+        most = f"{self._limits.head_bytes_max} bytes, {self._limits.headers_max} headers"
+        return head.HeadError(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {most}")
+
+    def _too_large(self) -> Reply:
+        most = self._limits.body_bytes_max
+        return answers.refusal(outcome.BODY_TOO_LARGE, f"the body is too large: at most {most} bytes")
+
     # -- one exchange after another
 
     def _whole(self, exchange: Exchange) -> None:
-        self._reading = None
-        if self._active is None:
+        """Serve the exchange now, or in its turn. While others wait nothing more is read."""
+        if self._active is None and not self._waiting and not self._write_paused:
             self._serve(exchange)
-        else:
-            # Pipelined: its turn comes. Reading stops, so at most one segment's worth of requests waits here.
-            self._waiting.append(exchange)
-            if self._transport is not None:
-                self._transport.pause_reading()
+            return
+        self._waiting.append(exchange)
+        if len(self._waiting) >= self._limits.pipelined_max:
+            # What it sent beyond is dropped with the connection: it asks again for what got no answer (RFC 9112 §9.3.2).
+            self._close_after, self._state = exchange, _CLOSING
+        if self._transport is not None and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
 
     def _serve(self, exchange: Exchange) -> None:
         self._active = exchange
         if exchange.early is not None:
             exchange.reply(exchange.early)
-        else:
+            return
+        try:
             self._gate.arrived(exchange)
+        except Exception as error:  # noqa: BLE001 - one request's bug must not take its neighbours', nor leave it unanswered
+            reply = self._bug(error)
+            if exchange.journey is not None:
+                exchange.journey.client_left()
+            if not exchange.started:
+                exchange.reply(reply)
+            elif exchange.is_open:
+                self.abort()
 
     def over(self, exchange: Exchange) -> None:
         """The exchange has its whole answer: give back what it held and serve the next, or close."""
@@ -318,21 +330,46 @@ class Inbound(asyncio.Protocol):
         self._give_back(exchange)
         if self._transport is None:
             return
-        if not self.keeps(exchange):
+        if self.keeps(exchange):
+            self._since = self._loop.time()
+            if self._waiting:
+                self._advance()
+        else:
             self._linger()
-        elif self._waiting:
+
+    def _advance(self) -> None:
+        """Serve those who wait. A loop, not a recursion: answers that come from here end before `_serve` returns."""
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._waiting and self._active is None and not self._write_paused and self._transport is not None:
             self._serve(self._waiting.popleft())
-            if not self._waiting and self._transport is not None:
-                self._transport.resume_reading()
+        self._advancing = False
+        if not self._waiting:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._reading_paused and self._transport is not None and not self._transport.is_closing():
+            self._reading_paused = False
+            self._since = self._request_since = self._loop.time()  # the pause was ours, not the client's
+            self._transport.resume_reading()
 
     @property
     def is_hop(self) -> bool:
         """Whether the listener is for the tier above."""
         return self._listener.is_hop
 
+    def serves(self, exchange: Exchange) -> bool:
+        """Whether the exchange is the one being answered."""
+        return self._active is exchange
+
     def keeps(self, exchange: Exchange) -> bool:
-        """Whether the connection outlives this exchange."""
-        return exchange.head.keep_alive and self._close_after is not exchange and not self._listener.stopping
+        """Whether the connection outlives this exchange. Once it does not, it stays so: the client is told."""
+        draining = self._listener.stopping and not self._waiting
+        if exchange.head.keep_alive and self._close_after is not exchange and not draining:
+            return True
+        self._close_after = exchange
+        return False
 
     def close_after(self, exchange: Exchange) -> None:
         """Close once this exchange is answered."""
@@ -348,65 +385,109 @@ class Inbound(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    # -- upkeep, by the listener's sweep
+
     def check(self, now: float) -> None:
-        """Apply the time limits; called by the listener's sweep. `now` is the loop's time."""
-        limits, waited_s = self._limits, now - self._since
-        if self._state is _CLOSING:
-            if waited_s > limits.linger_s:
+        """Apply the time limits. `now` is the loop's time."""
+        if self._transport is None:
+            return
+        limits, state = self._limits, self._state
+        if unsent := self._transport.get_write_buffer_size():
+            self._check_sending(unsent, now)
+        elif state is _CLOSING:
+            if self._active is None and now - self._since > limits.linger_s:
                 self.abort()
-        elif self._state is _HEAD and waited_s > limits.head_s:
-            self._refuse(outcome.REQUEST_TIMEOUT, f"the head did not arrive within {limits.head_s:g} s")
-        elif self._state is _BODY and waited_s > limits.body_s:
-            self._refuse(outcome.REQUEST_TIMEOUT, f"the body paused for more than {limits.body_s:g} s")
-        elif self._state is _IDLE and self._active is None and waited_s > limits.idle_s:
-            self.close_if_idle()
+        elif self._reading_paused:
+            return
+        elif state is _HEAD and now - self._request_since > limits.head_s:
+            self._too_slow(f"the head did not arrive within {limits.head_s:g} s")
+        elif state is _IDLE:
+            if self._active is None and now - self._since > limits.idle_s:
+                self._transport.close()
+        elif state is not _HEAD and now - self._since > limits.body_s:
+            self._too_slow(f"the body paused for more than {limits.body_s:g} s")
+        elif state is not _HEAD and now - self._request_since > limits.request_s:
+            self._too_slow(f"the request did not arrive within {limits.request_s:g} s")
+
+    def _check_sending(self, unsent: int, now: float) -> None:
+        """A client that takes nothing of its answer holds an engine's slot: bounded."""
+        self._since = now  # lingering and idleness begin when all is sent
+        if unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        elif now - self._unsent_since > self._limits.send_s:
+            self.abort()
 
     def close_if_idle(self) -> None:
         """Close unless a request is being read or served."""
-        if self._transport is not None and self._active is None and self._state is _IDLE:
+        if self._transport is not None and self._active is None and self._state is _IDLE and not self._waiting:
             self._transport.close()
 
-    def _give_back(self, exchange: Exchange) -> None:
-        self._budget.give(exchange.body_bytes)
-        exchange.body_bytes = 0
+    # -- endings
 
-    def _too_large(self) -> Reply:
-        most = self._limits.body_bytes_max
-        return answers.refusal(outcome.BODY_TOO_LARGE, f"the body is too large: at most {most} bytes")
+    def _too_slow(self, detail: str) -> None:
+        self._refuse(answers.refusal(outcome.REQUEST_TIMEOUT, detail))
 
-    def _cut_short(self, exchange: Exchange, reply: Reply) -> None:
-        exchange.early = reply
+    def _untrusted(self, error: httptools.HttpParserError) -> None:
+        cause = error.__context__
+        if isinstance(cause, head.HeadError):
+            self._refuse(_reply_to(cause))
+        elif isinstance(cause, Exception):
+            self._refuse(self._bug(cause))
+        else:
+            self._refuse(answers.refusal(outcome.MALFORMED_HTTP, f"not HTTP/1.1: {error}"))
+
+    def _refuse(self, reply: Reply) -> None:
+        """Answer, in its turn, what is being read (or cannot be), and read no more."""
+        exchange = self._reading
+        if exchange is None:
+            exchange = Exchange(self, head.UNREAD)
+        self._reading = None
         exchange.parts.clear()
-        self._close_after = exchange
+        self._give_back(exchange)
+        if exchange.early is None:
+            exchange.abandon(reply.outcome, reply.status)
+            exchange.early = reply
+        self._budget.give(self._head_held_bytes)
+        self._head_held_bytes = 0
+        self._close_after, self._state = exchange, _CLOSING
         self._whole(exchange)
-        self._state = _CLOSING
-
-    def _refuse_head_size(self) -> None:
-        most = self._limits.head_bytes_max
-        self._refuse(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {most} bytes")
-
-    def _refuse(self, reason: Outcome, detail: str) -> None:
-        """Answer without an exchange and close: what follows on this connection cannot be understood."""
-        self._state = _CLOSING
-        if self._active is not None:
-            # An answer is under way; a second one in its midst would be taken for its body.
-            self._close_after = self._active
-            return
-        reply = answers.refusal(reason, detail)
-        self.write(
-            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%b\r\n%b"
-            % (answers.status_line(reply.status), len(reply.body), reply.extra, reply.body)
-        )
-        self._linger()
 
     def _linger(self) -> None:
         """Half-close and drop what still comes, so that the answer is not destroyed by a reset."""
         self._state, self._since = _CLOSING, self._loop.time()
-        if self._transport is not None:
-            if self._transport.can_write_eof() and not self._transport.is_closing():
-                self._transport.write_eof()
-            else:
-                self._transport.close()
+        waiting = tuple(self._waiting)
+        self._waiting.clear()
+        self._abandon(*waiting)
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+            self._read_on()
+        else:
+            transport.close()
+
+    def _abandon(self, *exchanges: Exchange) -> None:
+        for exchange in exchanges:
+            self._give_back(exchange)
+            if exchange.early is None:
+                exchange.abandon(outcome.CLIENT_LEFT, 0)
+
+    def _give_back(self, exchange: Exchange) -> None:
+        self._budget.give(exchange.held_bytes)
+        exchange.held_bytes = 0
+
+    def _bug(self, error: Exception) -> Reply:
+        self._loop.call_exception_handler({"message": "a listener's gate failed", "exception": error, "protocol": self})
+        return answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")
+
+
+def _reply_to(error: head.HeadError) -> Reply:
+    return answers.refusal(error.outcome, error.detail)
+
+
+def _no_buffer() -> Reply:
+    return answers.refusal(outcome.NO_BUFFER, "this balancer's buffers are full: retry shortly", retry_after_s=1.0)
 
 
 class ConnectionSet(Protocol):
@@ -422,4 +503,4 @@ class ConnectionSet(Protocol):
         """The connection is gone."""
 
 
-_IDLE, _HEAD, _BODY, _CLOSING = "idle", "head", "body", "closing"
+_IDLE, _HEAD, _BODY, _CHUNKS, _CLOSING = "idle", "head", "body", "chunks", "closing"
