@@ -1,6 +1,7 @@
 """The `farhop` command: one line per subcommand's wiring; what they do lives in the rooms they call.
 
-Errors are one line on stderr and a non-zero exit: 2 for bad usage, configuration or topology, 1 for a check that failed.
+Errors are one line on stderr and a non-zero exit: 2 for bad usage, configuration or surroundings, 1 for an answer that
+is negative (refused, down, a check that failed). Rooms are imported when their command runs, so that help is quick.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from farhop_lab.world_file import ENVIRONMENT, WORLD_FILE
+
 app = typer.Typer(
     help="Farhop: routes LLM requests to the right region and the right replica, lawfully.",
     no_args_is_help=True,
@@ -20,22 +23,132 @@ app = typer.Typer(
 )
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML).")]
+World = Annotated[
+    Path, typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`.")
+]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
-@app.command("global")
+@app.command("global", epilog="Example:  farhop global --config virginia-global.yaml")
 def run_global(config: Config) -> None:
-    """Run a global balancer.    Example: farhop global --config virginia-global.yaml"""
+    """Run a global balancer."""
     from global_lb.main import run
 
     run(config)
 
 
-@app.command("regional")
+@app.command("regional", epilog="Example:  farhop regional --config virginia-regional.yaml")
 def run_regional(config: Config) -> None:
-    """Run a regional balancer.    Example: farhop regional --config virginia-regional.yaml"""
+    """Run a regional balancer."""
     from regional_lb.main import run
 
     run(config)
+
+
+@app.command("engine", epilog="Example:  farhop engine --profile l4 --port 8001 --replicas 2 --speedup 10")
+def run_engine(
+    port: Annotated[list[int] | None, typer.Option("--port", help="Port; repeat for several. 0: any free one.")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="The GPU to emulate: l4, a100 or h100.")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", help="How many, on consecutive ports.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Name of the model served.")] = None,
+    speedup: Annotated[float | None, typer.Option("--speedup", help="How many times faster than the GPU.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
+    kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
+    mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
+) -> None:
+    """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."""
+    from farhop_cli.engine import run
+
+    run({
+        "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
+        "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
+    })  # fmt: skip
+
+
+@app.command(epilog='Example:  farhop ask "Why is the sky blue?" --from LONDON --tenant eu-only')
+def ask(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
+    origin: From = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Ask as this tenant of the running world.")] = None,
+    key: Annotated[str | None, typer.Option("--key", envvar="FARHOP_KEY", help="Ask with this API key.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Default: the world's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer.")] = None,
+    allow: Allow = None,
+    completion: Annotated[bool, typer.Option("--completion", help="Use /v1/completions, not chat.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Sum up the gaps between tokens.")] = False,
+    url: Annotated[str | None, typer.Option("--url", help="Ask this entry, not the nearest.")] = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Send a request; show its answer, decision and trace."""
+    from farhop_cli.ask import Options, run
+
+    options = Options(prompt, world, origin, tenant, key, model, max_tokens, allow, completion, watch, url, as_json)
+    raise typer.Exit(run(options))
+
+
+@app.command(epilog="Example:  farhop explain request.json --tenant japan-only --from Paris")
+def explain(
+    what: Annotated[str, typer.Argument(metavar="REQUEST.json|DECISION-ID", help="A body as for /v1, or an id.")],
+    origin: From = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose request it would be.")] = None,
+    allow: Allow = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Tell where a request would go, or why one went.
+
+    Nothing is sent to an engine, and only balancers that the tenant's law lets read the request are asked.
+    """
+    from farhop_cli.explain import Options, run
+
+    raise typer.Exit(run(Options(what, world, origin, tenant, allow, as_json)))
+
+
+@app.command(epilog="Example:  farhop status --json")
+def status(world: World = WORLD_FILE, as_json: Json = False) -> None:
+    """Show regions, replicas and queues.
+
+    Each global balancer tells what it sees. Exit code 1 if any region is down.
+    """
+    from farhop_cli.status import run
+
+    raise typer.Exit(run(world, as_json))
+
+
+@app.command(epilog="Example:  farhop check three-regions")
+def check(
+    topology: Annotated[str, typer.Argument(help="A topology file, or the name of a ready-made world.")],
+    as_json: Json = False,
+) -> None:
+    """Check a topology: every error at once.
+
+    A topology without errors is summed up: its regions, and what its law comes to for each tenant.
+    """
+    from farhop_cli.check import run
+
+    raise typer.Exit(run(topology, as_json))
+
+
+@app.command("hash-key", epilog="Example:  farhop hash-key --generate")
+def hash_key(
+    key: Annotated[str | None, typer.Argument(help="The key. Left out, it is read from standard input.")] = None,
+    generate: Annotated[bool, typer.Option("--generate", help="Make a new key; print it and its hash.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the hash that a topology holds of an API key.
+
+    A key given as argument stays in the shell's history: better leave it out, or make one with --generate.
+    """
+    from farhop_cli.hash_key import run
+
+    raise typer.Exit(run(key, generate, as_json))
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ under `contextlib.aclosing`. Never raises for what a server or network does: tha
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from contextlib import AsyncExitStack
@@ -23,12 +24,24 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from farhop_lab.stream import Failure, Piece, EventReader, Usage, read_answer, read_failure
+from farhop_lab.stream import EventReader, Failure, Piece, Usage, read_answer, read_failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-__all__ = ["Delta", "Event", "Failure", "Redirected", "Result", "Skipped", "Usage", "answer", "ask"]
+__all__ = [
+    "Delta",
+    "Event",
+    "Failure",
+    "Redirected",
+    "Result",
+    "Skipped",
+    "Usage",
+    "answer",
+    "ask",
+    "origin",
+    "trouble",
+]
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
@@ -112,7 +125,7 @@ async def ask(
         asking = _Asking(session, msgspec.json.encode(body), sent, path, aiohttp.ClientTimeout(
             total=request_s, sock_connect=connect_s
         ))  # fmt: skip
-        async for event in asking.events(entries, frozenset(map(_origin, (*entries, *trusted)))):
+        async for event in asking.events(entries, frozenset(map(origin, (*entries, *trusted)))):
             yield event
 
 
@@ -124,8 +137,8 @@ async def answer(entries: Sequence[str], key: str | None, body: Mapping[str, Any
     return result
 
 
-def _origin(url: str | URL) -> str:
-    """Scheme, host and port: what decides whom one talks to."""
+def origin(url: str | URL) -> str:
+    """Scheme, host and port of a URL: what decides whom one talks to. ValueError if it has none."""
     return str(URL(url).origin())
 
 
@@ -146,7 +159,7 @@ class _Asking:
 
     async def events(self, entries: Sequence[str], trusted: frozenset[str]) -> AsyncIterator[Event]:
         """See `ask`."""
-        pending, tried, skipped = deque(map(_origin, entries)), set[str](), list[str]()
+        pending, tried, skipped = deque(map(origin, entries)), set[str](), list[str]()
         while pending:
             entry = pending.popleft()
             if entry in tried:
@@ -155,14 +168,14 @@ class _Asking:
             try:
                 response = await self._send(entry)
             except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-                why = _why(error)
+                why = trouble(error)
                 skipped.append(f"{entry}: {why}")
                 yield Skipped(entry, why)
                 continue
             async with response:
                 to = _target(response)
                 if to is None or to not in trusted or to in tried:
-                    async for event in self._read(response, entry, to):
+                    async for event in self._read(response, entry, to, again=to in tried):
                         yield event
                     return
             self._redirected = True
@@ -176,10 +189,11 @@ class _Asking:
             url, data=self._body, headers=self._headers, timeout=self._timeout, allow_redirects=False
         )
 
-    async def _read(self, response: aiohttp.ClientResponse, entry: str, to: str | None) -> AsyncIterator[Event]:
+    async def _read(
+        self, response: aiohttp.ClientResponse, entry: str, to: str | None, *, again: bool
+    ) -> AsyncIterator[Event]:
         if to is not None:
-            said = f"{entry} redirects to {to}, which is no entry of this world or was tried: the key is not sent there"
-            yield self._result(response, entry, error=Failure(said, "redirect_refused"))
+            yield self._result(response, entry, error=_astray(entry, to, again))
         elif response.status == 200 and response.content_type == "text/event-stream":
             async for event in self._read_stream(response, entry):
                 yield event
@@ -202,7 +216,7 @@ class _Asking:
                     text.append(piece)
                     yield Delta(piece, now_ms)
         except (aiohttp.ClientError, OSError) as error:
-            reader.error = reader.error or Failure(f"the stream broke: {_why(error)}", "stream_broken")
+            reader.error = reader.error or Failure(f"the stream broke: {trouble(error)}", "stream_broken")
         yield self._result(response, entry, Piece("".join(text), reader.usage), reader.end(), first_ms)
 
     async def _read_whole(self, response: aiohttp.ClientResponse, entry: str) -> Result:
@@ -214,7 +228,7 @@ class _Asking:
                     failure = Failure(f"the answer is longer than {ANSWER_BYTES_MAX} bytes", "answer_too_large")
                     return self._result(response, entry, error=failure)
         except (aiohttp.ClientError, OSError) as error:
-            return self._result(response, entry, error=Failure(f"the answer broke: {_why(error)}", "stream_broken"))
+            return self._result(response, entry, error=Failure(f"the answer broke: {trouble(error)}", "stream_broken"))
         if response.status != 200:
             return self._result(response, entry, error=read_failure(response.status, bytes(body)))
         read = read_answer(bytes(body))
@@ -251,13 +265,25 @@ def _target(response: aiohttp.ClientResponse) -> str | None:
     if response.status not in (307, 308):
         return None
     try:
-        return _origin(response.url.join(URL(response.headers["location"])))
+        return origin(response.url.join(URL(response.headers["location"])))
     except (KeyError, ValueError):
         return "nowhere"
 
 
-def _why(error: Exception) -> str:
+def _astray(entry: str, to: str, again: bool) -> Failure:
+    """Why a redirect is not followed."""
+    if again:
+        return Failure(f"{entry} sends us to {to}, which was asked already and did not serve us", "no_entry")
+    return Failure(
+        f"{entry} sends us to {to}, which is not trusted with the key: no entry named here", "redirect_refused"
+    )
+
+
+def trouble(error: Exception) -> str:
+    """What went wrong on the wire, in a few words."""
     if isinstance(error, TimeoutError):
         return "timed out"
-    os_error = getattr(error, "os_error", error)
-    return getattr(os_error, "strerror", None) or str(error) or type(error).__name__
+    number = getattr(getattr(error, "os_error", error), "errno", None)
+    if isinstance(number, int) and number > 0:  # a name that does not resolve has a negative one
+        return os.strerror(number).lower()
+    return str(error) or type(error).__name__

@@ -102,12 +102,14 @@ class Demo:
 
     async def replica_killed(self) -> None:
         """(d) A replica killed with SIGKILL under load: nothing not yet started fails."""
-        filler = "All work and no play makes a GPU a dull board. " * 40
+        filler = "All work and no play makes a GPU a dull board. " * 160
+        begun: list[None] = []
         asks = [
-            asyncio.create_task(self._stream("virginia", "anywhere", f"{i}: {filler}", max_tokens=64))
+            asyncio.create_task(self._stream("virginia", "anywhere", f"{i}: {filler}", max_tokens=160, begun=begun))
             for i in range(BURST)
         ]
-        await asyncio.sleep(0.4)
+        while len(begun) < BURST // 4:
+            await asyncio.sleep(0.005)
         await self._world.regions["virginia"].engines[0].kill()
         results = await asyncio.gather(*asks)
         whole = sum(result.ok for _, result in results)
@@ -142,8 +144,8 @@ class Demo:
         """(f) One trace over both tiers and the engine."""
         trace_id = f"{random.SystemRandom().getrandbits(128):032x}"
         headers = {"traceparent": f"00-{trace_id}-{1:016x}-01"}
-        await self._ask("tokyo", "eu-only", "Follow me.", headers=headers)
-        spans = await self._spans("tokyo", headers)
+        await self._ask("tokyo", "anywhere", "Follow me.", headers=headers)
+        spans = await self._world.collector.wait_for(trace_id, spans=7, timeout_s=5.0)
         services = sorted({span.service for span in spans})
         for line in tree(spans):
             self._say(f"       {line}")
@@ -161,14 +163,21 @@ class Demo:
         return (await self._stream(region, tenant, text, **options))[1]
 
     async def _stream(
-        self, region: str, tenant: str, text: str, *, max_tokens: int = 24, headers: dict[str, str] | None = None
+        self,
+        region: str,
+        tenant: str,
+        text: str,
+        *,
+        max_tokens: int = 24,
+        headers: dict[str, str] | None = None,
+        begun: list[None] | None = None,
     ) -> tuple[int, Result]:
-        """Pieces received, and the end."""
+        """Pieces received, and the end. `begun` is told of the first piece."""
         body = {
             "model": self._world.settings.model,
             "messages": [{"role": "user", "content": text}],
             "max_tokens": max_tokens,
-            "min_tokens": min(16, max_tokens),
+            "min_tokens": max_tokens,
             "stream": True,
         }
         entries = [run.entry for run in self._world.regions.values()]
@@ -176,15 +185,14 @@ class Demo:
         pieces = 0
         result: Result | None = None
         async for event in ask([entry], f"sk-farhop-{tenant}", body, headers=headers, trusted=entries):
-            pieces += isinstance(event, Delta)
-            if isinstance(event, Result):
+            if isinstance(event, Delta):
+                pieces += 1
+                if pieces == 1 and begun is not None:
+                    begun.append(None)
+            elif isinstance(event, Result):
                 result = event
         assert result is not None  # the client's promise
         return pieces, result
-
-    async def _spans(self, _region: str, headers: dict[str, str]) -> list[SpanRecord]:
-        trace_id = headers["traceparent"].split("-")[1]
-        return await self._world.collector.wait_for(trace_id, spans=7, timeout_s=5.0)
 
     async def _prompt_tokens(self, regions: list[str]) -> float:
         """Prompt tokens that the engines of these regions have ever taken."""

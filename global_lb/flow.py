@@ -231,6 +231,8 @@ class GlobalFlow:
         for request_id in tuple(self._held):
             live = self._live[request_id]
             request = live.request
+            if now >= live.due:
+                live.refusals.clear()  # as its timer, which is due, would
             alike = (request.tenant, request.model, request.narrow, request.key, live.lawful, frozenset(live.refusals))
             if alike in stuck:
                 continue

@@ -56,6 +56,8 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
 
 _PHRASES = {
     200: b"OK",
+    204: b"No Content",
+    304: b"Not Modified",
     307: b"Temporary Redirect",
     400: b"Bad Request",
     401: b"Unauthorized",
@@ -73,6 +75,8 @@ _PHRASES = {
     504: b"Gateway Timeout",
 }
 
+_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, phrase) for status, phrase in _PHRASES.items()}
+
 
 def status_of(reason: Outcome) -> int:
     """The HTTP status that stands for an outcome."""
@@ -80,13 +84,17 @@ def status_of(reason: Outcome) -> int:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A whole answer that comes from here. `extra` are header lines ready to send."""
+    """A whole answer that comes from here. `extra` are header lines ready to send.
+
+    `wait_ms` is what the request would have cost here, for the tier above.
+    """
 
     status: int
     body: bytes
     outcome: Outcome
     extra: bytes = b""
     content_type: bytes = b"application/json"
+    wait_ms: float | None = None
 
 
 def error_body(reason: Outcome, detail: str, param: str | None = None) -> bytes:
@@ -102,13 +110,14 @@ def refusal(
     param: str | None = None,
     retry_after_s: float | None = None,
     extra: bytes = b"",
+    wait_ms: float | None = None,
 ) -> Reply:
     """The answer that says an outcome to a client."""
     if retry_after_s is not None:
         extra += b"retry-after: %d\r\n" % max(1, math.ceil(retry_after_s))
     if status_of(reason) == 401:
         extra += b"www-authenticate: Bearer\r\n"
-    return Reply(status_of(reason), error_body(reason, detail, param), reason, extra)
+    return Reply(status_of(reason), error_body(reason, detail, param), reason, extra, wait_ms=wait_ms)
 
 
 def redirect(url: str, reason: Outcome) -> Reply:
@@ -124,7 +133,7 @@ def event_of(reason: Outcome, detail: str) -> bytes:
 
 def status_line(status: int) -> bytes:
     """`HTTP/1.1 200 OK` and its line end."""
-    return b"HTTP/1.1 %d %s\r\n" % (status, _PHRASES.get(status, b"Status"))
+    return _LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
 
 
 def hop_outcome(reason: Outcome, wait_ms: float | None) -> bytes:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from farhop.relay.relay import Journey, Relay
 
 
+_JOINED_BYTES_MAX = 16 * 1024  # one write is cheaper than two; copying more than this is not
+
+
 class AttemptRun:
     """A live attempt. States: connecting (no connection), waiting (no first byte), flowing, over."""
 
@@ -62,8 +65,20 @@ class AttemptRun:
             self._relay.pool.give_back(connection)
             return
         self._connection = connection
-        connection.write(self.journey.upstream_head(connection.address))
-        connection.write(self.journey.body)
+        try:
+            request_head = self.journey.upstream_head(connection.host)
+        except Exception as error:  # noqa: BLE001 - the tier's headers failed: this request is over, the connection is not
+            self._over = True
+            connection.attempt = None
+            self._relay.pool.give_back(connection)
+            self._relay.fault(self.journey, error)
+            return
+        body = self.journey.body
+        if len(body) <= _JOINED_BYTES_MAX:
+            connection.write(request_head + body)
+        else:
+            connection.write(request_head)
+            connection.write(body)
 
     def answered(self, status: int, headers: Headers, length: int | None) -> None:
         """Keep the head until there is something to send with it."""
@@ -73,7 +88,7 @@ class AttemptRun:
         if self._relay.upstream_is_tier and (word := known.get(b"x-farhop-outcome")):
             self._refusal = answers.read_hop_outcome(word)
             return
-        content_type = known.get(b"content-type", b"")
+        content_type = known.get(b"content-type", b"").lower()
         if content_type.startswith(b"text/event-stream"):
             self._tap = StreamTap(self.journey.hide_usage)
         elif content_type.startswith(b"application/json"):
@@ -177,6 +192,6 @@ class AttemptRun:
 
     def _begin(self, first: bytes) -> None:
         self.began = True
-        self._relay.began(self, self._status)
-        headers = self._onward + self.journey.answer_head(self.timing)
-        self.journey.exchange.begin(self._status, headers, self._length, first)
+        if self._relay.began(self, self._status):
+            headers = self._onward + self.journey.answer_head(self.timing)
+            self.journey.exchange.begin(self._status, headers, self._length, first)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
-    from farhop.relay.inbound import Inbound
+    from farhop.relay.turns import Turns
 
 _BODILESS = (204, 304)  # RFC 9112 §6.3: whatever their headers say
 
@@ -38,13 +38,13 @@ class Journey(Protocol):
 class Exchange:
     """One request and its one answer. `context` and `on_abandoned` belong to the gate.
 
-    `on_abandoned(outcome, status)` is called once if a request that the gate's `head` let pass never arrives: it was cut
-    short here (with the status the client got) or its client left (status 0).
+    `on_abandoned(outcome, status)` is called once if a request that the gate's `head` let pass never arrives: it was
+    cut short here (with the status the client got) or its client left (status 0).
     """
 
     __slots__ = (
         "_chunked",
-        "_inbound",
+        "_turns",
         "body",
         "body_bytes",
         "context",
@@ -57,8 +57,8 @@ class Exchange:
         "started",
     )
 
-    def __init__(self, inbound: Inbound, request_head: Head) -> None:
-        self._inbound = inbound
+    def __init__(self, turns: Turns, request_head: Head) -> None:
+        self._turns = turns
         self.head = request_head
         self.parts: list[bytes] = []
         self.body = b""
@@ -73,12 +73,12 @@ class Exchange:
     @property
     def is_hop(self) -> bool:
         """Whether the tier above asks, who understands refusals and broken streams."""
-        return self._inbound.is_hop
+        return self._turns.is_hop
 
     @property
     def is_open(self) -> bool:
         """Whether it is its turn and its answer is not complete."""
-        return self._inbound.serves(self)
+        return self._turns.active is self
 
     def abandon(self, reason: Outcome, status: int) -> None:
         """Tell the gate, if it wants to know, that the request will not arrive."""
@@ -90,7 +90,7 @@ class Exchange:
         """Answer whole from here."""
         self.started = True
         extra = reply.extra
-        if self._inbound.is_hop and reply.outcome is not outcome.SERVED:
+        if self._turns.is_hop and reply.outcome is not outcome.SERVED:
             extra += answers.hop_outcome(reply.outcome, reply.wait_ms)
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
             answers.status_line(reply.status),
@@ -99,8 +99,8 @@ class Exchange:
             self._persistence(),
             extra,
         )
-        self._inbound.write(head if self.head.method == b"HEAD" else head + reply.body)
-        self._inbound.over(self)
+        self._turns.write(head if self.head.method == b"HEAD" else head + reply.body)
+        self._turns.over(self)
 
     def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:
         """Send an answer's head and the first of its body in one write. `length` None: framing is ours to choose."""
@@ -116,30 +116,30 @@ class Exchange:
             if first:
                 first = b"%x\r\n%b\r\n" % (len(first), first)
         else:
-            self._inbound.close_after(self)
+            self._turns.close_after(self)
         line = answers.status_line(status)
-        self._inbound.write(b"".join((line, headers, self._persistence(), framing, b"\r\n", first)))
+        self._turns.write(b"".join((line, headers, self._persistence(), framing, b"\r\n", first)))
 
     def _persistence(self) -> bytes:
         """Our `Connection` header, where it is not the default of the request's version."""
-        if not self._inbound.keeps(self):
+        if not self._turns.keeps(self):
             return b"connection: close\r\n"
         return b"" if self.head.http_11 else b"connection: keep-alive\r\n"
 
     def write(self, data: bytes) -> None:
         """Send more of the body; `data` is not empty."""
-        self._inbound.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._turns.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def finish(self) -> None:
         """The answer is whole."""
         if self._chunked:
-            self._inbound.write(b"0\r\n\r\n")
-        self._inbound.over(self)
+            self._turns.write(b"0\r\n\r\n")
+        self._turns.over(self)
 
     def break_off(self, event: bytes | None) -> None:
         """The answer cannot be completed. With an event the stream ends cleanly; without, it visibly breaks."""
         if event is None:
-            self._inbound.abort()
+            self._turns.abort()
         else:
             self.write(event)
             self.finish()

@@ -34,6 +34,7 @@ _OURS = frozenset(
     )
 )
 _NOT_FORWARDED = _HOP_BY_HOP | _OURS
+_UNREMARKABLE = frozenset((b"close", b"keep-alive"))  # what `Connection` says without naming a header
 _INTERNAL = (b"x-farhop-", b"x-forwarded-")
 
 
@@ -62,6 +63,12 @@ class Head(msgspec.Struct):
         return self.known.get(name)
 
 
+# Stands for a request whose head could not be read: it is refused, and the connection ends with it.
+UNREAD = Head(
+    method=b"", target=b"", path=b"", known={}, onward=b"", keep_alive=False, content_length=0, http_11=True
+)  # fmt: skip
+
+
 def read(method: bytes, target: bytes, version: str, headers: Headers, keep_alive: bool) -> Head:
     """Judge a parsed head. Raises HeadError."""
     known: dict[bytes, bytes] = {}
@@ -74,12 +81,14 @@ def read(method: bytes, target: bytes, version: str, headers: Headers, keep_aliv
             else:
                 known[name] = value
             if name == b"connection":
-                named |= frozenset(token.strip().lower() for token in value.split(b","))
+                named |= _tokens(value)
         else:
             onward += (name, b": ", value, b"\r\n")
-    if len(named - {b"close", b"keep-alive"}):
+    if named - _UNREMARKABLE:
         onward = _without(onward, named)
     http_11 = version == "1.1"
+    if not http_11 and version != "1.0":
+        raise HeadError(outcome.MALFORMED_HTTP, f"HTTP/{version} is not spoken here: send HTTP/1.1")
     return Head(
         method=method,
         target=target,
@@ -102,6 +111,10 @@ def _repeated(name: bytes, value: bytes, known: dict[bytes, bytes]) -> None:
         raise HeadError(outcome.MALFORMED_HTTP, f"header `{name.decode('latin-1')}` may stand once only")
 
 
+def _tokens(value: bytes) -> frozenset[bytes]:
+    return frozenset(token.strip().lower() for token in value.split(b","))
+
+
 def _without(onward: list[bytes], named: frozenset[bytes]) -> list[bytes]:
     kept: list[bytes] = []
     for i in range(0, len(onward), 4):
@@ -119,7 +132,7 @@ def _path(target: bytes) -> bytes:
 def _framing(known: dict[bytes, bytes], http_11: bool) -> int | None:
     """The body's length, None where it is chunked; refuses every way to say both or neither (RFC 9112 §6)."""
     host = known.get(b"host")
-    if http_11 and not host:
+    if http_11 and (not host or host.isspace()):
         raise HeadError(outcome.MALFORMED_HTTP, "header `Host` is missing")
     coding, length = known.get(b"transfer-encoding"), known.get(b"content-length")
     if coding is not None:
@@ -130,6 +143,7 @@ def _framing(known: dict[bytes, bytes], http_11: bool) -> int | None:
         return None
     if length is None:
         return 0
+    length = length.strip(b" \t")
     if not length.isdigit() or len(length) > 15:
         raise HeadError(outcome.MALFORMED_HTTP, "`Content-Length` must be a plain decimal number")
     return int(length)
@@ -140,14 +154,16 @@ def answer_onward(headers: Headers) -> tuple[bytes, dict[bytes, bytes]]:
     known: dict[bytes, bytes] = {}
     onward: list[bytes] = []
     for name, value in headers:
-        if name in _ANSWER_OURS or name.startswith(b"x-farhop-"):
+        if name in _ANSWER_READ or name.startswith(b"x-farhop-"):
             known[name] = value
-        else:
-            if name == b"content-type" or name == b"server-timing":
-                known[name] = value
-            if name != b"server-timing":
-                onward += (name, b": ", value, b"\r\n")
+        if name not in _ANSWER_OURS and not name.startswith(b"x-farhop-"):
+            onward += (name, b": ", value, b"\r\n")
+    if b"connection" in known:
+        named = _tokens(known[b"connection"]) - _UNREMARKABLE
+        if named:
+            onward = _without(onward, named)
     return b"".join(onward), known
 
 
-_ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via"}
+_ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via", b"server-timing"}
+_ANSWER_READ = frozenset((b"connection", b"content-type", b"server-timing"))

@@ -1,34 +1,35 @@
-"""The client's side: one connection, one request after another, each an Exchange.
+"""The client's side: one connection, read within limits into one Exchange after another.
 
-An Exchange is read whole within limits, handed to a Gate, and answered once. Invariants: answers leave in the order of
-requests, and none is begun while the client does not read the last; every byte held is taken from the process's one
-budget and given back when its exchange is over; after a head that cannot be trusted nothing more is read. Never decides
-anything about routing.
+Invariants: every byte held is taken from the process's one budget and given back when its exchange is over; every wait
+for the client is bounded; after a head that cannot be trusted nothing more is read. Never decides anything about
+routing, nor the order of answers: that is `Turns`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 import msgspec
 
 from farhop.balance import outcome
 from farhop.relay import answers, head
-from farhop.relay.exchange import Exchange as Exchange
+from farhop.relay.exchange import Exchange
+from farhop.relay.turns import Gate, Port, Turns
 
 if TYPE_CHECKING:
     from farhop.balance.limits import ByteBudget
     from farhop.relay.answers import Reply
 
+__all__ = ["Exchange", "Gate", "Inbound", "InboundLimits"]
+
 
 class InboundLimits(msgspec.Struct, frozen=True):
     """What a client may do. Bytes, counts and seconds.
 
-    `body_s` is the pause between two segments of a body, `request_s` the whole request's, `send_s` how long a client may
-    take nothing of its answer, `linger_s` how long it may take to close after its last one.
+    `body_s` is the pause between two segments of a body, `request_s` the time a whole request may take, `send_s` how
+    long a client may take nothing of its answer, `linger_s` how long it may take to close after its last one.
     """
 
     head_bytes_max: int = 32 * 1024
@@ -42,16 +43,6 @@ class InboundLimits(msgspec.Struct, frozen=True):
     request_s: float = 300.0
     send_s: float = 60.0
     linger_s: float = 2.0
-
-
-class Gate(Protocol):
-    """What a listener asks of its tier."""
-
-    def head(self, exchange: Exchange) -> Reply | None:
-        """Identity, path and entry law, before the body is read. A Reply refuses."""
-
-    def arrived(self, exchange: Exchange) -> None:
-        """The whole request is here: reply to it or start its journey."""
 
 
 # A refused body up to this size is read and dropped, so that the connection stays of use.
@@ -68,10 +59,7 @@ class Inbound(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_active",
-        "_advancing",
         "_budget",
-        "_close_after",
         "_framing_bytes",
         "_gate",
         "_head_bytes",
@@ -84,74 +72,57 @@ class Inbound(asyncio.Protocol):
         "_pipelined",
         "_quiet_bytes",
         "_reading",
-        "_reading_paused",
         "_request_since",
         "_seen_body_bytes",
-        "_since",
         "_state",
         "_target",
-        "_transport",
-        "_unsent",
-        "_unsent_since",
-        "_waiting",
-        "_write_paused",
+        "_turns",
     )
 
     def __init__(self, listener: ConnectionSet, gate: Gate, limits: InboundLimits, budget: ByteBudget) -> None:
         self._listener, self._gate, self._limits, self._budget = listener, gate, limits, budget
         self._loop = asyncio.get_running_loop()
+        self._turns = Turns(listener, gate, budget, limits.pipelined_max, self._loop)
         self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
         self._state = _IDLE
-        self._since = self._request_since = self._loop.time()
+        self._request_since = 0.0
         self._headers: head.Headers = []
+        self._target = b""
+        self._pipelined = False
         self._head_bytes = self._head_held_bytes = 0
         self._framing_bytes = self._quiet_bytes = self._seen_body_bytes = 0
-        self._target = b""
-        self._pipelined = self._advancing = self._write_paused = self._reading_paused = False
-        self._unsent, self._unsent_since = 0, 0.0
         self._reading: Exchange | None = None
-        self._active: Exchange | None = None
-        self._waiting: deque[Exchange] = deque()
-        self._close_after: Exchange | None = None
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._turns.connected(cast("asyncio.Transport", transport))  # uvloop's is one in all but ancestry
         if not self._listener.admit(self):
             detail = "too many connections: retry later, or at another entry"
             self._refuse(answers.refusal(outcome.TOO_MANY_CONNECTIONS, detail, retry_after_s=1.0))
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._transport = None
         self._listener.forget(self)
-        self._budget.give(self._head_held_bytes)
-        self._head_held_bytes = 0
-        active, self._active = self._active, None
-        unserved = (*self._waiting, *([self._reading] if self._reading is not None else ()))
-        self._waiting.clear()
-        self._reading = None
-        self._abandon(*unserved)
-        if active is not None:
-            self._give_back(active)
-            if active.journey is not None:
-                active.journey.client_left()
+        self._release_head()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            self._turns.give_back(reading)
+            reading.abandon(outcome.CLIENT_LEFT, 0)
+        self._turns.lost()
 
     def data_received(self, data: bytes) -> None:
-        state = self._state
-        if state is _CLOSING:
+        turns = self._turns
+        if turns.deaf:
             return
-        self._since = self._loop.time()
-        if state is _IDLE:
-            self._state, self._request_since, self._head_bytes = _HEAD, self._since, len(data)
-        elif state is _HEAD:
+        now = turns.since = self._loop.time()
+        if self._state is _IDLE:
+            self._state, self._request_since, self._head_bytes = _HEAD, now, len(data)
+        elif self._state is _HEAD:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            if self._state is not _CLOSING:
+            if not turns.deaf:
                 self._untrusted(error)
             return
         if self._state is _HEAD:
@@ -160,29 +131,24 @@ class Inbound(asyncio.Protocol):
             self._bound_framing(len(data))
 
     def eof_received(self) -> bool:
-        if self._active is not None and self._active.journey is not None:
-            self.abort()  # a client that stops sending has left: what it does not wait for is not worth an engine's time
+        self._turns.client_ended()
         return False
 
     def pause_writing(self) -> None:
-        self._write_paused, self._unsent = True, -1
-        if self._active is not None and self._active.journey is not None:
-            self._active.journey.pause()
+        self._turns.pause_writing()
 
     def resume_writing(self) -> None:
-        self._write_paused = False
-        if self._active is not None and self._active.journey is not None:
-            self._active.journey.resume()
-        self._advance()
+        self._turns.resume_writing()
 
     # -- httptools
 
     def on_message_begin(self) -> None:
-        if self._state is _CLOSING:
+        if self._turns.deaf:
             raise _StopReadingError
         self._headers, self._target = [], b""
         if self._state is _IDLE:  # in the midst of a segment: its bytes are not all this head's
-            self._state, self._request_since, self._head_bytes, self._pipelined = _HEAD, self._since, 0, True
+            self._state, self._request_since, self._head_bytes = _HEAD, self._turns.since, 0
+            self._pipelined = True
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -194,8 +160,7 @@ class Inbound(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser = self._parser
-        self._budget.give(self._head_held_bytes)
-        self._head_held_bytes = 0
+        self._release_head()
         # What came since the head began bounds it, mostly; only if that is too much it is measured.
         if self._pipelined or self._head_bytes > self._limits.head_bytes_max:
             self._measure_head()
@@ -204,19 +169,22 @@ class Inbound(asyncio.Protocol):
         request_head = head.read(
             parser.get_method(), self._target, parser.get_http_version(), self._headers, parser.should_keep_alive()
         )
-        exchange = self._reading = Exchange(self, request_head)
-        length = request_head.content_length
-        self._state = _CHUNKS if length is None else _BODY
+        exchange = self._reading = Exchange(self._turns, request_head)
+        self._state = _CHUNKS if request_head.content_length is None else _BODY
         self._framing_bytes = self._quiet_bytes = self._seen_body_bytes = 0
         exchange.early = self._judge(exchange)
-        expects = request_head.get(b"expect")
+        self._before_body(exchange, request_head.content_length)
+
+    def _before_body(self, exchange: Exchange, length: int | None) -> None:
+        """Refuse with the body unread, or ask for it."""
+        expects = exchange.head.get(b"expect")
         if exchange.early is not None:
             if length is None or length > _DRAIN_BYTES_MAX or expects:
                 self._refuse(exchange.early)
         elif length is not None and length > self._limits.body_bytes_max:
             self._refuse(self._too_large())
-        elif expects and expects.lower() == b"100-continue" and request_head.http_11 and self._active is None:
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif expects and expects.lower() == b"100-continue" and exchange.head.http_11 and self._turns.at_rest:
+            self._turns.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         exchange = self._reading
@@ -236,11 +204,12 @@ class Inbound(asyncio.Protocol):
         exchange = self._reading
         if exchange is None:
             return
-        self._reading, self._pipelined = None, False
-        self._state = _IDLE if exchange.head.keep_alive else _CLOSING
+        self._reading, self._state, self._pipelined = None, _IDLE, False
         exchange.body = exchange.parts[0] if len(exchange.parts) == 1 else b"".join(exchange.parts)
         exchange.parts.clear()
-        self._whole(exchange)
+        if not exchange.head.keep_alive:
+            self._turns.last(exchange)
+        self._turns.whole(exchange)
 
     # -- bounds on what is read
 
@@ -252,7 +221,7 @@ class Inbound(asyncio.Protocol):
         try:
             return self._gate.head(exchange)
         except Exception as error:  # noqa: BLE001 - a bug in the gate must not look like the client's fault
-            return self._bug(error)
+            return self._turns.bug(error)
 
     def _hold_head(self, size: int) -> None:
         """A head that is not complete yet is held by the parser."""
@@ -291,138 +260,38 @@ class Inbound(asyncio.Protocol):
         most = self._limits.body_bytes_max
         return answers.refusal(outcome.BODY_TOO_LARGE, f"the body is too large: at most {most} bytes")
 
-    # -- one exchange after another
-
-    def _whole(self, exchange: Exchange) -> None:
-        """Serve the exchange now, or in its turn. While others wait nothing more is read."""
-        if self._active is None and not self._waiting and not self._write_paused:
-            self._serve(exchange)
-            return
-        self._waiting.append(exchange)
-        if len(self._waiting) >= self._limits.pipelined_max:
-            # What it sent beyond is dropped with the connection: it asks again for what got no answer (RFC 9112 §9.3.2).
-            self._close_after, self._state = exchange, _CLOSING
-        if self._transport is not None and not self._reading_paused:
-            self._reading_paused = True
-            self._transport.pause_reading()
-
-    def _serve(self, exchange: Exchange) -> None:
-        self._active = exchange
-        if exchange.early is not None:
-            exchange.reply(exchange.early)
-            return
-        try:
-            self._gate.arrived(exchange)
-        except Exception as error:  # noqa: BLE001 - one request's bug must not take its neighbours', nor leave it unanswered
-            reply = self._bug(error)
-            if exchange.journey is not None:
-                exchange.journey.client_left()
-            if not exchange.started:
-                exchange.reply(reply)
-            elif exchange.is_open:
-                self.abort()
-
-    def over(self, exchange: Exchange) -> None:
-        """The exchange has its whole answer: give back what it held and serve the next, or close."""
-        if self._active is not exchange:
-            return
-        self._active = None
-        self._give_back(exchange)
-        if self._transport is None:
-            return
-        if self.keeps(exchange):
-            self._since = self._loop.time()
-            if self._waiting:
-                self._advance()
-        else:
-            self._linger()
-
-    def _advance(self) -> None:
-        """Serve those who wait. A loop, not a recursion: answers that come from here end before `_serve` returns."""
-        if self._advancing:
-            return
-        self._advancing = True
-        while self._waiting and self._active is None and not self._write_paused and self._transport is not None:
-            self._serve(self._waiting.popleft())
-        self._advancing = False
-        if not self._waiting:
-            self._read_on()
-
-    def _read_on(self) -> None:
-        if self._reading_paused and self._transport is not None and not self._transport.is_closing():
-            self._reading_paused = False
-            self._since = self._request_since = self._loop.time()  # the pause was ours, not the client's
-            self._transport.resume_reading()
-
-    @property
-    def is_hop(self) -> bool:
-        """Whether the listener is for the tier above."""
-        return self._listener.is_hop
-
-    def serves(self, exchange: Exchange) -> bool:
-        """Whether the exchange is the one being answered."""
-        return self._active is exchange
-
-    def keeps(self, exchange: Exchange) -> bool:
-        """Whether the connection outlives this exchange. Once it does not, it stays so: the client is told."""
-        draining = self._listener.stopping and not self._waiting
-        if exchange.head.keep_alive and self._close_after is not exchange and not draining:
-            return True
-        self._close_after = exchange
-        return False
-
-    def close_after(self, exchange: Exchange) -> None:
-        """Close once this exchange is answered."""
-        self._close_after = exchange
-
-    def write(self, data: bytes) -> None:
-        """Send bytes to the client, if it is there."""
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def abort(self) -> None:
-        """Break the connection so that the client notices."""
-        if self._transport is not None:
-            self._transport.abort()
-
     # -- upkeep, by the listener's sweep
 
     def check(self, now: float) -> None:
         """Apply the time limits. `now` is the loop's time."""
-        if self._transport is None:
+        limits, turns = self._limits, self._turns
+        if turns.check_ending(now, limits.send_s, limits.linger_s):
             return
-        limits, state = self._limits, self._state
-        if unsent := self._transport.get_write_buffer_size():
-            self._check_sending(unsent, now)
-        elif state is _CLOSING:
-            if self._active is None and now - self._since > limits.linger_s:
-                self.abort()
-        elif self._reading_paused:
+        if turns.reading_paused:
+            self._request_since = now  # the pause is ours, not the client's
             return
-        elif state is _HEAD and now - self._request_since > limits.head_s:
-            self._too_slow(f"the head did not arrive within {limits.head_s:g} s")
-        elif state is _IDLE:
-            if self._active is None and now - self._since > limits.idle_s:
-                self._transport.close()
-        elif state is not _HEAD and now - self._since > limits.body_s:
+        quiet_s, reading_s = now - turns.since, now - self._request_since
+        if self._state is _IDLE:
+            if turns.at_rest and quiet_s > limits.idle_s:
+                turns.close()
+        elif self._state is _HEAD:
+            if reading_s > limits.head_s:
+                self._too_slow(f"the head did not arrive within {limits.head_s:g} s")
+        elif quiet_s > limits.body_s:
             self._too_slow(f"the body paused for more than {limits.body_s:g} s")
-        elif state is not _HEAD and now - self._request_since > limits.request_s:
+        elif reading_s > limits.request_s:
             self._too_slow(f"the request did not arrive within {limits.request_s:g} s")
-
-    def _check_sending(self, unsent: int, now: float) -> None:
-        """A client that takes nothing of its answer holds an engine's slot: bounded."""
-        self._since = now  # lingering and idleness begin when all is sent
-        if unsent != self._unsent:
-            self._unsent, self._unsent_since = unsent, now
-        elif now - self._unsent_since > self._limits.send_s:
-            self.abort()
 
     def close_if_idle(self) -> None:
         """Close unless a request is being read or served."""
-        if self._transport is not None and self._active is None and self._state is _IDLE and not self._waiting:
-            self._transport.close()
+        if self._state is _IDLE and self._turns.at_rest:
+            self._turns.close()
 
-    # -- endings
+    def abort(self) -> None:
+        """Break the connection."""
+        self._turns.abort()
+
+    # -- refusals
 
     def _too_slow(self, detail: str) -> None:
         self._refuse(answers.refusal(outcome.REQUEST_TIMEOUT, detail))
@@ -432,54 +301,28 @@ class Inbound(asyncio.Protocol):
         if isinstance(cause, head.HeadError):
             self._refuse(_reply_to(cause))
         elif isinstance(cause, Exception):
-            self._refuse(self._bug(cause))
+            self._refuse(self._turns.bug(cause))
         else:
             self._refuse(answers.refusal(outcome.MALFORMED_HTTP, f"not HTTP/1.1: {error}"))
 
     def _refuse(self, reply: Reply) -> None:
         """Answer, in its turn, what is being read (or cannot be), and read no more."""
-        exchange = self._reading
+        exchange, self._reading = self._reading, None
         if exchange is None:
-            exchange = Exchange(self, head.UNREAD)
-        self._reading = None
+            exchange = Exchange(self._turns, head.UNREAD)
         exchange.parts.clear()
-        self._give_back(exchange)
+        self._release_head()
+        self._turns.give_back(exchange)
         if exchange.early is None:
             exchange.abandon(reply.outcome, reply.status)
             exchange.early = reply
-        self._budget.give(self._head_held_bytes)
-        self._head_held_bytes = 0
-        self._close_after, self._state = exchange, _CLOSING
-        self._whole(exchange)
+        self._turns.last(exchange)
+        self._turns.whole(exchange)
 
-    def _linger(self) -> None:
-        """Half-close and drop what still comes, so that the answer is not destroyed by a reset."""
-        self._state, self._since = _CLOSING, self._loop.time()
-        waiting = tuple(self._waiting)
-        self._waiting.clear()
-        self._abandon(*waiting)
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if transport.can_write_eof():
-            transport.write_eof()
-            self._read_on()
-        else:
-            transport.close()
-
-    def _abandon(self, *exchanges: Exchange) -> None:
-        for exchange in exchanges:
-            self._give_back(exchange)
-            if exchange.early is None:
-                exchange.abandon(outcome.CLIENT_LEFT, 0)
-
-    def _give_back(self, exchange: Exchange) -> None:
-        self._budget.give(exchange.held_bytes)
-        exchange.held_bytes = 0
-
-    def _bug(self, error: Exception) -> Reply:
-        self._loop.call_exception_handler({"message": "a listener's gate failed", "exception": error, "protocol": self})
-        return answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")
+    def _release_head(self) -> None:
+        if self._head_held_bytes:
+            self._budget.give(self._head_held_bytes)
+            self._head_held_bytes = 0
 
 
 def _reply_to(error: head.HeadError) -> Reply:
@@ -490,11 +333,8 @@ def _no_buffer() -> Reply:
     return answers.refusal(outcome.NO_BUFFER, "this balancer's buffers are full: retry shortly", retry_after_s=1.0)
 
 
-class ConnectionSet(Protocol):
+class ConnectionSet(Port, Protocol):
     """The listener, as its connections see it."""
-
-    stopping: bool
-    is_hop: bool
 
     def admit(self, connection: Inbound) -> bool:
         """Count a new connection in; False if there are too many."""
@@ -503,4 +343,4 @@ class ConnectionSet(Protocol):
         """The connection is gone."""
 
 
-_IDLE, _HEAD, _BODY, _CHUNKS, _CLOSING = "idle", "head", "body", "chunks", "closing"
+_IDLE, _HEAD, _BODY, _CHUNKS = "idle", "head", "body", "chunks"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 # Time limits are checked by one sweep rather than a timer per connection: they may be late by this much.
 SWEEP_S = 0.25
+# Connections beyond the limit get an answer, as long as there are no more of them than this.
+_TURNED_AWAY_MAX = 256
+_BREAK_S = 1.0  # what breaking the connections that are left may take
 
 
 class PortTakenError(Exception):
@@ -30,8 +33,9 @@ class Listener:
         self.is_hop = is_hop
         self._name, self._gate, self._limits, self._budget = name, gate, limits, budget
         self._connections: set[Inbound] = set()
+        self._turned_away: set[Inbound] = set()
         self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
         self.stopping = False
 
     async def open(self, host: str, port: int) -> int:
@@ -44,7 +48,7 @@ class Listener:
             raise PortTakenError(
                 f"{self._name}: cannot listen on {host}:{port}: {reason}; choose another port"
             ) from None
-        self._sweeper = loop.create_task(self._sweep())
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         chosen: int = self._server.sockets[0].getsockname()[1]
         return chosen
 
@@ -53,25 +57,31 @@ class Listener:
 
     def admit(self, connection: Inbound) -> bool:
         """Count a connection in, within the limit."""
-        self._connections.add(connection)
-        return len(self._connections) <= self._limits.connections_max
+        if len(self._connections) < self._limits.connections_max:
+            self._connections.add(connection)
+            return True
+        if len(self._turned_away) < _TURNED_AWAY_MAX:
+            self._turned_away.add(connection)
+        else:
+            connection.abort()
+        return False
 
     def forget(self, connection: Inbound) -> None:
         """Count a connection out."""
         self._connections.discard(connection)
+        self._turned_away.discard(connection)
 
     @property
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._connections)
 
-    async def _sweep(self) -> None:
+    def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now = loop.time()
-            for connection in tuple(self._connections):
-                connection.check(now)
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+        now = loop.time()
+        for connection in (*self._connections, *self._turned_away):
+            connection.check(now)
 
     def stop_accepting(self) -> None:
         """No new connections; those at rest are closed, the others after their answer."""
@@ -84,12 +94,15 @@ class Listener:
     async def close(self, deadline_s: float) -> None:
         """Drain: wait for answers under way up to the deadline, then break what is left."""
         self.stop_accepting()
-        loop = asyncio.get_running_loop()
-        end = loop.time() + deadline_s
-        while self._connections and loop.time() < end:
-            await asyncio.sleep(0.02)
-        for connection in tuple(self._connections):
+        await self._emptied(deadline_s)
+        for connection in (*self._connections, *self._turned_away):
             connection.abort()
+        await self._emptied(_BREAK_S)
         if self._sweeper is not None:
             self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def _emptied(self, within_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within_s
+        while (self._connections or self._turned_away) and loop.time() < end:
+            await asyncio.sleep(0.02)

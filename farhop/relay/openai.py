@@ -17,7 +17,10 @@ from farhop.balance.machine import Usage
 from farhop.balance.outcome import Outcome
 from farhop.relay.paths import Kind
 
-_FIELD, _ITEM = b"\x1f", b"\x1e"  # separators that JSON text cannot hold unescaped, so that no two prompts collide
+# Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
+_ITEM, _FIELD, _PART, _MEDIA, _TOOLS, _TOKENS = b"\xff", b"\xfe", b"\xfd", b"\xfc", b"\xfb", b"\xfa"
+_TOKEN_MAX = (1 << 31) - 1  # so that a token's first byte is none of them
+_USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
 
 
 class BodyError(Exception):
@@ -72,7 +75,8 @@ class _Completion(_Body, kw_only=True):
 
 _chat = msgspec.json.Decoder(_Chat)
 _completion = msgspec.json.Decoder(_Completion)
-_any = msgspec.json.Decoder()
+_raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 _sorted_json = msgspec.json.Encoder(order="deterministic")
 
 
@@ -93,8 +97,9 @@ def read(kind: Kind, body: bytes) -> Prompt:
 def _invalid_field(text: str) -> BodyError:
     problem, _, path = text.partition(" - at `$")
     param = path.rstrip("`").lstrip(".") or None
-    if param is None and "missing required field `" in problem:
-        param = problem.split("`")[1]
+    if "missing required field `" in problem:
+        missing = problem.split("`")[1]
+        param = f"{param}.{missing}" if param else missing
     return BodyError(outcome.INVALID_FIELD, f"{problem}{f' (at {param})' if param and path else ''}", param)
 
 
@@ -104,33 +109,43 @@ def _read_chat(body: _Chat) -> Prompt:
     parts: list[bytes] = []
     media_bytes = 0
     if body.tools:
-        parts += (b"tools", _FIELD, _sorted_json.encode(body.tools), _ITEM)
+        parts += (_TOOLS, _sorted_json.encode(body.tools), _ITEM)
     for message in body.messages:
-        parts += (message.role.encode(), _FIELD)
-        if isinstance(message.content, str):
-            parts.append(message.content.encode())
-        elif message.content:
-            for part in message.content:
-                text, size = _content_part(part)
-                parts.append(text)
-                media_bytes += size
-        if message.name or message.tool_call_id:
-            parts += (_FIELD, (message.name or "").encode(), _FIELD, (message.tool_call_id or "").encode())
-        if message.tool_calls:
-            parts += (_FIELD, _sorted_json.encode(message.tool_calls))
-        parts.append(_ITEM)
+        media_bytes += _spell(message, parts)
     # The last message is open: its next turn, or its continuation, goes on from here.
     parts.pop()
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    return _prompt(body, b"".join(parts), limit, media_bytes)
+    limit, param = body.max_tokens, "max_tokens"
+    if body.max_completion_tokens is not None:
+        limit, param = body.max_completion_tokens, "max_completion_tokens"
+    return _prompt(body, b"".join(parts), limit, param, media_bytes)
+
+
+def _spell(message: _Message, parts: list[bytes]) -> int:
+    """Add a message to the canonical text; returns how much media it has, in bytes."""
+    media_bytes = 0
+    parts += (message.role.encode(), _FIELD)
+    if isinstance(message.content, str):
+        parts.append(message.content.encode())
+    elif message.content:
+        for i, part in enumerate(message.content):
+            text, size = _content_part(part)
+            parts += (_PART, text) if i else (text,)
+            media_bytes += size
+    # One field more, two or three: which are there can be told from their number.
+    if message.name or message.tool_call_id:
+        parts += (_FIELD, (message.name or "").encode(), _FIELD, (message.tool_call_id or "").encode())
+    if message.tool_calls:
+        parts += (_FIELD, _sorted_json.encode(message.tool_calls))
+    parts.append(_ITEM)
+    return media_bytes
 
 
 def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
     text = part.get("text")
-    if isinstance(text, str):
+    if isinstance(text, str) and part.get("type") in ("text", "input_text"):
         return text.encode(), 0
     blob = _sorted_json.encode(part)
-    return _FIELD + xxhash.xxh3_128_digest(blob) + _FIELD, len(blob)
+    return _MEDIA + xxhash.xxh3_128_hexdigest(blob).encode(), len(blob)
 
 
 def _read_completion(body: _Completion) -> Prompt:
@@ -138,7 +153,7 @@ def _read_completion(body: _Completion) -> Prompt:
     if not prompt:
         raise BodyError(outcome.INVALID_FIELD, "`prompt` must not be empty", "prompt")
     canonical = prompt.encode() if isinstance(prompt, str) else _ITEM.join(_prompt_item(p) for p in _items(prompt))
-    return _prompt(body, canonical, body.max_tokens, 0)
+    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0)
 
 
 def _items(prompt: list[Any]) -> list[Any]:
@@ -149,16 +164,16 @@ def _items(prompt: list[Any]) -> list[Any]:
 def _prompt_item(item: object) -> bytes:
     if isinstance(item, str):
         return item.encode()
-    if isinstance(item, list) and all(type(t) is int and 0 <= t < 1 << 32 for t in item):
+    if isinstance(item, list) and all(type(t) is int and 0 <= t <= _TOKEN_MAX for t in item):
         # Four bytes each, so that equal ids give equal prefixes.
-        return b"".join(t.to_bytes(4, "big") for t in item)
-    detail = "`prompt` must be a string, a list of strings, or lists of token ids within 0..2^32-1"
+        return _TOKENS + b"".join(t.to_bytes(4, "big") for t in item)
+    detail = f"`prompt` must be a string, a list of strings, or lists of token ids within 0..{_TOKEN_MAX}"
     raise BodyError(outcome.INVALID_FIELD, detail, "prompt")
 
 
-def _prompt(body: _Body, canonical: bytes, limit: int | None, media_bytes: int) -> Prompt:
+def _prompt(body: _Body, canonical: bytes, limit: int | None, param: str, media_bytes: int) -> Prompt:
     if limit is not None and limit < 1:
-        raise BodyError(outcome.INVALID_FIELD, "`max_tokens` must be at least 1", "max_tokens")
+        raise BodyError(outcome.INVALID_FIELD, f"`{param}` must be at least 1", param)
     options = body.stream_options
     return Prompt(
         model=body.model,
@@ -176,10 +191,11 @@ def ask_for_usage(body: bytes) -> bytes:
     if b'"stream_options"' not in body:
         brace = body.index(b"{") + 1
         return b"".join((body[:brace], b'"stream_options":{"include_usage":true},', body[brace:]))
-    # The rare case: options are there, without usage. Re-encode rather than guess where they end.
-    document = _any.decode(body)
-    options = document.get("stream_options") or {}
-    document["stream_options"] = {**options, "include_usage": True}
+    # The rare case: options are there, without usage. Every other value is kept as it was written.
+    document = _raw.decode(body)
+    options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
+    options["include_usage"] = msgspec.Raw(b"true")
+    document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     return msgspec.json.encode(document)
 
 
@@ -206,7 +222,9 @@ def usage_of(document: bytes | memoryview) -> Usage | None:
         usage = _answer.decode(document).usage
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if usage is None or usage.prompt_tokens < 0 or (usage.completion_tokens or 0) < 0:
+    if usage is None:
+        return None
+    if not (0 <= usage.prompt_tokens <= _USAGE_TOKENS_MAX and 0 <= (usage.completion_tokens or 0) <= _USAGE_TOKENS_MAX):
         return None
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
     if cached is not None and not 0 <= cached <= usage.prompt_tokens:

@@ -1,26 +1,28 @@
 """The upstream's side: keep-alive connections, and the pool that lends them.
 
-Invariants: a connection carries one attempt at a time; it is lent again only after a whole, well-framed answer; bytes
-that nobody asked for close it. A kept connection that turns out dead before it said a word is replaced by a fresh one
-without the attempt noticing. Never retries anything else.
+Invariants: a connection carries one attempt at a time; it is lent again only after a whole, well-framed answer to a
+request that was sent whole; bytes that nobody asked for close it. A kept connection that turns out dead before it said
+a word is replaced by a fresh one without the attempt noticing. Never retries anything else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 import msgspec
 
 from farhop.balance import outcome
-from farhop.balance.machine import Address
-from farhop.balance.outcome import Outcome
-from farhop.relay.head import Headers
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Address
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.head import Headers
 
 
 class OutboundLimits(msgspec.Struct, frozen=True):
-    """What an upstream may do. Seconds and counts."""
+    """What an upstream may do. Seconds, counts and bytes."""
 
     connect_s: float = 3.0
     first_byte_s: float = 120.0
@@ -28,6 +30,7 @@ class OutboundLimits(msgspec.Struct, frozen=True):
     idle_s: float = 50.0  # below the 60-75 s that servers commonly keep: we close first
     idle_max: int = 256  # kept connections per upstream address
     headers_max: int = 200
+    head_bytes_max: int = 64 * 1024  # of heads, interim answers, trailers and chunk extensions without a body byte
 
 
 class Attempt(Protocol):
@@ -49,39 +52,54 @@ class Attempt(Protocol):
         """The connection broke, or never came to be; it is no longer yours."""
 
 
+_CLOSE_S = 1.0  # what closing every connection may take
+
+
+class _BadFramingError(Exception):
+    """Raised into the parser: the answer cannot be delimited, or is followed by what nobody asked for."""
+
+
 class Outbound(asyncio.Protocol):
-    """One connection to an upstream."""
+    """One connection to an upstream. `host` is its `Host` header's value."""
 
     __slots__ = (
         "_complete",
+        "_fresh_head",
         "_headers",
         "_headers_done",
         "_heard",
+        "_keep",
         "_length",
         "_parser",
         "_parts",
         "_pool",
+        "_quiet_bytes",
+        "_status",
         "_transport",
         "_until_eof",
         "address",
         "attempt",
+        "host",
         "idle_since",
         "reused",
     )
 
     def __init__(self, pool: Pool, address: Address) -> None:
         self._pool, self.address = pool, address
+        self.host = str(address).encode()
         self._transport: asyncio.Transport | None = None
         self.attempt: Attempt | None = None
         self.reused = False
         self.idle_since = 0.0
+        self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
-        self._headers_done = self._complete = self._heard = self._until_eof = False
+        self._headers_done = self._fresh_head = self._complete = self._keep = False
+        self._heard = self._until_eof = False
+        self._status = self._quiet_bytes = 0
         self._length: int | None = None
 
     @property
@@ -101,7 +119,7 @@ class Outbound(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading: the client is behind."""
-        if self._transport is not None and self._transport.is_reading():
+        if self._transport is not None and not self._transport.is_closing() and self._transport.is_reading():
             self._transport.pause_reading()
 
     def resume(self) -> None:
@@ -119,6 +137,7 @@ class Outbound(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
+        self._pool.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -143,50 +162,73 @@ class Outbound(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self.attempt = None
-            self.abort()
-            attempt.lost(outcome.BAD_FRAMING)
-            return
+            if not self._complete:
+                self.abort()
+                attempt.lost(outcome.BAD_FRAMING)
+                return
+            self._keep = False  # a whole answer, and then bytes that nobody asked for
+        if self._fresh_head:
+            self._fresh_head = False
+            attempt.answered(self._status, self._headers, self._length)
         if self._parts:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
+            self._quiet_bytes = 0
             attempt.received(body)
+        else:
+            self._bound_quiet(len(data), attempt)
         if self._complete and self.attempt is attempt:
             self._settle(attempt)
 
+    def _bound_quiet(self, size: int, attempt: Attempt) -> None:
+        """The parser bounds neither heads, nor how many interim answers, trailers or chunk extensions there are."""
+        self._quiet_bytes += size
+        if self._quiet_bytes > self._pool.limits.head_bytes_max and not self._complete:
+            self.abort()
+            attempt.lost(outcome.BAD_FRAMING)
+
     def _settle(self, attempt: Attempt) -> None:
-        keep = self._parser.should_keep_alive()
         self.attempt = None
-        self._reset()
-        if keep:
-            self._pool.give_back(self)
-        elif self._transport is not None:
-            self._transport.close()
+        transport = self._transport
+        if transport is not None:
+            # An answer may come before the request was sent whole: the rest of it must not open the next one.
+            if self._keep and not transport.get_write_buffer_size():
+                self._reset()
+                self._pool.give_back(self)
+            else:
+                transport.close()
         attempt.completed()
 
     # -- httptools
 
     def on_message_begin(self) -> None:
+        if self._complete:
+            raise _BadFramingError("bytes after the answer")
         self._headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
         if len(self._headers) > self._pool.limits.headers_max:
-            raise ValueError("too many headers")
+            raise _BadFramingError("too many headers")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if 100 <= status < 200:
+        if status < 200:
+            if status == 101:
+                raise _BadFramingError("nobody asked for another protocol")
             return  # interim answers (RFC 9110 §15.2) are for us, not for the client
-        lengths = {value for name, value in self._headers if name == b"content-length"}
-        chunked = any(name == b"transfer-encoding" for name, _ in self._headers)
-        if len(lengths) > 1 or (lengths and chunked):
-            raise ValueError("ambiguous framing")
-        self._length = int(lengths.pop()) if lengths else None
-        self._headers_done = True
-        self._until_eof = self._length is None and not chunked and status not in (204, 304)
-        if self.attempt is not None:
-            self.attempt.answered(status, self._headers, self._length)
+        length, coding = b"", b""
+        for name, value in self._headers:
+            if name == b"content-length":
+                length = value.strip()
+            elif name == b"transfer-encoding":
+                coding = value.strip().lower()
+        if coding not in (b"", b"chunked"):
+            raise _BadFramingError("a transfer coding that nobody asked for")
+        self._status = status
+        self._length = int(length) if length else None
+        self._headers_done = self._fresh_head = True
+        self._until_eof = self._length is None and not coding and status not in (204, 304)
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -194,10 +236,11 @@ class Outbound(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._headers_done:
             self._complete = True
+            self._keep = self._parser.should_keep_alive()  # known only here: the parser forgets it after this call
 
 
 class Pool:
-    """Connections to every upstream address, kept while they are of use."""
+    """Connections to every upstream address, kept while they are of use, and lent."""
 
     def __init__(self, limits: OutboundLimits) -> None:
         self.limits = limits
@@ -205,6 +248,11 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._all: set[Outbound] = set()
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, lent or at rest."""
+        return len(self._all)
 
     def lend(self, address: Address, attempt: Attempt) -> None:
         """Lend a kept connection now, or a fresh one when it is there."""
@@ -234,13 +282,21 @@ class Pool:
         except OSError:
             attempt.lost(outcome.CONNECT_FAILED)
         else:
-            self._all.add(connection)
-            connection.lend(attempt)
+            if connection.usable:
+                connection.lend(attempt)
+            else:
+                attempt.lost(outcome.DIED_BEFORE_START)  # accepted, and closed at once
+
+    def opened(self, connection: Outbound) -> None:
+        """Count a connection in."""
+        self._all.add(connection)
 
     def give_back(self, connection: Outbound) -> None:
         """Keep a connection for the next attempt, unless there are enough."""
+        if not connection.usable:
+            return
         idle = self._idle.setdefault(connection.address, [])
-        if len(idle) >= self.limits.idle_max or not connection.usable:
+        if len(idle) >= self.limits.idle_max:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
@@ -248,7 +304,7 @@ class Pool:
         idle.append(connection)
 
     def forget(self, connection: Outbound) -> None:
-        """The connection is closed."""
+        """Count a connection out."""
         self._all.discard(connection)
         idle = self._idle.get(connection.address)
         if idle and connection in idle:
@@ -270,3 +326,6 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for connection in tuple(self._all):
             connection.abort()
+        end = self._loop.time() + _CLOSE_S
+        while self._all and self._loop.time() < end:
+            await asyncio.sleep(0.01)

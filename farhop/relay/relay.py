@@ -17,7 +17,7 @@ from farhop.relay.listener import SWEEP_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.balance.machine import Address, Command, Event, Flow, Request, Usage
+    from farhop.balance.machine import Command, Event, Flow, Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.inbound import Exchange
     from farhop.relay.outbound import Pool
@@ -62,7 +62,10 @@ class Journey:
         "hold_from",
         "reasons",
         "request",
+        "status",
+        "streams",
         "timer",
+        "usage",
     )
 
     def __init__(
@@ -77,6 +80,9 @@ class Journey:
         self.forwarded_at = self.began_at = 0.0
         self.hold_from: float | None = None
         self.reasons: Any = None  # the machine's last decision on it
+        self.status = 0  # of the answer that began
+        self.streams = False  # whether that is a stream of events, which can end with an error event
+        self.usage: Usage | None = None
 
     def client_left(self) -> None:
         """The exchange's connection is gone."""
@@ -92,13 +98,13 @@ class Journey:
         if self.attempt is not None:
             self.attempt.resume()
 
-    def upstream_head(self, address: Address) -> bytes:
-        """The request's head as the upstream gets it."""
+    def upstream_head(self, host: bytes) -> bytes:
+        """The request's head as the upstream gets it. `host` is its `Host` header's value."""
         head = self.exchange.head
         return b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\naccept-encoding: identity\r\n%b%b\r\n" % (
             head.method,
             head.target,
-            str(address).encode(),
+            host,
             len(self.body),
             head.onward,
             self._relay.tier.upstream_headers(self),
@@ -124,8 +130,8 @@ class Relay:
         self.upstream_is_tier = upstream_is_tier
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, Journey] = {}
-        self._sweeper = self._loop.create_task(self._sweep())
-        self._perform: dict[type[Command], Callable[[Any], None]] = {
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self._perform: dict[type[Command], Callable[[Journey, Any], None]] = {
             machine.Forward: self._forward,
             machine.Hold: self._hold,
             machine.Answer: self._answer,
@@ -142,153 +148,178 @@ class Relay:
     def start(self, exchange: Exchange, request: Request, body: bytes, *, hide_usage: bool, context: Any) -> None:
         """Take a request that was read whole and identified."""
         journey = Journey(self, exchange, request, body, hide_usage, context)
+        exchange.body = b""  # the journey has it, perhaps changed
         exchange.journey = self._live[request.id] = journey
         self.react(machine.RequestArrived(request))
 
     def react(self, event: Event) -> None:
         """Let the machine decide, then act."""
         try:
-            commands = self._flow.handle(event, self.clock())
+            commands: list[Any] = self._flow.handle(event, self.clock())  # every command names its request as `id`
         except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must not take the process or leak a trace
-            self._fault(event, error)
+            name: str = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", "")
+            self.fault(self._live.get(name), error)
             return
         for command in commands:
-            self._perform[type(command)](command)
+            journey = self._live.get(command.id)
+            if journey is None:
+                continue
+            try:
+                self._perform[type(command)](journey, command)
+            except Exception as error:  # noqa: BLE001 - as above, and the commands after this one are other requests'
+                self.fault(journey, error)
 
-    def _fault(self, event: Event, error: Exception) -> None:
-        name: str = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", "")
-        journey = self._live.get(name)
+    def fault(self, journey: Journey | None, error: Exception) -> None:
+        """The machine or the tier failed: answer the request plainly, and have the machine forget it."""
         self.tier.fault(journey, error)
-        if journey is not None:
-            self._answer(machine.Answer(name, outcome.INTERNAL, "the balancer failed on this request; it is logged"))
+        if journey is None or not journey.exchange.is_open:
+            return
+        self._end_attempt(journey, outcome.INTERNAL)
+        known = self._forget(journey)
+        if journey.exchange.started:
+            journey.exchange.break_off(None)
+        else:
+            detail = "the balancer failed on this request; it is logged"
+            journey.status = 500
+            journey.exchange.reply(answers.refusal(outcome.INTERNAL, detail))
+        if known:
+            self.react(machine.ClientLeft(journey.request.id))
+            self._conclude(journey, outcome.INTERNAL)
+
+    def _tell(self, journey: Journey, hook: Callable[..., None], *said: Any) -> None:
+        """What the tier notes down must not decide whether a request is served."""
+        try:
+            hook(journey, *said)
+        except Exception as error:  # noqa: BLE001 - see above; it is logged as loudly as the machine's own
+            self.tier.fault(journey, error)
 
     # -- what happened to an attempt
 
-    def began(self, attempt: AttemptRun, status: int) -> None:
-        """The first byte is here."""
+    def began(self, attempt: AttemptRun, status: int) -> bool:
+        """The first byte is here. False if it is no longer wanted."""
         journey = attempt.journey
-        journey.began_at = self.clock()
+        journey.began_at, journey.status, journey.streams = self.clock(), status, attempt.streams
         self.react(machine.AttemptBegan(journey.request.id, attempt.number, status))
+        return journey.attempt is attempt
 
     def ended(self, attempt: AttemptRun, status: int, usage: Usage | None) -> None:
         """The answer is whole."""
         journey = attempt.journey
+        if journey.attempt is not attempt:
+            return
         reason = outcome.SERVED if status < 400 else outcome.ENGINE_ERROR
-        self.tier.attempt_over(journey, attempt, reason)
         self._forget(journey)
         journey.exchange.finish()
+        self._end_attempt(journey, reason)
         self.react(machine.AttemptEnded(journey.request.id, attempt.number, status, usage))
-        self.tier.concluded(journey, reason, status, usage)
+        self._conclude(journey, reason)
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below said no."""
-        self.tier.attempt_over(attempt.journey, attempt, reason)
-        self.react(machine.AttemptRefused(attempt.journey.request.id, attempt.number, reason, wait_ms))
+        if attempt.journey.attempt is attempt:
+            self._end_attempt(attempt.journey, reason)
+            self.react(machine.AttemptRefused(attempt.journey.request.id, attempt.number, reason, wait_ms))
 
     def failed(self, attempt: AttemptRun, reason: Outcome) -> None:
         """The attempt broke."""
-        self.tier.attempt_over(attempt.journey, attempt, reason)
-        self.react(machine.AttemptFailed(attempt.journey.request.id, attempt.number, reason))
+        if attempt.journey.attempt is attempt:
+            self._end_attempt(attempt.journey, reason)
+            self.react(machine.AttemptFailed(attempt.journey.request.id, attempt.number, reason))
 
     def client_left(self, journey: Journey) -> None:
         """Cancel what runs upstream, and tell the machine."""
-        if self._live.get(journey.request.id) is not journey:
+        if not self._forget(journey):
             return
-        attempt = journey.attempt
-        self._forget(journey)
-        if attempt is not None:
-            attempt.abort()
-            self.tier.attempt_over(journey, attempt, outcome.CLIENT_LEFT)
+        self._end_attempt(journey, outcome.CLIENT_LEFT)
         self.react(machine.ClientLeft(journey.request.id))
-        usage = attempt.usage if attempt is not None else None
-        self.tier.concluded(journey, outcome.CLIENT_LEFT, 0, usage)
+        journey.status = 0
+        self._conclude(journey, outcome.CLIENT_LEFT)
 
     # -- what the machine wants done
 
-    def _forward(self, command: machine.Forward) -> None:
-        journey = self._live.get(command.id)
-        if journey is None:
-            return
+    def _forward(self, journey: Journey, command: machine.Forward) -> None:
+        self._end_attempt(journey, outcome.CLIENT_LEFT)  # one at a time: the one before, if it runs, loses its client
         now = self.clock()
         journey.forward, journey.forwarded_at, journey.reasons = command, now, command.reasons
         attempt = journey.attempt = AttemptRun(self, journey, command.attempt, now)
-        self.tier.forwarded(journey)
+        self._tell(journey, self.tier.forwarded)
         attempt.start(command.address)
 
-    def _hold(self, command: machine.Hold) -> None:
-        journey = self._live.get(command.id)
-        if journey is not None and journey.hold_from is None:
+    def _hold(self, journey: Journey, _command: machine.Hold) -> None:
+        if journey.hold_from is None:
             journey.hold_from = self.clock()
 
-    def _answer(self, command: machine.Answer) -> None:
-        journey = self._live.get(command.id)
-        if journey is None:
-            return
-        self._forget(journey)
-        attempt, exchange = journey.attempt, journey.exchange
+    def _answer(self, journey: Journey, command: machine.Answer) -> None:
         journey.reasons = command.reasons or journey.reasons
-        if attempt is not None:
-            attempt.abort()
-        if exchange.started:
-            self._break_off(journey, command)
-            status = attempt.status if attempt is not None else 0
-        else:
-            extra = self.tier.answer_headers(journey)
-            if exchange.is_hop:
-                extra += answers.hop_outcome(command.outcome, command.wait_ms)
-            reply = answers.refusal(command.outcome, command.detail, retry_after_s=command.retry_after_s, extra=extra)
-            exchange.reply(reply)
-            status = reply.status
-        self.tier.concluded(journey, command.outcome, status, attempt.usage if attempt is not None else None)
-
-    def _break_off(self, journey: Journey, command: machine.Answer) -> None:
-        """A stream to a client ends with an error event; towards the tier above it breaks, which then says so."""
-        attempt = journey.attempt
-        speaks = attempt is not None and attempt.streams and not journey.exchange.is_hop
-        journey.exchange.break_off(answers.event_of(command.outcome, command.detail) if speaks else None)
-
-    def _redirect(self, command: machine.Redirect) -> None:
-        journey = self._live.get(command.id)
-        if journey is None:
-            return
+        extra = b"" if journey.exchange.started else self.tier.answer_headers(journey)
+        self._end_attempt(journey, command.outcome)
         self._forget(journey)
-        journey.exchange.reply(answers.redirect(command.url, command.outcome))
-        self.tier.concluded(journey, command.outcome, 307, None)
+        if journey.exchange.started:
+            # A stream to a client ends with an error event; towards the tier above it breaks, which then says so.
+            speaks = journey.streams and not journey.exchange.is_hop
+            journey.exchange.break_off(answers.event_of(command.outcome, command.detail) if speaks else None)
+        else:
+            reply = answers.refusal(
+                command.outcome,
+                command.detail,
+                retry_after_s=command.retry_after_s,
+                extra=extra,
+                wait_ms=command.wait_ms,
+            )
+            journey.status = reply.status
+            journey.exchange.reply(reply)
+        self._conclude(journey, command.outcome)
 
-    def _cancel(self, command: machine.Cancel) -> None:
-        journey = self._live.get(command.id)
-        if journey is not None and journey.attempt is not None and journey.attempt.number == command.attempt:
-            journey.attempt.abort()
+    def _redirect(self, journey: Journey, command: machine.Redirect) -> None:
+        reply = answers.redirect(command.url, command.outcome)
+        self._end_attempt(journey, command.outcome)
+        self._forget(journey)
+        journey.status = reply.status
+        journey.exchange.reply(reply)
+        self._conclude(journey, command.outcome)
 
-    def _set_timer(self, command: machine.SetTimer) -> None:
-        journey = self._live.get(command.id)
-        if journey is None:
-            return
+    def _cancel(self, journey: Journey, command: machine.Cancel) -> None:
+        if journey.attempt is not None and journey.attempt.number == command.attempt:
+            self._end_attempt(journey, outcome.CLIENT_LEFT)  # as the engine sees it
+
+    def _set_timer(self, journey: Journey, command: machine.SetTimer) -> None:
         if journey.timer is not None:
             journey.timer.cancel()
-        delay = max(0.0, command.at - self.clock())
-        journey.timer = self._loop.call_later(delay, self.react, machine.TimerFired(command.id))
+        delay_s = max(0.0, command.at - self.clock())
+        journey.timer = self._loop.call_later(delay_s, self.react, machine.TimerFired(command.id))
 
-    def _forget(self, journey: Journey) -> None:
-        self._live.pop(journey.request.id, None)
+    # -- endings
+
+    def _end_attempt(self, journey: Journey, reason: Outcome) -> None:
+        """The attempt under way, if any, is over: stop it, keep what it said, and note it once."""
+        attempt, journey.attempt = journey.attempt, None
+        if attempt is not None:
+            attempt.abort()
+            journey.usage = attempt.usage
+            self._tell(journey, self.tier.attempt_over, attempt, reason)
+
+    def _forget(self, journey: Journey) -> bool:
+        """Whether it was still under way."""
         journey.exchange.journey = None
         if journey.timer is not None:
             journey.timer.cancel()
             journey.timer = None
+        return self._live.pop(journey.request.id, None) is not None
+
+    def _conclude(self, journey: Journey, reason: Outcome) -> None:
+        self._tell(journey, self.tier.concluded, reason, journey.status, journey.usage)
 
     # -- upkeep
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now = self.clock()
-            for journey in tuple(self._live.values()):
-                if journey.attempt is not None:
-                    journey.attempt.check(now, self.pool.limits)
-            self.pool.sweep(self._loop.time())
+    def _sweep(self) -> None:
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        now = self.clock()
+        for journey in tuple(self._live.values()):
+            if journey.attempt is not None:
+                journey.attempt.check(now, self.pool.limits)
+        self.pool.sweep(self._loop.time())
 
     async def close(self) -> None:
         """Stop the upkeep and close every upstream connection. Drain the listeners first."""
         self._sweeper.cancel()
-        await asyncio.gather(self._sweeper, return_exceptions=True)
         await self.pool.close()

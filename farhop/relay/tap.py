@@ -6,12 +6,19 @@ events), and the usage chunk that only we asked for. Never keeps an answer beyon
 
 from __future__ import annotations
 
-from farhop.balance.machine import Usage
+import re
+from typing import TYPE_CHECKING
+
 from farhop.relay.openai import usage_of
 
-EVENT_BYTES_MAX = 1 << 20  # an event longer than this passes in pieces: it is not usage, and memory is bounded
-BODY_BYTES_MAX = 1 << 20  # a longer body passes too, without its usage being read
-_END, _CRLF_END = b"\n\n", b"\r\n\r\n"
+if TYPE_CHECKING:
+    from farhop.balance.machine import Usage
+
+EVENT_BYTES_MAX = 256 * 1024  # an event longer than this passes in pieces: it is not usage, and memory is bounded
+BODY_BYTES_MAX = 256 * 1024  # a longer body passes too, without its usage being read
+_END = b"\n\n"
+_ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
 
 class StreamTap:
@@ -26,23 +33,20 @@ class StreamTap:
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, bytes to pass on (maybe none)."""
-        # Nearly always a segment is a whole number of events without usage: one find, one comparison, no copy.
-        if not self._tail and data.endswith(_END) and b'"usage"' not in data:
+        # Nearly always a segment is a whole number of events without usage: two comparisons, no copy.
+        if not self._tail and data.endswith(_END) and not _has_usage(data):
             return data
         return self._slow(data)
 
     def _slow(self, data: bytes) -> bytes:
         data = self._tail + data if self._tail else data
-        end = _last_end(data)
-        whole, self._tail = data[:end], data[end:]
+        events, self._tail = _split(data)
         if len(self._tail) > EVENT_BYTES_MAX:
-            whole, self._tail = data, b""
-        if b'"usage"' not in whole:
-            return whole
-        return b"".join(event for event in _events(whole) if not self._is_ours(event))
+            events, self._tail = [*events, self._tail], b""
+        return b"".join(event for event in events if not self._is_ours(event))
 
     def _is_ours(self, event: bytes) -> bool:
-        if b'"usage"' not in event:
+        if not _has_usage(event):
             return False
         start = event.find(b"{")
         usage = usage_of(event[start:].rstrip()) if start >= 0 else None
@@ -52,23 +56,24 @@ class StreamTap:
         return self._hide and b'"choices":[]' in event.replace(b" ", b"")
 
     def rest(self) -> bytes:
-        """What is left when the upstream ended as it should: passed on as it is."""
+        """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
         tail, self._tail = self._tail, b""
-        return tail
+        return b"" if self._is_ours(tail) else tail
 
 
-def _last_end(data: bytes) -> int:
-    """Where the last whole event ends, 0 if none does."""
-    lf, crlf = data.rfind(_END), data.rfind(_CRLF_END)
-    return max(lf + len(_END) if lf >= 0 else 0, crlf + len(_CRLF_END) if crlf >= 0 else 0)
+def _has_usage(data: bytes) -> bool:
+    """Some engines write `"usage":null` into every chunk: that is none."""
+    return b'"usage"' in data and _USAGE.search(data) is not None
 
 
-def _events(data: bytes) -> list[bytes]:
-    """Split whole events, each with its own ending; comments and blank lines stay where they are."""
-    separator = _CRLF_END if _CRLF_END in data else _END
-    parts = data.split(separator)
-    events = [part + separator for part in parts[:-1]]
-    return [*events, parts[-1]] if parts[-1] else events
+def _split(data: bytes) -> tuple[list[bytes], bytes]:
+    """Whole events, each with its own ending, and what is left of the last."""
+    events: list[bytes] = []
+    start = 0
+    for end in _ANY_END.finditer(data):
+        events.append(data[start : end.end()])
+        start = end.end()
+    return events, data[start:]
 
 
 class BodyTap:

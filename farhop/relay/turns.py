@@ -1,0 +1,260 @@
+"""The order of answers on one client connection: whose turn it is, who waits, and how the connection ends.
+
+Invariants: answers leave in the order of requests; none is begun while the client does not read the last; while one
+waits for its turn nothing more is read; what an exchange holds of the budget is given back when it is over, however.
+Never parses, and never decides what an answer is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from farhop.balance import outcome
+from farhop.relay import answers
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from farhop.balance.limits import ByteBudget
+    from farhop.relay.answers import Reply
+    from farhop.relay.exchange import Exchange
+
+
+class Gate(Protocol):
+    """What a listener asks of its tier."""
+
+    def head(self, exchange: Exchange) -> Reply | None:
+        """Identity, path and entry law, before the body is read. A Reply refuses."""
+
+    def arrived(self, exchange: Exchange) -> None:
+        """The whole request is here: reply to it or start its journey."""
+
+
+class Port(Protocol):
+    """The listener, as this sees it."""
+
+    stopping: bool
+    is_hop: bool
+
+
+class Turns:
+    """One connection's exchanges. `deaf`: nothing more is read. `since`: the last sign of life, in the loop's time."""
+
+    __slots__ = (
+        "_advancing",
+        "_budget",
+        "_close_after",
+        "_gate",
+        "_loop",
+        "_pipelined_max",
+        "_port",
+        "_transport",
+        "_unsent",
+        "_unsent_since",
+        "_waiting",
+        "_write_paused",
+        "active",
+        "deaf",
+        "reading_paused",
+        "since",
+    )
+
+    def __init__(
+        self, port: Port, gate: Gate, budget: ByteBudget, pipelined_max: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._port, self._gate, self._budget, self._pipelined_max = port, gate, budget, pipelined_max
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._close_after: Exchange | None = None
+        self._advancing = self._write_paused = False
+        self._unsent, self._unsent_since = 0, 0.0
+        self.active: Exchange | None = None
+        self.deaf = self.reading_paused = False
+        self.since = loop.time()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is being answered or waits for it."""
+        return self.active is None and not self._waiting
+
+    @property
+    def is_hop(self) -> bool:
+        """Whether the listener is for the tier above."""
+        return self._port.is_hop
+
+    # -- the connection
+
+    def connected(self, transport: asyncio.Transport) -> None:
+        """The connection is there."""
+        self._transport = transport
+
+    def lost(self) -> None:
+        """The connection is gone, and with it everybody's answer."""
+        self._transport = None
+        active, self.active = self.active, None
+        self._abandon_waiting()
+        if active is not None:
+            self.give_back(active)
+            if active.journey is not None:
+                active.journey.client_left()
+
+    def client_ended(self) -> None:
+        """The client sends no more. If it waits for an engine it has left: that is not worth an engine's time."""
+        if self.active is not None and self.active.journey is not None:
+            self.abort()
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        self._write_paused, self._unsent = True, -1
+        if self.active is not None and self.active.journey is not None:
+            self.active.journey.pause()
+
+    def resume_writing(self) -> None:
+        """The client caught up."""
+        self._write_paused = False
+        if self.active is not None and self.active.journey is not None:
+            self.active.journey.resume()
+        self._advance()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client, if it is there."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def abort(self) -> None:
+        """Break the connection so that the client notices."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- one exchange after another
+
+    def whole(self, exchange: Exchange) -> None:
+        """Serve the exchange now, or in its turn."""
+        if self.active is None and not self._waiting and not self._write_paused:
+            self._serve(exchange)
+            return
+        self._waiting.append(exchange)
+        if len(self._waiting) >= self._pipelined_max:
+            # What came beyond is dropped with the connection: a client asks again for what got no answer
+            # (RFC 9112 §9.3.2).
+            self.last(exchange)
+        if self._transport is not None and not self.reading_paused:
+            self.reading_paused = True
+            self._transport.pause_reading()
+
+    def last(self, exchange: Exchange) -> None:
+        """Nothing is read after this exchange, and the connection ends with it."""
+        self._close_after, self.deaf = exchange, True
+
+    def _serve(self, exchange: Exchange) -> None:
+        self.active = exchange
+        if exchange.early is not None:
+            exchange.reply(exchange.early)
+            return
+        try:
+            self._gate.arrived(exchange)
+        except Exception as error:  # noqa: BLE001 - one request's bug must not take its neighbours', nor leave it unanswered
+            reply = self.bug(error)
+            if exchange.journey is not None:
+                exchange.journey.client_left()
+            if not exchange.started:
+                exchange.reply(reply)
+            elif self.active is exchange:
+                self.abort()
+
+    def over(self, exchange: Exchange) -> None:
+        """The exchange has its whole answer: give back what it held and serve the next, or close."""
+        if self.active is not exchange:
+            return
+        self.active = None
+        self.give_back(exchange)
+        if self._transport is None:
+            return
+        self.since = self._loop.time()
+        if not self.keeps(exchange):
+            self._linger()
+        elif self._waiting:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Serve those who wait. A loop, not a recursion: an answer given at once comes back here from within."""
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._waiting and self.active is None and not self._write_paused and self._transport is not None:
+            self._serve(self._waiting.popleft())
+        self._advancing = False
+        if not self._waiting:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self.reading_paused and self._transport is not None and not self._transport.is_closing():
+            self.reading_paused = False
+            self._transport.resume_reading()
+
+    def keeps(self, exchange: Exchange) -> bool:
+        """Whether the connection outlives this exchange. Once it does not, it stays so: the client is told."""
+        draining = self._port.stopping and not self._waiting
+        if exchange.head.keep_alive and self._close_after is not exchange and not draining:
+            return True
+        self._close_after = exchange
+        return False
+
+    def close_after(self, exchange: Exchange) -> None:
+        """Close once this exchange is answered: the end of the connection is the end of its body."""
+        self._close_after = exchange
+
+    # -- endings
+
+    def _linger(self) -> None:
+        """Half-close and drop what still comes, so that the answer is not destroyed by a reset."""
+        self.deaf = True
+        self._abandon_waiting()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+            self._read_on()
+        else:
+            transport.close()
+
+    def check_ending(self, now: float, send_s: float, linger_s: float) -> bool:
+        """Bound how long the client takes to read, and to close once all is said. False if that is not what goes on."""
+        transport = self._transport
+        if transport is None:
+            return True
+        if unsent := transport.get_write_buffer_size():
+            self.since = now  # lingering and idleness begin when all is sent
+            if unsent != self._unsent:
+                self._unsent, self._unsent_since = unsent, now
+            elif now - self._unsent_since > send_s:
+                self.abort()  # it takes nothing of its answer, and holds an engine's slot
+            return True
+        if self.deaf and self.at_rest and now - self.since > linger_s:
+            self.abort()
+        return self.deaf
+
+    def close(self) -> None:
+        """Close once what is written has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _abandon_waiting(self) -> None:
+        waiting = tuple(self._waiting)
+        self._waiting.clear()
+        for exchange in waiting:
+            self.give_back(exchange)
+            exchange.abandon(outcome.CLIENT_LEFT, 0)
+
+    def give_back(self, exchange: Exchange) -> None:
+        """Return what the exchange held of the budget."""
+        self._budget.give(exchange.held_bytes)
+        exchange.held_bytes = 0
+
+    def bug(self, error: Exception) -> Reply:
+        """The gate failed: say so where the process logs, and what the client is told."""
+        self._loop.call_exception_handler({"message": "a listener's gate failed", "exception": error})
+        return answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")

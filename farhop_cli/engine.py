@@ -1,0 +1,25 @@
+"""`farhop engine`: emulated replicas in one process. Wrong options are told all at once, a line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+
+from farhop_cli.exits import FAULT, warn
+from farhop_lab.engine.main import EngineSettings
+from farhop_lab.engine.main import run as run_engine
+
+
+def run(given: dict[str, Any]) -> None:
+    """Serve until told to stop. Options not given (None) are the settings' own defaults."""
+    try:
+        settings = EngineSettings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        for problem in error.errors():
+            where = "-".join(str(step) for step in problem["loc"][:1]).replace("_", "-").removesuffix("s")
+            said = problem["msg"].removeprefix("Value error, ")
+            warn(f"engine: --{where}: {said}" if where else f"engine: {said}")
+        raise typer.Exit(FAULT) from None
+    run_engine(settings)

@@ -1,0 +1,158 @@
+"""What the world knows of a request that is over: each tier's record of the decision, and the trace over both.
+
+Never shows as missing what the law forbade to be kept: then the clause is the answer. Waiting is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_cli import admin
+from farhop_cli.admin import AdminError
+from farhop_cli.running import region_file
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from farhop_cli.running import Caller, Running
+    from farhop_lab.client import Result
+
+RECORD_S = 1.0  # a record is written just after the answer's last byte
+TRACE_S = 3.0  # exporters send in batches
+POLL_S = 0.05
+
+
+class Account(msgspec.Struct):
+    """One tier's part: where, its record, or why there is none. `explained`: no record, so it was asked anew."""
+
+    region: str | None
+    record: dict[str, Any] | None = None
+    note: str = ""
+    barred: bool = False
+    explained: dict[str, Any] | None = None
+
+
+class Trace(msgspec.Struct):
+    """The trace so far, as the collector has it, or why there is none."""
+
+    trace_id: str
+    tree: list[str] = []
+    spans: list[dict[str, Any]] = []
+    note: str = ""
+
+
+class Evidence(msgspec.Struct):
+    """Everything known of one request."""
+
+    decision_id: str
+    global_: Account = msgspec.field(name="global")
+    regional: Account
+    trace: Trace
+
+
+async def gather(
+    http: aiohttp.ClientSession,
+    running: Running,
+    who: Caller,
+    result: Result,
+    trace_id: str,
+    question: dict[str, Any],
+) -> Evidence:
+    """Ask the entry's and the serving region's admin ports, then the collector."""
+    decision_id = result.headers.get("x-farhop-decision", "")
+    entry, served = running.region_of(result.entry), result.headers.get("x-farhop-region")
+    upper, lower = await asyncio.gather(
+        _account(http, running, who, entry, "global_admin", decision_id),
+        _account(http, running, who, served, "regional_admin", decision_id),
+    )
+    if upper.record is None and result.error is not None and decision_id and who.tenant is not None:
+        await _explain(http, running, upper, {**question, "tenant": who.tenant})
+    wanted = {"farhop.global"} if entry is not None and not upper.barred else set()
+    if result.ok:
+        wanted |= {"llm_request"} | (set() if lower.barred else {"farhop.regional"})
+    return Evidence(decision_id, upper, lower, await _trace(http, running.file.collector, trace_id, wanted))
+
+
+async def _account(
+    http: aiohttp.ClientSession, running: Running, who: Caller, region: str | None, port: str, decision_id: str
+) -> Account:
+    addresses = region_file(running, region)
+    if region is None or addresses is None or not decision_id:
+        return Account(region, note="it was not asked" if region is None else "it made no decision on this request")
+    clause = running.record_barred(who, region)
+    account = Account(region, barred=clause is not None)
+    try:
+        # Asked even where the law forbids a record: if one were kept all the same, that should be seen.
+        account.record = await _record(http, getattr(addresses, port), decision_id, 0.0 if account.barred else RECORD_S)
+    except AdminError as error:
+        account.note = str(error)
+    else:
+        if account.record is None:
+            account.note = f"the law lets no record be kept there: {clause}" if clause else "it kept no record"
+    return account
+
+
+async def _record(http: aiohttp.ClientSession, base: str, decision_id: str, patience_s: float) -> dict[str, Any] | None:
+    until = time.monotonic() + patience_s
+    while True:
+        found = await admin.get(http, base, f"/decisions/{decision_id}")
+        if found is not None or time.monotonic() >= until:
+            return found
+        await asyncio.sleep(POLL_S)
+
+
+async def _explain(http: aiohttp.ClientSession, running: Running, account: Account, question: dict[str, Any]) -> None:
+    """Nothing was kept of a refusal: the entry that refused is asked what it would decide now."""
+    addresses = region_file(running, account.region)
+    if addresses is None:
+        return
+    try:
+        account.explained = (await admin.explain(http, addresses.global_admin, question)).get("reasons")
+    except AdminError as error:
+        account.note = f"{account.note}; {error}" if account.note else str(error)
+
+
+async def _trace(http: aiohttp.ClientSession, collector: str, trace_id: str, wanted: set[str]) -> Trace:
+    """The trace once it holds every span in `wanted`, or as it stands when the time is over."""
+    if not collector:
+        return Trace(trace_id, note="this world has no collector")
+    until = time.monotonic() + TRACE_S
+    try:
+        while True:
+            found = await admin.get(http, collector, f"/traces/{trace_id}") or {}
+            spans = found.get("spans", [])
+            missing = sorted(wanted - {span.get("name") for span in spans})
+            if not missing or time.monotonic() >= until:
+                note = _absence(missing) if wanted else "no tier may record spans of this request"
+                return Trace(trace_id, found.get("tree", []), spans, note)
+            await asyncio.sleep(POLL_S)
+    except AdminError as error:
+        return Trace(trace_id, note=str(error))
+
+
+def _absence(missing: list[str]) -> str:
+    return f"not exported within {TRACE_S:g} s: {', '.join(missing)}" if missing else ""
+
+
+async def everywhere(
+    http: aiohttp.ClientSession, running: Running, decision_id: str
+) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str, Any]]], list[str]]:
+    """A past decision's records at every global and every regional admin, with regions; and who could not be asked."""
+    silent: list[str] = []
+
+    async def ask(region: str, base: str) -> tuple[str, dict[str, Any]] | None:
+        try:
+            found = await admin.get(http, base, f"/decisions/{decision_id}")
+        except AdminError as error:
+            silent.append(str(error))
+            return None
+        return (region, found) if found is not None else None
+
+    files = running.file.regions.items()
+    upper = await asyncio.gather(*(ask(name, one.global_admin) for name, one in files))
+    lower = await asyncio.gather(*(ask(name, one.regional_admin) for name, one in files))
+    return [one for one in upper if one], [one for one in lower if one], silent

@@ -1,0 +1,131 @@
+"""The world that runs here, for commands that talk to it: its balancers, its law, who asks and from where.
+
+Never sends anything. Whatever is wrong with it ends the command with one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from farhop.identity.keys import digest
+from farhop_cli.exits import fail
+from farhop_lab import client, world_file
+from farhop_lab.world_file import RegionFile, WorldFile, WorldFileError
+from topology import geo
+from topology import load as worlds
+from topology.law import Law, Narrow, Scope, narrowing
+from topology.model import Topology
+from topology.problems import TopologyError, quoted
+
+
+@dataclass(frozen=True)
+class Running:
+    """A running world and its law."""
+
+    file: WorldFile
+    topology: Topology
+    law: Law
+
+    def region_of(self, entry: str) -> str | None:
+        """Which region's entry an origin is."""
+        return next((name for name, one in self.file.regions.items() if client.origin(one.entry) == entry), None)
+
+    def nearest(self, place: str | None) -> list[str]:
+        """The regions that run, nearest to a place first; without one, as the world lists them."""
+        if place is None:
+            return list(self.file.regions)
+        known = [self.topology.regions[name] for name in self.file.regions]
+        latitude, longitude = self._locate(place)
+        return [region.name for region in geo.by_distance(known, latitude, longitude)]
+
+    def _locate(self, place: str) -> tuple[float, float]:
+        region = self.topology.regions.get(place) or self.topology.regions.get(place.lower())
+        if region is not None:
+            return region.latitude, region.longitude
+        point = geo.locate(place)
+        if point is None:
+            names = {name.lower(): name for name in (*geo.cities(), *self.topology.regions)}
+            close = difflib.get_close_matches(place[:64].lower(), names, n=1, cutoff=0.6)
+            remedy = f"did you mean {quoted(names[close[0]])}?" if close else "give LAT,LON, such as 51.5,-0.1"
+            fail(f"--from: no region or city called {quoted(place)}; {remedy}")
+        return point
+
+    def record_barred(self, caller: Caller, region: str) -> str | None:
+        """The clause by which a region may keep no record of the caller's requests; None if it may, or who knows."""
+        if caller.tenant is None:
+            return None
+        return self.law.verdict(caller.tenant, "", Scope.LOGGING, caller.narrow).why_not(region)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, as far as this side knows."""
+
+    tenant: str | None
+    key: str | None
+    narrow: Narrow = ()
+
+
+def open_world(path: Path) -> Running:
+    """The world described at `path`. Ends the command if there is none."""
+    try:
+        file = world_file.read(path)
+        topology = worlds.load(file.topology)
+    except WorldFileError as error:
+        fail(str(error))
+    except TopologyError as error:
+        fail(f"the world's topology cannot be read: {error}")
+    unknown = sorted(set(file.regions) - set(topology.regions))
+    if unknown:
+        fail(f"{path}: region {unknown[0]!r} is not in {file.topology}; run `farhop up` anew")
+    return Running(file, topology, Law(topology))
+
+
+def region_file(running: Running, name: str | None) -> RegionFile | None:
+    """A region's addresses; None for one that does not run here."""
+    return running.file.regions.get(name) if name is not None else None
+
+
+def default_tenant(running: Running) -> str:
+    """Whom commands speak for if nobody is named: the demo's tenant without bounds, else the first with a key."""
+    tenant = "anywhere" if "anywhere" in running.file.keys else next(iter(running.file.keys), None)
+    if tenant is None:
+        fail("this world has no demo keys; give --tenant or --key")
+    return tenant
+
+
+def caller(running: Running, tenant: str | None, key: str | None, allow: tuple[str, ...]) -> Caller:
+    """Who asks: by key, by tenant whose demo key the world file holds, or the default tenant."""
+    if key is None:
+        tenant = tenant or default_tenant(running)
+        key = running.file.keys.get(tenant)
+        if key is None:
+            fail(f"--tenant: no key of {quoted(tenant)} is known here; there are {listed(running.file.keys)}, or --key")
+    found = running.topology.key(digest(key))
+    owner = found[0].name if found is not None else None
+    if tenant is not None and owner != tenant:
+        fail(f"--key is not a key of tenant {quoted(tenant)}; leave one of the two out")
+    return Caller(owner, key, narrowing(found[1].within if found is not None else (), allow))
+
+
+def places(running: Running | None, text: str | None) -> tuple[str, ...]:
+    """The places of `--allow`. An unknown one would be lawful nowhere, so it is told here."""
+    if text is None:
+        return ()
+    named = tuple(place.strip() for place in text.split(","))
+    if not all(named):
+        fail("--allow: give places separated by commas, such as eu,jp")
+    known = {*running.topology.places, *running.topology.regions, "world"} if running is not None else set(named)
+    strangers = [place for place in named if place not in known]
+    if strangers:
+        fail(f"--allow: {quoted(strangers[0])} is no place of this world; it has {listed(known)}")
+    return named
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for an error."""
+    shown = sorted(names)
+    return ", ".join(shown[:16]) + (", ..." if len(shown) > 16 else "") if shown else "none"

@@ -1,0 +1,79 @@
+"""What commands print: tables, lines and numbers for people, or one JSON document and nothing else.
+
+Text from elsewhere is never read as markup, and brings no control characters to a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+PIPED_COLUMNS = 200  # a file or a pager has no width of its own; nothing is cut there
+NONE = "–"
+
+
+def console() -> Console:
+    """Where people read. Made anew: tests and pipes change stdout."""
+    width = None if sys.stdout.isatty() else PIPED_COLUMNS
+    return Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+def json(document: object) -> None:
+    """The one document that a command with `--json` prints."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim: frozenset[int] = frozenset()) -> None:
+    """A table. Columns that begin with `>` hold numbers; rows whose index is in `dim` step back."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        number = column.startswith(">")
+        made.add_column(column.lstrip(">"), justify="right" if number else "left", no_wrap=number)
+    for index, row in enumerate(rows):
+        made.add_row(*map(printable, row), style="dim" if index in dim else None)
+    console().print(made)
+
+
+def line(text: str, style: str | None = None) -> None:
+    """One line; on a terminal it may wrap, in a pipe it does not."""
+    console().print(printable(text), style=style, soft_wrap=True)
+
+
+def cropped(lines: Iterable[str]) -> None:
+    """Lines whose shape matters more than their ends: a terminal cuts them at its edge."""
+    out = console()
+    for text in lines:
+        if out.is_terminal:
+            out.print(printable(text), no_wrap=True, overflow="ellipsis")
+        else:
+            out.print(printable(text), soft_wrap=True)
+
+
+def streamed(text: str) -> None:
+    """A piece of an answer, at once. Piped, it passes as it came."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """The text without what would drive a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def number(value: object, digits: int = 1) -> str:
+    """A figure of a table, or a dash where there is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return NONE
+    return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
+
+
+def word(value: object) -> str:
+    """A word of a table, or a dash."""
+    return str(value) if value not in (None, "") else NONE

@@ -1,0 +1,142 @@
+"""Decisions as tables: which region and why, which replica and why. For records kept and for questions alike.
+
+The records are what a balancer's admin port says; a field that is missing is a dash, never a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from farhop_cli import show
+from farhop_cli.show import number, word
+
+if TYPE_CHECKING:
+    from farhop_lab.world_file import WorldFile
+
+Record = Mapping[str, Any]
+
+_REGION_COLUMNS = (
+    "", "region", ">score ms", ">ttft ms", ">rtt ms", ">upload ms", ">wait ms", ">hit tok", ">prefill ms", ">tpot ms",
+    ">slots", "why",
+)  # fmt: skip
+_REPLICA_COLUMNS = ("", "replica", ">score ms", ">hit tok", ">to prefill", ">backlog tok", ">tpot ms", "why")
+
+
+def regions(reasons: Record, title: str) -> None:
+    """A global decision: the field best first, then who does not serve, then whom the law keeps out."""
+    absent, unlawful = _mapping(reasons, "not_serving"), _mapping(reasons, "unlawful")
+    rows = [_candidate(one, reasons.get("chosen"), absent) for one in _list(reasons, "candidates")]
+    scored = len(rows)
+    named = {row[1] for row in rows}
+    rows += [_outside(name, f"not serving: {why}") for name, why in absent.items() if name not in named]
+    rows += [_outside(name, f"law: {why}") for name, why in unlawful.items()]
+    show.table(title, _REGION_COLUMNS, rows, dim=frozenset(range(scored, len(rows))))
+
+
+def _candidate(one: Record, chosen: object, absent: Mapping[str, Any]) -> list[str]:
+    name = word(one.get("region"))
+    is_chosen = one.get("region") == chosen
+    figures = [number(one.get(field)) for field in ("score_ms", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms")]
+    return [
+        "→" if is_chosen else "",
+        name,
+        *figures,
+        number(one.get("hit_tokens"), 0),
+        number(one.get("prefill_ms")),
+        number(one.get("tpot_ms")),
+        number(one.get("slots_free")),
+        word(absent.get(name)) if name in absent else ("chosen" if is_chosen else ""),
+    ]
+
+
+def _outside(name: str, why: str) -> list[str]:
+    return ["✗", name, *[""] * (len(_REGION_COLUMNS) - 3), why]
+
+
+def replicas(reasons: Record, title: str) -> None:
+    """A regional decision: the field as it was scored."""
+    rows = [_replica(one, reasons.get("chosen")) for one in _list(reasons, "candidates")]
+    show.table(title, _REPLICA_COLUMNS, rows)
+
+
+def _replica(one: Record, chosen: object) -> list[str]:
+    is_chosen = one.get("replica") == chosen
+    return [
+        "→" if is_chosen else "",
+        word(one.get("replica")),
+        number(one.get("score_ms")),
+        number(one.get("hit_tokens"), 0),
+        number(one.get("uncached_tokens"), 0),
+        number(one.get("backlog_tokens"), 0),
+        number(one.get("tpot_ms")),
+        "full" if one.get("full") else ("chosen" if is_chosen else ""),
+    ]
+
+
+def global_record(record: Record, place: str) -> None:
+    """What a global balancer kept of a request."""
+    reasons = record.get("reasons")
+    if isinstance(reasons, Mapping):
+        regions(reasons, f"which region: decided in {place}, {_under(reasons)}")
+    _attempts(record)
+
+
+def regional_record(record: Record, region: str) -> None:
+    """What a regional balancer kept of a request."""
+    reasons = record.get("reasons")
+    if isinstance(reasons, Mapping):
+        replicas(reasons, f"which replica: decided in {region}, policy {word(reasons.get('policy'))}")
+    _attempts(record)
+
+
+def outcome(record: Record, place: str) -> None:
+    """How a request of the past went, in a line."""
+    usage = _mapping(record, "usage")
+    parts = [
+        f"{place}: {word(record.get('outcome'))}, status {word(record.get('status'))}",
+        f"tenant {word(record.get('tenant'))}",
+        f"model {word(record.get('model'))}",
+        f"{number(record.get('prompt_bytes'))} prompt bytes",
+        f"ttft {number(record.get('ttft_ms'))} ms",
+        f"{number(record.get('duration_ms'))} ms in all",
+    ]
+    if usage:
+        counts = (number(usage.get(name)) for name in ("prompt_tokens", "cached_tokens", "completion_tokens"))
+        parts.append("tokens {} ({} cached) + {}".format(*counts))
+    show.line(" · ".join(parts))
+
+
+def show_world(world: WorldFile) -> None:
+    """Where everything of a running world listens, and whose demo keys there are."""
+    show.table(
+        f"a world of {len(world.regions)} regions, {world.speedup:g} times as fast as a real one, serving {world.model}",
+        ("region", "entry for clients", "global admin", "regional admin", "engines"),
+        [
+            [name, one.entry, one.global_admin, one.regional_admin, ", ".join(one.engines)]
+            for name, one in world.regions.items()
+        ],
+    )
+    show.line(f"etcd {world.etcd} · spans {word(world.collector)}")
+    show.line(f"keys: {', '.join(f'{tenant} {key}' for tenant, key in world.keys.items()) or 'none'}")
+
+
+def _under(reasons: Record) -> str:
+    return f"policy {word(reasons.get('policy'))}, law of epoch {word(reasons.get('policy_epoch'))}"
+
+
+def _attempts(record: Record) -> None:
+    """Where it was sent, if that was not simply where it was served."""
+    attempts = _list(record, "attempts")
+    if len(attempts) > 1 or any(one.get("outcome") != "served" for one in attempts):
+        show.line("attempts: " + ", then ".join(f"{one.get('target')} {one.get('outcome')}" for one in attempts))
+
+
+def _mapping(record: Record, field: str) -> Mapping[str, Any]:
+    value = record.get(field)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(record: Record, field: str) -> list[Record]:
+    value = record.get(field)
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []

@@ -1,0 +1,158 @@
+"""Benchmarks that a command runs: CPU time per decision of both tiers' shipped machines. Never a test.
+
+CPU time of this process, many rounds, the median of the repeats: these machines are shared, wall time lies.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance import chain, machine
+from farhop.balance.machine import Address, Usage
+from global_lb import flow as global_flow
+from global_lb import view as global_view
+from regional_lb import flow as regional_flow
+from regional_lb import view as regional_view
+from topology.law import Law
+from topology.model import Key, Region, Residency, Rule, Tenant, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Flow
+
+REPEATS = 5
+REQUESTS = 400
+PROMPT_BYTES = 32 * 1024
+MODEL = "m"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One measurement: median, least and most of the repeats, in CPU microseconds per request."""
+
+    what: str
+    median_us: float
+    least_us: float
+    most_us: float
+
+
+def decide() -> list[Row]:
+    """A request's whole passage through a machine (arrived, began, ended), 32 KB prompt, chain computed before."""
+    rows = [_row(f"regional, {n} replicas", partial(_regional, n)) for n in (2, 16, 64)]
+    rows += [_row(f"global, {n} regions", partial(_global, n)) for n in (3, 12, 60)]
+    data = random.Random(1).randbytes(PROMPT_BYTES)
+    seed = chain.seed_of(MODEL, "", "", "")
+    rows.append(_timed("prefix chain of 32 KB", lambda: chain.chain(data, seed), 2000))
+    return rows
+
+
+def _row(what: str, make: Callable[[], Flow]) -> Row:
+    requests = [_request(i) for i in range(REQUESTS)]
+    samples: list[float] = []
+    for _ in range(REPEATS):
+        flow = make()
+        began = time.process_time()
+        for i, request in enumerate(requests):
+            now = 100.0 + i * 0.01
+            flow.handle(machine.RequestArrived(request), now)
+            flow.handle(machine.AttemptBegan(request.id, 1, 200), now + 0.001)
+            flow.handle(machine.AttemptEnded(request.id, 1, 200, Usage(8192, 100, 4096)), now + 0.002)
+        samples.append((time.process_time() - began) / REQUESTS * 1e6)
+    return Row(what, statistics.median(samples), min(samples), max(samples))
+
+
+def _timed(what: str, call: Callable[[], object], times: int) -> Row:
+    samples: list[float] = []
+    for _ in range(REPEATS):
+        began = time.process_time()
+        for _ in range(times):
+            call()
+        samples.append((time.process_time() - began) / times * 1e6)
+    return Row(what, statistics.median(samples), min(samples), max(samples))
+
+
+def _request(index: int) -> machine.Request:
+    """Requests of 40 conversations whose prompts share their first half, as turns do."""
+    rng = random.Random(index % 40)
+    data = rng.randbytes(PROMPT_BYTES // 2) + random.Random(index).randbytes(PROMPT_BYTES // 2)
+    return machine.Request(
+        id=f"{index:016x}",
+        tenant="t",
+        model=MODEL,
+        prompt_bytes=PROMPT_BYTES,
+        body_bytes=PROMPT_BYTES,
+        chain=chain.chain(data, chain.seed_of(MODEL, "", "", "")),
+        deadline=1e9,
+        max_tokens=256,
+    )
+
+
+def _law(regions: int) -> Law:
+    names = [f"r{i}" for i in range(regions)]
+    tenant = Tenant("t", (Key("k", "0" * 64),), Residency(Rule(("world",))))
+    known = {n: Region(n, n, "xx", frozenset(), 0.0, float(i)) for i, n in enumerate(names)}
+    return Law(Topology("bench", 1, known, {"t": tenant}))
+
+
+def _regional(replicas: int) -> Flow:
+    flow = regional_flow.RegionalFlow(
+        regional_flow.FlowConfig("r0"), _law(1), random.Random(1), weight_of=lambda _tenant: 1.0
+    )
+    known = [
+        regional_view.Replica(
+            name=f"gpu-{i}",
+            address=Address("127.0.0.1", 8000 + i),
+            models=frozenset((MODEL,)),
+            gpu="h100",
+            slots=256,
+            kv_tokens=400_000,
+            prefill_tokens_max=16_384,
+            prefill_ms_per_token=0.04,
+            tpot_ms=10.0,
+        )
+        for i in range(replicas)
+    ]
+    flow.handle(regional_view.ViewSwapped(regional_view.view_of(known)), 0.0)
+    for replica in known:
+        flow.handle(regional_view.ReplicaProbed(replica.name, ok=True), 99.0)
+    return flow
+
+
+def _global(regions: int) -> Flow:
+    flow = global_flow.GlobalFlow(
+        global_flow.FlowConfig("r0"), _law(regions), random.Random(1), patience_s=lambda _tenant: 0.0
+    )
+    capacity = global_view.Capacity(
+        wait_ms=1.0, prefill_ms_per_token=0.04, tpot_ms=10.0, bytes_per_token=4.0, replicas_ready=8, slots_free=512
+    )
+    known = {
+        f"r{i}": global_view.Region(
+            name=f"r{i}",
+            rtt_ms=1.0 + 10.0 * i,
+            instances=(
+                global_view.Instance(
+                    name=f"r{i}-0",
+                    region=f"r{i}",
+                    tier=Address("127.0.0.1", 9000 + i),
+                    incarnation=1,
+                    received_at=99.0,
+                    clock_offset_ms=0.0,
+                    draining=False,
+                    accepted=0.0,
+                    models={MODEL: capacity},
+                ),
+            ),
+        )
+        for i in range(regions)
+    }
+    flow.handle(global_view.ViewSwapped(global_view.View(known)), 99.0)
+    for name in known:
+        flow.handle(global_view.RegionHeard(name), 99.5)
+        flow.handle(global_view.ChannelChanged(name, up=True), 99.5)
+    return flow

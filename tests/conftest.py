@@ -1,0 +1,63 @@
+"""What the tests of the whole share: one world of real processes for the session, driven from a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from farhop_lab.client import Result, answer
+from farhop_lab.world import World, WorldSettings
+
+T = TypeVar("T")
+
+
+class RunningWorld:
+    """A world on an event loop in a thread, so that plain tests (and the OpenAI SDK) can use it."""
+
+    def __init__(self, settings: WorldSettings, folder: Path) -> None:
+        self.world = World(settings, folder)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+        """Run a coroutine where the world lives."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def close(self) -> None:
+        """Stop the world and its thread."""
+        self.call(self.world.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10.0)
+        self._loop.close()
+
+    def entry(self, region: str) -> str:
+        """The URL at which clients enter in a region."""
+        return self.world.regions[region].entry
+
+    def ask(self, region: str, tenant: str, text: str, **options: Any) -> Result:
+        """One chat request, streamed; redirects are followed inside this world."""
+        body = {
+            "model": self.world.settings.model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": options.pop("max_tokens", 16),
+            "stream": options.pop("stream", True),
+        }
+        entries = [run.entry for run in self.world.regions.values()]
+        return self.call(answer([self.entry(region)], f"sk-farhop-{tenant}", body, trusted=entries, **options))
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
+    """The default world, up. A test that breaks a part mends it before it ends."""
+    made = RunningWorld(WorldSettings(speedup=20.0), tmp_path_factory.mktemp("world"))
+    try:
+        made.call(made.world.start())
+        yield made
+    finally:
+        made.close()

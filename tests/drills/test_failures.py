@@ -1,0 +1,233 @@
+"""What breaks, live: processes killed and paused under load, in the default world. Each test mends what it broke."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from farhop_lab.client import Delta, Result, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import RunningWorld
+
+ALL = frozenset(("virginia", "frankfurt", "tokyo"))
+
+
+def _eventually(holds: Callable[[], bool], within_s: float = 10.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return holds()
+
+
+async def _burst(
+    running: RunningWorld, region: str, count: int, max_tokens: int, begun: list[int] | None = None
+) -> list[asyncio.Task[tuple[int, Result]]]:
+    filler = "Many words make a long prompt. " * 260
+
+    async def one(index: int) -> tuple[int, Result]:
+        body: dict[str, Any] = {
+            "model": running.world.settings.model,
+            "messages": [{"role": "user", "content": f"{index} {filler}"}],
+            "max_tokens": max_tokens,
+            "min_tokens": max_tokens,
+            "stream": True,
+        }
+        pieces, end = 0, None
+        async for event in ask([running.entry(region)], "sk-farhop-anywhere", body):
+            pieces += isinstance(event, Delta)
+            end = event if isinstance(event, Result) else end
+            if pieces == 1 and begun is not None and index not in begun:
+                begun.append(index)
+        assert end is not None
+        return pieces, end
+
+    return [asyncio.create_task(one(i)) for i in range(count)]
+
+
+def test_a_replica_killed_under_load_loses_nothing_that_had_not_started(running: RunningWorld) -> None:
+    async def drill() -> list[tuple[int, Result]]:
+        begun: list[int] = []
+        tasks = await _burst(running, "virginia", 40, 120, begun)
+        while len(begun) < 10:
+            await asyncio.sleep(0.002)
+        await running.world.regions["virginia"].engines[0].kill()
+        return await asyncio.gather(*tasks)
+
+    try:
+        results = running.call(drill())
+    finally:
+        running.call(running.world.start_engine("virginia", 0))
+    lost = [result for pieces, result in results if not result.ok and pieces == 0]
+    assert lost == []
+    broken = [result for pieces, result in results if not result.ok]
+    assert all(r.error is not None and r.error.code == "upstream_died_mid_stream" for r in broken)
+    assert sum(result.ok for _, result in results) >= 20
+
+
+def test_a_region_without_engines_is_left_and_found_again(running: RunningWorld) -> None:
+    tokyo = running.world.regions["tokyo"]
+    for engine in tokyo.engines:
+        running.call(engine.kill())
+    try:
+        results = [running.ask("tokyo", "anywhere", f"after the kill {i}") for i in range(10)]
+        assert all(result.ok for result in results)
+        assert {r.headers["x-farhop-region"] for r in results} <= {"virginia", "frankfurt"}
+        held_to_japan = running.ask("tokyo", "not-us", "elsewhere, but not the US")
+        assert held_to_japan.headers["x-farhop-region"] == "frankfurt"
+    finally:
+        running.call(asyncio.wait_for(_restart_engines(running, "tokyo"), 30))
+    assert _eventually(lambda: running.ask("tokyo", "anywhere", "back?").headers.get("x-farhop-region") == "tokyo")
+
+
+async def _restart_engines(running: RunningWorld, region: str) -> None:
+    count = running.world.settings.replicas
+    await asyncio.gather(*(running.world.start_engine(region, i) for i in range(count)))
+    await running.world.wait_until_serving(ALL)
+
+
+def test_a_lawful_region_that_does_not_serve_is_waited_for_where_the_policy_says_so(running: RunningWorld) -> None:
+    """japan-only waits up to 5 s: engines that come back in time serve it, and nobody else ever sees it."""
+    tokyo = running.world.regions["tokyo"]
+    for engine in tokyo.engines:
+        running.call(engine.kill())
+
+    async def drill() -> Result:
+        body = {
+            "model": running.world.settings.model,
+            "messages": [{"role": "user", "content": "wait"}],
+            "max_tokens": 4,
+        }
+        waiting = asyncio.create_task(_last(ask([running.entry("tokyo")], "sk-farhop-japan-only", body)))
+        await asyncio.sleep(0.5)
+        await _restart_engines(running, "tokyo")
+        return await waiting
+
+    result = running.call(drill())
+    assert result.ok, result.error
+    assert result.headers["x-farhop-region"] == "tokyo"
+
+
+async def _last(events: Any) -> Result:
+    return [event async for event in events][-1]
+
+
+def test_a_regional_balancer_killed_moves_its_traffic_at_once(running: RunningWorld) -> None:
+    regional = running.world.regions["virginia"].regional
+    assert regional is not None
+    running.call(regional.kill())
+    try:
+        began = time.monotonic()
+        results = [running.ask("virginia", "anywhere", f"balancer gone {i}") for i in range(10)]
+        assert all(result.ok for result in results)
+        assert {r.headers["x-farhop-region"] for r in results} <= {"frankfurt", "tokyo"}
+        assert time.monotonic() - began < 10.0
+    finally:
+        running.call(running.world.start_regional("virginia"))
+        running.call(running.world.wait_until_serving(ALL))
+    assert _eventually(lambda: running.ask("virginia", "anywhere", "back?").headers["x-farhop-region"] == "virginia")
+
+
+def test_a_global_balancer_killed_is_not_noticed_elsewhere(running: RunningWorld) -> None:
+    frankfurt = running.world.regions["frankfurt"]
+    assert frankfurt.global_ is not None
+    running.call(frankfurt.global_.kill())
+    try:
+        entries = [frankfurt.entry, running.entry("virginia")]
+        body = {"model": running.world.settings.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        result = running.call(_last(ask(entries, "sk-farhop-eu-only", body)))
+        assert result.ok
+        assert result.headers["x-farhop-region"] == "frankfurt"
+    finally:
+        running.call(running.world.start_global("frankfurt"))
+        running.call(running.world.wait_until_serving(ALL))
+
+
+@pytest.mark.parametrize("how", ["killed", "paused"])
+def test_service_goes_on_without_etcd(running: RunningWorld, how: str) -> None:
+    etcd = running.world.etcd
+    assert etcd is not None
+    if how == "killed":
+        running.call(etcd.kill())
+    else:
+        etcd.pause()
+    try:
+        end = time.monotonic() + 4.0  # longer than a report may be old: gRPC carries on
+        results = []
+        while time.monotonic() < end:
+            results += [running.ask(region, "anywhere", "still there?") for region in sorted(ALL)]
+        assert all(result.ok for result in results)
+        assert [r.headers["x-farhop-region"] for r in results[:3]] == sorted(ALL)
+    finally:
+        if how == "killed":
+            running.call(etcd.start())
+        else:
+            etcd.resume()
+    status = f"{running.world.regions['tokyo'].global_admin}/status"
+    assert _eventually(lambda: running.call(_json(status))["store_trouble"] is None)
+
+
+async def _json(url: str) -> dict[str, Any]:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
+def test_a_client_that_leaves_stops_the_engine(running: RunningWorld) -> None:
+    async def leave() -> None:
+        body = {
+            "model": running.world.settings.model,
+            "messages": [{"role": "user", "content": "talk on"}],
+            "max_tokens": 4000,
+            "min_tokens": 4000,
+            "stream": True,
+        }
+        headers = {"authorization": "Bearer sk-farhop-anywhere"}
+        url = f"{running.entry('frankfurt')}/v1/chat/completions"
+        async with aiohttp.ClientSession() as session:
+            response = await session.post(url, json=body, headers=headers)
+            await response.content.readany()
+            assert await _running_at(running, "frankfurt") >= 1
+            response.close()
+
+    running.call(leave())
+    assert _eventually(lambda: running.call(_running_at(running, "frankfurt")) == 0, within_s=2.0)
+
+
+async def _running_at(running: RunningWorld, region: str) -> float:
+    total = 0.0
+    async with aiohttp.ClientSession() as session:
+        for url in running.world.regions[region].engine_urls:
+            async with session.get(f"{url}/metrics") as page:
+                lines = (await page.text()).splitlines()
+                total += sum(float(n.split()[-1]) for n in lines if n.startswith("vllm:num_requests_running"))
+    return total
+
+
+def test_no_engine_queues_while_another_has_room(running: RunningWorld) -> None:
+    """Late binding, seen at the engines: far more requests than slots wait at the balancer, not in an engine."""
+
+    async def drill() -> tuple[list[tuple[int, Result]], float]:
+        tasks = await _burst(running, "tokyo", 60, 40)
+        most = 0.0
+        async with aiohttp.ClientSession() as session:
+            while not all(task.done() for task in tasks):
+                for url in running.world.regions["tokyo"].engine_urls:
+                    async with session.get(f"{url}/metrics") as page:
+                        lines = (await page.text()).splitlines()
+                        waiting = [float(n.split()[-1]) for n in lines if n.startswith("vllm:num_requests_waiting{")]
+                        most = max(most, *waiting)
+                await asyncio.sleep(0.02)
+        return [task.result() for task in tasks], most
+
+    results, most = running.call(drill())
+    assert all(result.ok for _, result in results)
+    assert most <= 4.0  # at most what arrives within one engine step

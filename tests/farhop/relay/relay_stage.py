@@ -1,0 +1,207 @@
+"""A relay on real sockets: a scripted machine in its midst, a scripted upstream behind it, raw clients before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from relay_wire import Line, Message, Upstream
+
+from farhop.balance import machine, outcome
+from farhop.balance.limits import ByteBudget
+from farhop.balance.machine import Address, Command, Event, Request
+from farhop.balance.outcome import Outcome
+from farhop.relay import answers
+from farhop.relay.inbound import Exchange, InboundLimits
+from farhop.relay.listener import Listener
+from farhop.relay.outbound import OutboundLimits, Pool
+from farhop.relay.relay import Relay
+
+
+class Poked(Event, frozen=True):
+    """The world moved: the machine answers with these commands."""
+
+    commands: list[Command]
+
+
+class ScriptedFlow:
+    """Forwards to one address after another; answers when there are no more. Speaks the machine's real words."""
+
+    def __init__(self, addresses: list[Address]) -> None:
+        self.addresses = addresses
+        self.heard: list[Event] = []
+        self.live: dict[str, int] = {}
+        self.started: set[str] = set()
+        self.arrive: Callable[[Request, float], list[Command]] | None = None
+        self.raise_on: type[Event] | None = None
+
+    def words(self) -> list[str]:
+        return [type(event).__name__ for event in self.heard]
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        self.heard.append(event)
+        if self.raise_on is type(event):
+            raise RuntimeError("the machine broke")
+        match event:
+            case machine.RequestArrived(request):
+                self.live[request.id] = 0
+                return self.arrive(request, now) if self.arrive is not None else self._next(request.id)
+            case machine.AttemptBegan(id=name):
+                self.started.add(name)
+            case machine.AttemptEnded(id=name) | machine.ClientLeft(id=name):
+                self.live.pop(name, None)
+            case machine.AttemptFailed(id=name, outcome=reason) | machine.AttemptRefused(id=name, outcome=reason):
+                if name in self.started or not reason.retryable or self.live[name] >= len(self.addresses):
+                    return [self._answer(name, reason)]
+                return self._next(name)
+            case Poked(commands):
+                return commands
+            case machine.TimerFired(id=name):
+                return [self._answer(name, outcome.DEADLINE)]
+        return []
+
+    def _answer(self, name: str, reason: Outcome) -> machine.Answer:
+        self.live.pop(name, None)
+        return machine.Answer(name, reason, f"it ended: {reason.reason}", retry_after_s=2.0, wait_ms=1500.0)
+
+    def _next(self, name: str) -> list[Command]:
+        number = self.live[name]
+        self.live[name] = number + 1
+        return [machine.Forward(name, number + 1, f"target-{number}", self.addresses[number], 1.0)]
+
+
+@dataclass
+class ScriptedTier:
+    """Writes two headers and keeps what it is told."""
+
+    faults: list[Exception] = field(default_factory=list)
+    attempts: list[tuple[int, str]] = field(default_factory=list)
+    concluded_with: list[tuple[str, int, machine.Usage | None]] = field(default_factory=list)
+    break_headers: bool = False
+    forwards: int = 0
+
+    def upstream_headers(self, journey: Any) -> bytes:
+        if self.break_headers:
+            raise RuntimeError("the tier broke")
+        return b"authorization: Bearer engine-key\r\n"
+
+    def answer_headers(self, journey: Any) -> bytes:
+        return b"x-farhop-decision: d1\r\n"
+
+    def forwarded(self, journey: Any) -> None:
+        self.forwards += 1
+
+    def attempt_over(self, journey: Any, attempt: Any, reason: Outcome) -> None:
+        self.attempts.append((attempt.number, reason.reason))
+
+    def concluded(self, journey: Any, reason: Outcome, status: int, usage: machine.Usage | None) -> None:
+        self.concluded_with.append((reason.reason, status, usage))
+
+    def fault(self, journey: Any, error: Exception) -> None:
+        self.faults.append(error)
+
+
+class ScriptedGate:
+    """Lets everything pass but `/refused`; answers `/here` itself; everything else is a journey."""
+
+    def __init__(self) -> None:
+        self.relay: Relay | None = None
+        self.bodies: list[bytes] = []
+        self.exchanges: list[Exchange] = []
+        self.abandoned: list[tuple[str, int]] = []
+        self.hide_usage = False
+        self.break_at = ""
+
+    def head(self, exchange: Exchange) -> answers.Reply | None:
+        if self.break_at == "head":
+            raise RuntimeError("the gate broke")
+        if exchange.head.path == b"/refused":
+            return answers.refusal(outcome.PATH_NOT_ALLOWED, "not here")
+        exchange.on_abandoned = lambda reason, status: self.abandoned.append((reason.reason, status))
+        return None
+
+    def arrived(self, exchange: Exchange) -> None:
+        if self.break_at == "arrived":
+            raise RuntimeError("the gate broke")
+        self.exchanges.append(exchange)
+        self.bodies.append(exchange.body)
+        if exchange.head.path == b"/here":
+            exchange.reply(answers.Reply(200, b'{"here":%d}' % len(self.bodies), outcome.SERVED))
+            return
+        assert self.relay is not None
+        request = Request(
+            id=f"r{len(self.bodies)}",
+            tenant="acme",
+            model="m",
+            prompt_bytes=len(exchange.body),
+            body_bytes=len(exchange.body),
+            chain=(),
+            deadline=time.monotonic() + 60.0,
+        )
+        self.relay.start(exchange, request, exchange.body, hide_usage=self.hide_usage, context=None)
+
+
+class Stage:
+    """All of it. Leaving it checks that nothing is left behind."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.upstream = Upstream()
+        self.budget = ByteBudget(settings.get("budget_bytes", 1 << 30))
+        self.tier, self.gate = ScriptedTier(), ScriptedGate()
+        self.errors: list[dict[str, Any]] = []
+        self.expected_errors = 0
+        self.edges_count = True  # False where a test breaks the machine or the tier itself
+        self.clients: list[Line] = []
+        self.port = 0
+
+    async def __aenter__(self) -> Stage:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: self.errors.append(context))
+        await self.upstream.open()
+        said = self.settings
+        self.flow = ScriptedFlow([self.upstream.address])
+        self.pool = Pool(said.get("outbound", OutboundLimits()))
+        self.relay = Relay(
+            b"tier", self.flow, self.tier, self.pool, time.monotonic, upstream_is_tier=said.get("over_tier", False)
+        )
+        self.gate.relay = self.relay
+        self.listener = Listener(
+            "test", self.gate, said.get("inbound", InboundLimits()), self.budget, is_hop=said.get("is_hop", False)
+        )
+        self.port = await self.listener.open("127.0.0.1", 0)
+        return self
+
+    async def client(self) -> Line:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+        line = Line(reader, writer)
+        self.clients.append(line)
+        return line
+
+    async def ask(self, request: bytes) -> Message:
+        """One request on a connection of its own."""
+        line = await self.client()
+        await line.send(request)
+        return await line.read()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for line in self.clients:
+            line.abort()
+        await self.listener.close(2.0)
+        await self.relay.close()
+        await self.upstream.close()
+        await asyncio.sleep(0)
+        if kind is not None:
+            print("faults:", self.tier.faults, "errors:", self.errors)  # shown with the failure
+            return
+        assert self.budget.used_bytes == 0
+        assert self.relay.under_way == 0
+        assert self.pool.connections == 0
+        assert self.listener.connections == 0
+        assert len(self.errors) == self.expected_errors, self.errors
+        if self.edges_count:
+            assert len(self.tier.attempts) == self.tier.forwards
+            assert not self.flow.live, "the machine was not told of every ending"
+            assert len(self.tier.concluded_with) == self.flow.words().count("RequestArrived")

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# Under --import-mode=importlib test files do not see their neighbours: playbook, worlds and referee are found by path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from playbook import Playbook
+
+from farhop.balance.machine import Flow
+
+
+@pytest.fixture
+def play() -> Iterator[Callable[[Flow], Playbook]]:
+    """Start a playbook; at the end of the test none may be unfinished."""
+    begun: list[Playbook] = []
+
+    def start(flow: Flow) -> Playbook:
+        begun.append(Playbook(flow))
+        return begun[-1]
+
+    yield start
+    for playbook in begun:
+        playbook.finished()

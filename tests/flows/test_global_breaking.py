@@ -1,0 +1,201 @@
+"""The global machine when regions refuse, fail or vanish, and when the law changes under way."""
+
+from __future__ import annotations
+
+from playbook import answered, held, sent, timer
+from worlds import everywhere, instance, law, request, seen, worldwide
+
+from farhop.balance import outcome
+from farhop.balance.machine import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptFailed,
+    AttemptRefused,
+    ClientLeft,
+    RequestArrived,
+    TimerFired,
+)
+from global_lb.view import RegionHeard
+from topology.model import Rule
+
+
+def test_a_refusal_is_answered_by_the_runner_up(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london", attempt=1))
+        .at(0.1).on(AttemptRefused("a", 1, outcome.QUEUE_FULL, 800.0)).expect(sent("a", "frankfurt", attempt=2))
+        .at(0.2).on(AttemptBegan("a", 2, 200)).expect()
+        .at(0.3).on(AttemptEnded("a", 2, 200, None)).expect()
+    )  # fmt: skip
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_a_transport_failure_is_answered_by_the_runner_up(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptFailed("a", 1, outcome.CONNECT_TIMEOUT)).expect(sent("a", "frankfurt", attempt=2))
+        .on(AttemptFailed("a", 2, outcome.DIED_BEFORE_START)).expect(sent("a", "tokyo", attempt=3))
+        .on(AttemptFailed("a", 3, outcome.CONNECT_FAILED)).expect(
+            answered("a", outcome.NO_REGION, detail=lambda d: "london: connect_timeout" in d and "tokyo: " in d))
+    )  # fmt: skip
+    assert (flow._budget.active, flow._budget.retrying) == (0, 0)
+
+
+def test_the_only_lawful_region_is_tried_again_after_a_transport_failure(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt"))
+        .on(AttemptFailed("a", 1, outcome.DIED_BEFORE_START)).expect(sent("a", "frankfurt", attempt=2))
+        .on(AttemptRefused("a", 2, outcome.QUEUE_FULL)).expect(answered("a", outcome.NO_REGION))
+    )  # fmt: skip
+
+
+def test_all_refused(play) -> None:
+    flow = worldwide()
+    told = "frankfurt: no_replica_serving; london: queue_full; tokyo: queue_timeout"
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", "frankfurt"))
+        .on(AttemptRefused("a", 2, outcome.NO_REPLICA)).expect(sent("a", "tokyo"))
+        .on(AttemptRefused("a", 3, outcome.QUEUE_TIMEOUT)).expect(
+            answered("a", outcome.NO_REGION, detail=lambda d: told in d, retry_after_s=2.0))
+    )  # fmt: skip
+
+
+def test_all_refused_by_their_own_law_is_a_matter_of_law(play) -> None:
+    flow = worldwide(patience_s=30.0)
+    (
+        play(flow)
+        .on(RequestArrived(request("a", tenant="european"))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.UNLAWFUL_HERE)).expect(sent("a", "frankfurt"))
+        .on(AttemptRefused("a", 2, outcome.UNLAWFUL_HERE)).expect(
+            answered("a", outcome.UNLAWFUL, detail=lambda d: "london: unlawful_here" in d))
+    )  # fmt: skip
+
+
+def test_a_region_that_was_not_asked_may_be_lawful_yet(play) -> None:
+    flow = worldwide(view=seen(instance("london"), instance("frankfurt", replicas_ready=0)))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", tenant="european"))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.UNLAWFUL_HERE)).expect(answered("a", outcome.NO_REGION))
+    )  # fmt: skip
+
+
+def test_a_refusal_for_good_is_passed_on(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.DEADLINE)).expect(answered("a", outcome.DEADLINE))
+        .on(RequestArrived(request("b"))).expect(sent("b", "london"))
+        .on(AttemptRefused("b", 1, outcome.STOPPING)).expect(sent("b", "frankfurt"))
+    )  # fmt: skip
+
+
+def test_a_failure_after_the_start_ends_the_stream(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM)).expect(
+            answered("a", outcome.DIED_MID_STREAM, detail="region london failed while answering"))
+    )  # fmt: skip
+    assert len(flow.ledger) == 0
+
+
+def test_refusals_do_not_go_on_for_ever(play) -> None:
+    flow = worldwide(patience_s=59.0, view=seen(instance("london")))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    for attempt in range(1, 8):
+        refusal = AttemptRefused("a", attempt, outcome.QUEUE_FULL)
+        book.on(refusal).expect(held("a", until=2.0 * attempt))
+        # The report and the timer are due together, and either may come first.
+        again = [RegionHeard("london"), TimerFired("a")]
+        first, second = again if attempt % 2 else again[::-1]
+        book.at(2.0 * attempt).on(first).expect(sent("a", "london", attempt=attempt + 1))
+        book.on(second).expect(*([timer("a", at=60.0)] if attempt % 2 else []))
+    book.on(AttemptRefused("a", 8, outcome.QUEUE_FULL)).expect(answered("a", outcome.NO_REGION))
+
+
+def test_the_client_may_leave_at_any_time(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(ClientLeft("a")).expect()
+        .on(AttemptFailed("a", 1, outcome.DIED_BEFORE_START)).expect()
+        .on(RequestArrived(request("b"))).expect(sent("b", "london"))
+        .on(AttemptBegan("b", 1, 200)).expect()
+        .on(ClientLeft("b")).expect()
+        .on(ClientLeft("b")).expect()
+    )  # fmt: skip
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_the_deadline_ends_what_is_under_way(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a", deadline=5.0))).expect(sent("a", "london"))
+        .at(4.0).on(TimerFired("a")).expect(timer("a", at=5.0))
+        .at(5.0).on(TimerFired("a")).expect(answered("a", outcome.DEADLINE))
+        .on(RequestArrived(request("late", deadline=5.0))).expect(answered("late", outcome.DEADLINE))
+        .on(TimerFired("unknown")).expect()
+    )  # fmt: skip
+    assert flow.under_way == 0
+
+
+def test_what_is_said_of_an_earlier_attempt_is_no_news(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", "frankfurt", attempt=2))
+        .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect()
+        .on(AttemptFailed("a", 1, outcome.DIED_BEFORE_START)).expect()
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(AttemptEnded("a", 1, 200, None)).expect()
+        .on(RequestArrived(request("a"))).expect(answered("a", outcome.INVALID_FIELD))
+    )  # fmt: skip
+    assert flow.under_way == 1
+
+
+def test_law_that_narrows_in_flight_binds_the_next_attempt(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    flow.law = law(epoch=2, anyone=Rule(allow=("uk", "apac")))
+    book.on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(
+        sent("a", "tokyo", lawful=frozenset({"london", "tokyo"}))
+    )
+
+
+def test_law_that_widens_in_flight_does_not_help(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt"))
+    flow.law = law(epoch=2, german=Rule(allow=("world",)))
+    book.on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(answered("a", outcome.NO_REGION))
+    book.on(RequestArrived(request("b", tenant="german"))).expect(sent("b", "london"))
+
+
+def test_laws_that_share_nothing_leave_nothing(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt"))
+    flow.law = law(epoch=2, german=Rule(allow=("uk",)))
+    narrowed = "london: not lawful when the request came"
+    book.on(AttemptFailed("a", 1, outcome.CONNECT_FAILED))
+    book.expect(answered("a", outcome.UNLAWFUL, detail=lambda d: narrowed in d))
+
+
+def test_law_that_narrows_while_a_request_is_held_binds_it(play) -> None:
+    flow = worldwide(patience_s=9.0, view=seen(instance("london", replicas_ready=0)))
+    book = play(flow).on(RequestArrived(request("a"))).expect(held("a"))
+    book.on(RequestArrived(request("b", tenant="european"))).expect(held("b"))
+    flow.law = law(epoch=2, anyone=Rule(allow=("apac",)), european=Rule(allow=("mars",)))
+    book.on(everywhere()).expect(answered("b", outcome.UNLAWFUL))

@@ -1,0 +1,304 @@
+"""The global machine's ways with a request: where it goes, why not elsewhere, and what is learned from it."""
+
+from __future__ import annotations
+
+import pytest
+from playbook import Expected, answered, held, sent, timer
+from worlds import MODEL, OTHER_MODEL, SEED, capacity, everywhere, heard, instance, law, request, seen, text, worldwide
+
+from farhop.balance import chain, machine, outcome
+from farhop.balance.machine import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptFailed,
+    AttemptRefused,
+    ClientLeft,
+    RequestArrived,
+    TimerFired,
+    Usage,
+)
+from global_lb.flow import ASK_AGAIN_S
+from global_lb.view import ChannelChanged, RegionForced, RegionHeard
+from topology.model import Residency, Rule
+
+ALL = frozenset({"frankfurt", "london", "tokyo"})
+
+
+def serve(book, name: str, now: float, usage: Usage | None = None) -> None:
+    """Its first attempt begins and ends well."""
+    book.at(now).on(AttemptBegan(name, 1, 200)).expect().on(AttemptEnded(name, 1, 200, usage)).expect()
+
+
+def test_the_nearest_lawful_region_serves(play) -> None:
+    flow = worldwide()
+    forward = Expected(
+        machine.Forward,
+        id="a",
+        attempt=1,
+        target="london",
+        address=instance("london").tier,
+        promised_ttft_ms=pytest.approx(1.0 + 5.0 + 25.6),  # wire, wait, 256 tokens
+        lawful=ALL,
+        reasons=lambda decision: [s.region for s in decision.field] == ["london", "frankfurt", "tokyo"],
+    )
+    book = play(flow).on(RequestArrived(request("a"))).expect(timer("a", at=60.0), forward)
+    serve(book, "a", 0.1)
+    book.on(RequestArrived(request("b", tenant="german"))).expect(
+        sent("b", "frankfurt", lawful=frozenset({"frankfurt"}))
+    )
+    assert (flow.under_way, len(flow.ledger)) == (1, 1)
+
+
+def test_a_long_wait_is_worth_a_hop(play) -> None:
+    flow = worldwide(view=seen(instance("london", wait_ms=500.0), instance("frankfurt"), instance("tokyo")))
+    play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
+
+
+def test_slow_decode_is_worth_a_hop(play) -> None:
+    flow = worldwide(view=seen(instance("london", tpot_ms=80.0), instance("frankfurt")))
+    play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
+
+
+def test_of_one_region_the_instance_that_waits_least_is_asked(play) -> None:
+    flow = worldwide(view=seen(instance("london", "a", wait_ms=50.0), instance("london", "b", wait_ms=10.0)))
+    b = Expected(machine.Forward, address=instance("london", "b").tier)
+    play(flow).on(RequestArrived(request("a"))).expect(timer("a"), b)
+
+
+def test_two_equal_instances_share_what_comes_between_reports(play) -> None:
+    flow = worldwide(view=seen(instance("london", "a"), instance("london", "b")))
+    asked = [flow.handle(RequestArrived(request(f"q{n}")), 0.0)[-1].address.host for n in range(4)]
+    assert asked == ["london-a.example", "london-b.example"] * 2
+
+
+def test_nothing_lawful_is_told_clause_by_clause(play) -> None:
+    flow = worldwide(under=law(strict=Rule(allow=("eu",), deny=("DE",))))
+
+    def clauses(detail: str) -> bool:
+        return "strict: processing denies DE" in detail and "london, tokyo: tenant strict: processing allows" in detail
+
+    (
+        play(flow)
+        .on(RequestArrived(request("a", tenant="strict"))).expect(answered("a", outcome.UNLAWFUL, detail=clauses))
+        .on(RequestArrived(request("b", tenant="lost"))).expect(answered("b", outcome.UNLAWFUL))
+        .on(RequestArrived(request("c", tenant="nobody"))).expect(answered("c", outcome.UNLAWFUL))
+        .on(RequestArrived(request("d", narrow=(("eu",), ("uk",))))).expect(answered("d", outcome.UNLAWFUL))
+        .on(RequestArrived(request("e", key="home", narrow=(("eu",),)))).expect(answered("e", outcome.UNLAWFUL))
+        .on(RequestArrived(request("f", lawful=frozenset()))).expect(answered("f", outcome.UNLAWFUL))
+        .on(RequestArrived(request("g", key="home", lawful=ALL))).expect(sent("g", "london"))
+    )  # fmt: skip
+    assert flow.under_way == 1
+
+
+def test_lawful_but_not_serving_is_told_region_by_region(play) -> None:
+    flow = worldwide(view=seen(instance("tokyo"), instance("london", replicas_ready=0)))
+    told = "london: no ready replica of this model"
+    (
+        play(flow)
+        .on(RequestArrived(request("a", tenant="european"))).expect(
+            answered("a", outcome.NO_REGION, retry_after_s=2.0, detail=lambda d: told in d and "frankfurt: down" in d,
+                     reasons=lambda decision: decision.chosen is None))
+        .on(RequestArrived(request("b"))).expect(sent("b", "tokyo"))
+    )  # fmt: skip
+
+
+def test_a_model_nobody_ever_offered_does_not_exist(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a", model="gpt-9"))).expect(
+            answered("a", outcome.UNKNOWN_MODEL, retry_after_s=None, detail=lambda d: "`gpt-9`" in d))
+        .on(seen(instance("london", models={OTHER_MODEL: capacity()}))).expect()
+        # What was offered once exists, though nobody serves it at the moment.
+        .on(RequestArrived(request("b"))).expect(answered("b", outcome.NO_REGION))
+    )  # fmt: skip
+
+
+def test_before_any_region_has_reported_nothing_is_said_not_to_exist(play) -> None:
+    flow = worldwide(view=seen())
+    play(flow).on(RequestArrived(request("a"))).expect(answered("a", outcome.NO_REGION))
+
+
+def test_dead_reckoning_shifts_load_between_two_reports(play) -> None:
+    flow = worldwide(view=seen(instance("london"), instance("frankfurt")))
+    targets = [flow.handle(RequestArrived(request(f"q{n}")), 0.0)[-1].target for n in range(4)]
+    # Each 256 tokens sent to London add 12.8 ms to its wait; Frankfurt is 11 ms further.
+    assert targets == ["london", "frankfurt", "london", "frankfurt"]
+    (
+        play(flow).on(seen(instance("london", accepted=2048.0), instance("frankfurt")))
+        .expect().on(RequestArrived(request("b"))).expect(sent("b", "london"))
+    )  # fmt: skip
+
+
+def test_what_was_answered_is_not_reckoned_with(play) -> None:
+    flow = worldwide(view=seen(instance("london"), instance("frankfurt")))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.at(0.1).on(AttemptBegan("a", 1, 200)).expect()
+    book.on(RequestArrived(request("b"))).expect(sent("b", "london"))
+
+
+def test_a_warm_region_is_worth_a_hop_as_far_as_it_proves_warm(play) -> None:
+    flow = worldwide(view=seen(instance("london", wait_ms=900.0), instance("frankfurt")))
+    long = {"prompt_bytes": 16_384, "says": "alice"}
+    book = play(flow).on(RequestArrived(request("a", **long))).expect(sent("a", "frankfurt"))
+    serve(book, "a", 0.5)
+    book.on(seen(instance("london"), instance("frankfurt", accepted=16_384.0))).expect()
+    # 4096 tokens of prefill are 410 ms; Frankfurt is 11 ms further and holds them all.
+    book.on(RequestArrived(request("b", **long))).expect(sent("b", "frankfurt"))
+    serve(book, "b", 1.0, Usage(4096, 10, cached_tokens=0))
+    assert flow.residence["frankfurt"].value == pytest.approx(0.955)
+    for n in range(200):
+        flow.handle(RequestArrived(request(f"c{n}", **long)), 1.0)
+        flow.handle(AttemptEnded(f"c{n}", 1, 200, Usage(4096, 10, cached_tokens=0)), 1.0)
+    # A region that never proves warm is believed less, but never nothing: it may still prove the opposite.
+    assert 0.1 <= flow.residence["frankfurt"].value < 0.2
+    residence = flow.residence["frankfurt"].value
+    book.on(RequestArrived(request("d", **long)))
+    book.expect(sent("d", "frankfurt", reasons=lambda d: d.chosen.hit_tokens == pytest.approx(4096 * residence)))
+    book.on(AttemptEnded("d", 1, 200, Usage(4096, 10, cached_tokens=4096))).expect()
+    assert flow.residence["frankfurt"].value > residence
+
+
+def test_an_error_leaves_no_hint(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.on(AttemptBegan("a", 1, 400)).expect().on(AttemptEnded("a", 1, 400, None)).expect()
+    assert flow.trie.nodes == 0
+
+
+def test_hints_obey_the_law(play) -> None:
+    secretive = Residency(processing=Rule(allow=("world",)), hints=Rule(allow=("DE",)))
+    flow = worldwide(under=law(secretive=secretive))
+    book = play(flow).on(RequestArrived(request("a", tenant="secretive"))).expect(sent("a", "london"))
+    serve(book, "a", 0.1)
+    assert flow.trie.nodes == 0  # this balancer stands in London
+    book.on(RequestArrived(request("b"))).expect(sent("b", "london"))
+    serve(book, "b", 0.2)
+    assert flow.trie.match(chain.chain(text("b", 1024), SEED)) == {"london": 4}
+
+
+def test_sizes_are_learned(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(RequestArrived(request("a", 4096))).expect(sent("a", "london"))
+    serve(book, "a", 0.1, Usage(2048, 7))
+    assert flow.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)
+    assert flow.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(7.0)
+
+
+def test_a_drain_moves_traffic_and_ends_by_itself(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RegionForced("london", True, "new racks", until=30.0)).expect()
+        .on(RequestArrived(request("a"))).expect(
+            sent("a", "frankfurt", reasons=lambda d: d.absent == {"london": "draining: new racks"}))
+        .at(1.0).on(RegionHeard("london")).expect()
+        .at(29.9).on(RegionHeard("london")).expect().on(RegionHeard("frankfurt")).expect()
+        .on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))
+        .at(30.0).on(RequestArrived(request("c"))).expect(sent("c", "london"))
+        .on(RegionForced("london", True, "again")).expect()
+        .on(RequestArrived(request("d"))).expect(sent("d", "frankfurt"))
+        .on(RegionForced("london", False)).expect()
+        .on(RequestArrived(request("e"))).expect(sent("e", "london"))
+    )  # fmt: skip
+
+
+def test_an_instance_that_says_it_is_draining_gets_nothing_new(play) -> None:
+    flow = worldwide(view=seen(instance("london", draining=True), instance("frankfurt")))
+    play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
+
+
+def test_a_suspect_serves_only_if_nobody_is_sure(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(ChannelChanged("london", False)).expect()
+    suspected = {"london": "suspect: channel broken"}
+    book.on(RequestArrived(request("a"))).expect(sent("a", "frankfurt", reasons=lambda d: d.absent == suspected))
+    book.on(RequestArrived(request("b", narrow=(("uk",),)))).expect(sent("b", "london"))
+
+
+def test_down_needs_two_signals(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(ChannelChanged("london", False)).expect()
+    here = {"narrow": (("uk",),)}
+    book.at(2.9).on(RequestArrived(request("a", **here))).expect(sent("a", "london"))
+    book.at(3.0).on(RequestArrived(request("b", **here)))  # and no report for three seconds
+    book.expect(answered("b", outcome.NO_REGION, detail=lambda d: "down: no recent report and channel broken" in d))
+    book.on(RegionHeard("london")).expect()
+    book.on(RequestArrived(request("c", **here))).expect(sent("c", "london"))
+
+
+def test_relay_failures_are_a_signal_and_an_answer_takes_it_back(play) -> None:
+    flow = worldwide(view=seen(instance("london"), instance("tokyo")))
+    book = play(flow)
+    for n in range(3):
+        book.on(RequestArrived(request(f"q{n}"))).expect(sent(f"q{n}", "london"))
+        book.on(AttemptFailed(f"q{n}", 1, outcome.CONNECT_FAILED)).expect(sent(f"q{n}", "tokyo", attempt=2))
+    book.on(RequestArrived(request("a"))).expect(sent("a", "tokyo"))
+    book.on(RequestArrived(request("b", narrow=(("uk",),)))).expect(sent("b", "london"))
+    book.on(AttemptRefused("b", 1, outcome.QUEUE_FULL)).expect(answered("b", outcome.NO_REGION))
+    book.on(RequestArrived(request("c"))).expect(sent("c", "london"))
+
+
+def test_waiting_for_a_region_that_comes_back(play) -> None:
+    flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", tenant="european"))).expect(held("a", until=10.0))
+        .at(1.0).on(RegionHeard("london")).expect()
+        .on(seen(instance("london", replicas_ready=0))).expect()
+        .at(2.0).on(seen(instance("london"))).expect(sent("a", "london", attempt=1))
+        .at(3.0).on(AttemptEnded("a", 1, 200, None)).expect()
+    )  # fmt: skip
+
+
+def test_waiting_ends_with_patience_or_with_the_client(play) -> None:
+    flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(held("a", until=10.0))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(RequestArrived(request("c", deadline=5.0))).expect(held("c", until=5.0))
+        .at(2.0).on(ClientLeft("b")).expect()
+        .at(5.0).on(TimerFired("c")).expect(answered("c", outcome.DEADLINE))
+        .at(9.9).on(TimerFired("a")).expect(timer("a", at=10.0))
+        .at(10.0).on(TimerFired("a")).expect(answered("a", outcome.NO_REGION, retry_after_s=2.0))
+        .on(seen(instance("london"))).expect()
+    )  # fmt: skip
+
+
+def test_who_waits_after_refusals_asks_again_but_not_at_once(play) -> None:
+    flow = worldwide(patience_s=10.0, view=seen(instance("london")))
+    again = seen(instance("london", wait_ms=6.0))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(held("a", until=ASK_AGAIN_S))
+        .at(0.1).on(again).expect()
+        .at(1.0).on(seen(instance("london"), instance("tokyo"))).expect()
+    )  # fmt: skip
+    heard(flow, ["london"], 1.9)
+    book = play(flow).at(2.0).on(TimerFired("a")).expect(sent("a", "london", attempt=2))
+    book.on(AttemptRefused("a", 2, outcome.QUEUE_FULL)).expect(held("a", until=2.0 + ASK_AGAIN_S))
+    commands = []
+    for event in (ChannelChanged("tokyo", True), RegionHeard("tokyo")):
+        commands += flow.handle(event, 3.0)
+    assert [c.target for c in commands if isinstance(c, machine.Forward)] == ["tokyo"]
+
+
+def test_those_who_wait_are_bounded_in_number(play) -> None:
+    flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)), held_max=1)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(held("a"))
+        .on(RequestArrived(request("b"))).expect(answered("b", outcome.NO_REGION))
+    )  # fmt: skip
+
+
+def test_everybody_who_waits_is_released_in_turn(play) -> None:
+    flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
+    book = play(flow)
+    for n in range(3):
+        book.on(RequestArrived(request(f"q{n}"))).expect(held(f"q{n}"))
+    book.on(RequestArrived(request("far", narrow=(("apac",),)))).expect(held("far"))
+    book.on(everywhere()).expect(*(sent(f"q{n}", "london") for n in range(3)))
+    book.on(ChannelChanged("tokyo", True)).expect(sent("far", "tokyo"))

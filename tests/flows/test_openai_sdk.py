@@ -1,0 +1,141 @@
+"""The official SDK, pointed at a global balancer, meets what it meets at OpenAI: answers, streams, errors, usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import RunningWorld
+
+MODEL = "llama-3.1-8b"
+
+
+@pytest.fixture
+def client(running: RunningWorld) -> Iterator[openai.OpenAI]:
+    with _client(running, "sk-farhop-anywhere") as made:
+        yield made
+
+
+def _client(running: RunningWorld, key: str, region: str = "virginia", **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{running.entry(region)}/v1", api_key=key, max_retries=0, timeout=20, **options)
+
+
+def _messages(text: str) -> Any:
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=_messages("Hello"), max_tokens=12)
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 12
+    assert answer.usage.prompt_tokens_details is not None
+
+
+def test_chat_streams_piece_by_piece_and_keeps_our_usage_from_view(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL, messages=_messages("Stream to me"), max_tokens=12, stream=True, extra_body={"min_tokens": 8}
+        )
+    )
+    texts = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
+    assert len(texts) >= 8
+    assert all(chunk.usage is None for chunk in chunks)
+    assert all(chunk.choices for chunk in chunks)
+
+
+def test_chat_streams_usage_to_those_who_ask(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=_messages("Count for me"),
+            max_tokens=6,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens > 0
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=_messages("Same?"), max_tokens=20)
+    stream = client.chat.completions.create(model=MODEL, messages=_messages("Same?"), max_tokens=20, stream=True)
+    pieces = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert pieces == whole.choices[0].message.content
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=8)
+    assert answer.choices[0].text
+    pieces = [
+        chunk.choices[0].text
+        for chunk in client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=8, stream=True)
+    ]
+    assert "".join(pieces) == answer.choices[0].text
+
+
+def test_the_answer_says_where_and_why(client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=_messages("Where?"), max_tokens=4)
+    assert raw.headers["x-farhop-region"] == "virginia"
+    assert len(raw.headers["x-farhop-decision"]) == 16
+    assert "global;dur=" in raw.headers["server-timing"]
+    assert not [name for name in raw.headers if name in ("x-farhop-hop", "x-farhop-outcome")]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_an_unknown_key_is_an_authentication_error(running: RunningWorld) -> None:
+    with _client(running, "sk-nobody") as stranger, pytest.raises(openai.AuthenticationError) as caught:
+        stranger.chat.completions.create(model=MODEL, messages=_messages("Hi"))
+    assert caught.value.code == "unknown_key"
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-nonesuch", messages=_messages("Hi"))
+    assert caught.value.code == "unknown_model"
+
+
+def test_a_wrong_type_is_a_bad_request_that_names_the_field(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=_messages("Hi"), max_tokens="many")  # type: ignore[call-overload]
+    assert caught.value.code == "invalid_field"
+    assert caught.value.param == "max_tokens"
+
+
+def test_what_only_an_engine_can_judge_is_its_own_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=_messages("Hi"), n=3)
+    assert caught.value.status_code == 400
+
+
+def test_an_unlawful_request_is_451_with_the_clause(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(model=MODEL, messages=_messages("Hi"), extra_headers={"x-farhop-allow": "cn"})
+    assert caught.value.status_code == 451
+    assert caught.value.code == "no_lawful_region"
+    assert "within cn" in caught.value.message
+
+
+def test_a_tenant_is_served_where_its_law_says(running: RunningWorld) -> None:
+    with _client(running, "sk-farhop-eu-only", "tokyo") as european:
+        raw = european.chat.completions.with_raw_response.create(
+            model=MODEL, messages=_messages("Where?"), max_tokens=4
+        )
+    assert raw.headers["x-farhop-region"] == "frankfurt"
+
+
+@pytest.mark.parametrize("path", ["files", "batches", "responses"])
+def test_stateful_apis_are_refused_with_a_reason(client: openai.OpenAI, path: str) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.get(f"/{path}", cast_to=object)
+    assert "state" in caught.value.message

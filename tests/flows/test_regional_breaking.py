@@ -1,0 +1,341 @@
+"""The regional machine when things break: replicas, probes, views, and the law while requests are under way."""
+
+from __future__ import annotations
+
+import pytest
+from playbook import answered, held, sent
+from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
+
+from farhop.balance import outcome
+from farhop.balance.health import HealthConfig, State
+from farhop.balance.machine import (
+    Address,
+    AttemptBegan,
+    AttemptEnded,
+    AttemptFailed,
+    AttemptRefused,
+    ClientLeft,
+    RequestArrived,
+    TimerFired,
+    Usage,
+)
+from regional_lb.view import ReplicaProbed
+from topology.model import Rule
+
+
+def failed(request_id: str, attempt: int = 1, reason: outcome.Outcome = outcome.DIED_BEFORE_START) -> AttemptFailed:
+    return AttemptFailed(request_id, attempt, reason)
+
+
+def elsewhere(target: str) -> str:
+    return "r2" if target == "r1" else "r1"
+
+
+def arrive(flow, request_id: str, now: float = 0.0, **fields) -> str:
+    """Let a request arrive that is forwarded at once; where to."""
+    return flow.handle(RequestArrived(request(request_id, **fields)), now)[-1].target
+
+
+def test_a_refused_connection_sends_the_request_to_the_other_replica(play) -> None:
+    flow = regional(replica("r1"), replica("r2"))
+    first = arrive(flow, "a")
+    other = elsewhere(first)
+    (
+        play(flow)
+        .at(0.1).on(failed("a", 1, outcome.CONNECT_FAILED)).expect(sent("a", other, attempt=2))
+        .on(RequestArrived(request("b"))).expect(sent("b", other))  # nobody is at home at the first
+        .at(0.2).on(AttemptBegan("a", 2, 200)).expect()
+        .at(0.3).on(AttemptEnded("a", 2, 200, None)).expect()
+    )  # fmt: skip
+    assert flow.health[first].read(0.3).state is State.DOWN
+    assert flow.ledger.load(first).in_flight == 0
+
+
+def test_one_redispatch_is_free_and_the_next_draws_on_the_budget(play) -> None:
+    flow = regional(replica("r1"), replica("r2"), replica("r3"))
+    first = arrive(flow, "a")
+    book = play(flow).on(failed("a"))
+    second = flow.ledger.held("a").target
+    book.expect(sent("a", second, attempt=2))
+    third = ({"r1", "r2", "r3"} - {first, second}).pop()
+    assert flow._budget.retrying == 0
+    book.on(failed("a", 2)).expect(sent("a", third, attempt=3))
+    assert flow._budget.retrying == 1
+    book.on(failed("a", 3)).expect(answered("a", outcome.DIED_BEFORE_START))
+    assert (flow._budget.retrying, flow._budget.active, flow.under_way, len(flow.ledger)) == (0, 0, 0, 0)
+
+
+def test_without_budget_the_second_failure_is_the_answer(play) -> None:
+    flow = regional(*(replica(f"r{n}", slots=9) for n in range(3)))
+    book = play(flow)
+    for n in range(4):
+        arrive(flow, f"a{n}")
+        flow.handle(failed(f"a{n}"), 0.0)
+    for n in range(3):  # 3 + 20 % of 4: three fit
+        flow.handle(failed(f"a{n}", 2), 0.0)
+    assert flow._budget.retrying == 3
+    book.on(failed("a3", 2)).expect(answered("a3", outcome.DIED_BEFORE_START))
+    book.on(ClientLeft("a0")).expect()
+    assert flow._budget.retrying == 2
+
+
+def test_the_same_replica_again_is_better_than_none(play) -> None:
+    flow = regional(replica("r1"))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(failed("a")).expect(sent("a", "r1", attempt=2))
+    )  # fmt: skip
+
+
+def test_a_failed_one_waits_if_the_others_are_full_and_is_not_stuck_when_they_go(play) -> None:
+    flow = regional(replica("r1", slots=1), replica("r2", slots=1))
+    first = arrive(flow, "a")
+    other = elsewhere(first)
+    (
+        play(flow)
+        .on(RequestArrived(request("b"))).expect(sent("b", other))
+        .on(failed("a", 1, outcome.CONNECT_FAILED)).expect(held("a"))
+        .at(0.5).on(ReplicaProbed(first, True)).expect()  # back, but it failed this very request: the other first
+        .at(1.0).on(failed("b", 1, outcome.CONNECT_FAILED)).expect(sent("b", first))
+        .at(1.5).on(ReplicaProbed(other, True)).expect(sent("a", other, attempt=2))
+    )  # fmt: skip
+
+
+def test_a_request_whose_other_replica_leaves_takes_the_first_again(play) -> None:
+    flow = regional(replica("r1", slots=1), replica("r2", slots=1))
+    first = arrive(flow, "a")
+    other = elsewhere(first)
+    (
+        play(flow)
+        .on(RequestArrived(request("b"))).expect(sent("b", other))
+        .on(failed("a")).expect(held("a"))
+        .on(swapped(replica(first, slots=1))).expect(sent("a", first, attempt=2))
+    )  # fmt: skip
+
+
+def test_what_died_before_it_began_is_sent_again_and_what_began_is_answered(play) -> None:
+    flow = regional(replica("r1"), replica("r2"))
+    first = arrive(flow, "a")
+    (
+        play(flow)
+        .on(failed("a")).expect(sent("a", elsewhere(first)))
+        .at(0.1).on(AttemptBegan("a", 2, 200)).expect()
+        .at(0.2).on(failed("a", 2, outcome.DIED_MID_STREAM)).expect(answered("a", outcome.DIED_MID_STREAM))
+    )  # fmt: skip
+    assert len(flow.ledger) == 0
+
+
+def test_a_broken_answer_before_the_start_is_not_asked_for_again(play) -> None:
+    flow = regional(replica("r1"), replica("r2"))
+    arrive(flow, "a")
+    play(flow).on(failed("a", 1, outcome.BAD_FRAMING)).expect(answered("a", outcome.BAD_FRAMING))
+
+
+def test_an_engine_that_speaks_like_a_tier_did_not_answer(play) -> None:
+    flow = regional(replica("r1"), replica("r2"))
+    first = arrive(flow, "a")
+    play(flow).on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", elsewhere(first)))
+
+
+def test_what_is_said_of_an_earlier_attempt_is_no_news(play) -> None:
+    flow = regional(replica("r1", slots=1), replica("r2", slots=1))
+    first = arrive(flow, "a")
+    other = elsewhere(first)
+    (
+        play(flow)
+        .on(failed("a")).expect(sent("a", other, attempt=2))
+        .on(failed("a", 1)).expect()
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(AttemptEnded("a", 1, 200, None)).expect()
+        .on(AttemptEnded("unknown", 1, 200, None)).expect()
+        .on(TimerFired("unknown")).expect()
+        .on(ReplicaProbed("unknown", True)).expect()
+    )  # fmt: skip
+    assert (flow.under_way, flow.ledger.load(other).in_flight) == (1, 1)
+
+
+def test_a_request_in_the_queue_heeds_no_late_word_of_its_attempt(play) -> None:
+    flow = regional(replica("r1", slots=1), replica("r2", slots=1))
+    arrive(flow, "a")
+    arrive(flow, "b")
+    play(flow).on(failed("a")).expect(held("a")).on(failed("a")).expect().on(AttemptBegan("a", 1, 200)).expect()
+    assert "a" in flow.queue
+
+
+def test_an_id_under_way_is_not_taken_twice(play) -> None:
+    flow = regional(replica("r1"))
+    arrive(flow, "a")
+    play(flow).on(RequestArrived(request("a"))).expect(answered("a", outcome.INVALID_FIELD))
+    assert flow.under_way == 1
+
+
+def test_a_replica_that_leaves_finishes_what_it_has(play) -> None:
+    flow = regional(replica("r1", slots=1), replica("r2", slots=1))
+    first = arrive(flow, "a")
+    other = elsewhere(first)
+    (
+        play(flow)
+        .on(RequestArrived(request("b"))).expect(sent("b", other))
+        .on(RequestArrived(request("c"))).expect(held("c"))
+        .on(swapped(replica(other, slots=1))).expect()
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(AttemptEnded("a", 1, 200, Usage(256, 10, 0))).expect()  # its slot is gone with it
+        .on(AttemptEnded("b", 1, 200, None)).expect(sent("c", other))
+    )  # fmt: skip
+    assert first not in flow.health
+    assert first not in flow.trie
+
+
+def test_a_replica_that_comes_takes_who_waits_once_it_is_proven(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(swapped(replica("r1", slots=1), replica("r2", slots=1))).expect()
+        .on(ReplicaProbed("r2", True)).expect(sent("b", "r2"))
+    )  # fmt: skip
+
+
+def test_another_process_under_the_same_name_has_an_empty_cache(play) -> None:
+    flow = regional(replica("r1"))
+    arrive(flow, "a")
+    flow.handle(AttemptBegan("a", 1, 200), 0.1)
+    assert flow.trie.bytes_held("r1") == 1024
+    play(flow).on(swapped(replica("r1", address=Address("r1.example", 8001)))).expect()
+    assert flow.trie.bytes_held("r1") == 0
+
+
+def test_without_a_healthy_replica_the_answer_is_prompt_and_the_queue_is_flushed(play) -> None:
+    flow = regional(replica("r1", slots=1), health=HealthConfig(fall=2, rise=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(RequestArrived(request("c"))).expect(held("c"))
+        .at(1.0).on(ReplicaProbed("r1", False)).expect()
+        .at(2.0).on(ReplicaProbed("r1", False)).expect(
+            answered("b", outcome.NO_REPLICA, wait_ms=None), answered("c", outcome.NO_REPLICA, retry_after_s=1.0))
+        .on(RequestArrived(request("d"))).expect(answered("d", outcome.NO_REPLICA))
+        .at(3.0).on(ReplicaProbed("r1", True)).expect()
+        .on(RequestArrived(request("e"))).expect(held("e"))  # what was sent before is still there
+        .at(4.0).on(AttemptEnded("a", 1, 200, None)).expect(sent("e", "r1"))
+    )  # fmt: skip
+
+
+def test_the_last_replica_refusing_connections_ends_the_request(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(failed("a", 1, outcome.CONNECT_FAILED)).expect(
+            answered("a", outcome.NO_REPLICA), answered("b", outcome.NO_REPLICA))
+    )  # fmt: skip
+
+
+def test_replicas_not_proven_yet_serve_nobody(play) -> None:
+    flow = regional(replica("r1"), up=False)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(answered("a", outcome.NO_REPLICA))
+        .on(ReplicaProbed("r1", True)).expect()
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    )  # fmt: skip
+
+
+def test_a_replica_that_fails_fast_is_not_attractive(play) -> None:
+    flow = regional(replica("r1", slots=99), replica("r2", slots=99), health=HealthConfig(streak=3))
+    failures = 0
+    for n in range(40):
+        name = f"a{n}"
+        if arrive(flow, name) == "r1":
+            failures += 1
+            flow.handle(AttemptBegan(name, 1, 500), 0.0)
+            flow.handle(AttemptEnded(name, 1, 500, None), 0.0)
+        else:
+            flow.handle(AttemptBegan(name, 1, 200), 0.0)
+            flow.handle(AttemptEnded(name, 1, 200, None), 0.0)
+    assert failures == 3
+
+
+def test_law_refuses_by_token_by_tenant_and_by_key(play) -> None:
+    flow = regional(replica("r1"))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", lawful=frozenset({"tokyo"})))).expect(
+            answered("a", outcome.UNLAWFUL_HERE, detail="the hop token does not allow region london", wait_ms=None))
+        .on(RequestArrived(request("b", lawful=frozenset()))).expect(answered("b", outcome.UNLAWFUL_HERE))
+        .on(RequestArrived(request("c", tenant="german", lawful=frozenset({"london"})))).expect(
+            answered("c", outcome.UNLAWFUL_HERE, detail=lambda text: "allows only DE" in text))
+        .on(RequestArrived(request("d", tenant="nobody"))).expect(answered("d", outcome.UNLAWFUL_HERE))
+        .on(RequestArrived(request("e", tenant="stateless"))).expect(answered("e", outcome.UNLAWFUL_HERE))
+        .on(RequestArrived(request("f", narrow=(("eu",),)))).expect(answered("f", outcome.UNLAWFUL_HERE))
+        .on(RequestArrived(request("g", key="stolen"))).expect(answered("g", outcome.UNLAWFUL_HERE))
+        .on(RequestArrived(request("h", key="home", lawful=frozenset({"london"})))).expect(sent("h", "r1"))
+    )  # fmt: skip
+    assert flow.under_way == 1
+
+
+def test_law_that_changes_while_a_request_waits_is_heeded(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    book.on(RequestArrived(request("b"))).expect(held("b"))
+    book.on(RequestArrived(request("c", tenant="other"))).expect(held("c"))
+    flow.law = law(epoch=2, anyone=Rule(allow=("eu",)))
+    book.on(AttemptEnded("a", 1, 200, None)).expect(answered("b", outcome.UNLAWFUL_HERE), sent("c", "r1"))
+
+
+def test_law_that_changes_in_flight_forbids_the_second_attempt(play) -> None:
+    flow = regional(replica("r1"), replica("r2"))
+    arrive(flow, "a")
+    flow.law = law(epoch=2, anyone=Rule(allow=("eu",)))
+    play(flow).on(failed("a")).expect(answered("a", outcome.UNLAWFUL_HERE))
+
+
+def test_a_model_nobody_here_serves_is_refused_for_another_region_to_take(play) -> None:
+    flow = regional(replica("r1"))
+    play(flow).on(RequestArrived(request("a", model=OTHER_MODEL))).expect(answered("a", outcome.MODEL_NOT_HERE))
+
+
+def test_everything_that_reached_the_region_is_counted_for_its_sender(play) -> None:
+    flow = regional(replica("r1", slots=1), queue_requests_max=0)
+    book = play(flow).on(RequestArrived(request("a", 1000, issuer="global-1"))).expect(sent("a", "r1"))
+    book.on(RequestArrived(request("b", 500, issuer="global-1"))).expect(answered("b", outcome.QUEUE_FULL))
+    book.on(RequestArrived(request("c", 100, issuer="global-1", tenant="german")))
+    book.expect(answered("c", outcome.UNLAWFUL_HERE))
+    book.on(RequestArrived(request("d", 50, issuer="global-2"))).expect(answered("d", outcome.QUEUE_FULL))
+    book.on(RequestArrived(request("e", 7))).expect(answered("e", outcome.QUEUE_FULL))
+    assert flow.accepted_bytes == {"global-1": 1600.0, "global-2": 50.0}
+
+
+def test_the_wait_told_grows_with_what_waits(play) -> None:
+    flow = regional(replica("r1", slots=1), replica("r2", slots=1))
+    assert flow.wait_ms(MODEL, 0.0) == 0.0
+    arrive(flow, "a")
+    assert flow.wait_ms(MODEL, 0.0) == 0.0  # the other is idle
+    arrive(flow, "b")
+    waits = [flow.wait_ms(MODEL, 0.0)]
+    for n in range(3):
+        play(flow).on(RequestArrived(request(f"w{n}"))).expect(held(f"w{n}"))
+        waits.append(flow.wait_ms(MODEL, 0.0))
+    # Two replicas of 5.12 s a request: one leaves every 2.56 s.
+    assert waits == pytest.approx([2560.0, 5120.0, 7680.0, 10240.0])
+    assert flow.wait_ms(OTHER_MODEL, 0.0) == 0.0
+
+
+def test_a_trial_after_an_ejection_is_one_request(play) -> None:
+    flow = regional(replica("r1", slots=9), health=HealthConfig(refused_s=1.0, fresh_s=600.0))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(failed("a", 1, outcome.CONNECT_FAILED)).expect(answered("a", outcome.NO_REPLICA))
+        .at(1.0).on(RequestArrived(request("b"))).expect(sent("b", "r1"))
+        .on(RequestArrived(request("c"))).expect(answered("c", outcome.NO_REPLICA))
+        .at(1.1).on(AttemptBegan("b", 1, 200)).expect()
+        .on(RequestArrived(request("d"))).expect(sent("d", "r1"))
+        .at(60.0).on(TimerFired("d")).expect(answered("d", outcome.DEADLINE))
+        .on(TimerFired("b")).expect(answered("b", outcome.DEADLINE))
+        .on(RequestArrived(request("late", deadline=61.0))).expect(sent("late", "r1"))
+    )  # fmt: skip

@@ -1,0 +1,352 @@
+"""The regional machine's ways with a request that finds room, waits for it, or waits in vain."""
+
+from __future__ import annotations
+
+import pytest
+from playbook import Expected, answered, held, sent, timer
+from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
+
+from farhop.balance import machine, outcome
+from farhop.balance.ledger import Reservation
+from farhop.balance.machine import AttemptBegan, AttemptEnded, ClientLeft, RequestArrived, TimerFired, Usage
+from regional_lb.view import ReplicaProbed, Sample
+
+NOTHING = ()
+
+
+def ended(request_id: str, attempt: int = 1, usage: Usage | None = None) -> AttemptEnded:
+    return AttemptEnded(request_id, attempt, 200, usage)
+
+
+def test_a_free_replica_takes_a_request_at_once(play) -> None:
+    flow = regional(replica("r1"))
+    arrived = RequestArrived(request("a"))
+    forward = Expected(
+        machine.Forward,
+        id="a",
+        attempt=1,
+        target="r1",
+        address=replica("r1").address,
+        # 1024 bytes at 4 per token, nothing cached, 0.1 ms each.
+        promised_ttft_ms=pytest.approx(25.6),
+        reasons=lambda choice: choice.chosen.replica == "r1",
+    )
+    play(flow).at(0.0).on(arrived).expect(timer("a", at=60.0), forward).at(0.1).on(AttemptBegan("a", 1, 200)).expect(
+        *NOTHING
+    ).at(2.0).on(ended("a")).expect(*NOTHING)
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_a_full_region_holds_and_the_slot_that_frees_goes_to_who_waits(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .at(1.0).on(RequestArrived(request("b"))).expect(held("b", until=31.0))
+        .at(2.0).on(AttemptBegan("a", 1, 200)).expect()
+        .at(3.0).on(ended("a")).expect(sent("b", "r1", attempt=1))
+        .at(4.0).on(AttemptBegan("b", 1, 200)).expect()
+        .at(5.0).on(ended("b")).expect()
+    )  # fmt: skip
+    assert (flow.under_way, len(flow.queue), len(flow.ledger)) == (0, 0, 0)
+
+
+def test_an_engine_that_queues_itself_gets_nothing_until_it_says_otherwise(play) -> None:
+    busy = replica("r1", sample=Sample(at=10.0, waiting=3, running=2, kv_usage=0.4))
+    idle = replica("r1", sample=Sample(at=10.5, waiting=0, running=2, kv_usage=0.4))
+    flow = regional(busy)
+    (
+        play(flow)
+        .at(10.1).on(RequestArrived(request("a"))).expect(held("a"))
+        .at(10.5).on(swapped(idle)).expect(sent("a", "r1"))
+    )  # fmt: skip
+
+
+def test_a_scrape_grown_old_says_nothing(play) -> None:
+    flow = regional(replica("r1", sample=Sample(at=10.0, waiting=3, running=2, kv_usage=0.4)))
+    (
+        play(flow)
+        .at(12.0).on(RequestArrived(request("a"))).expect(held("a"))
+        .at(13.0).on(ReplicaProbed("r1", True)).expect(sent("a", "r1"))
+    )  # fmt: skip
+
+
+def test_kv_cache_that_would_not_hold_the_answer_holds_the_request(play) -> None:
+    # 95 % of 1000 tokens: 256 + 100 twice is 712, a third time is 1068.
+    flow = regional(replica("r1", slots=9, kv_tokens=1000, prefill_tokens_max=9999))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(sent("b", "r1"))
+        .on(RequestArrived(request("c"))).expect(held("c"))
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(ended("a")).expect(sent("c", "r1"))
+    )  # fmt: skip
+
+
+def test_an_idle_engine_takes_even_what_seems_too_large(play) -> None:
+    flow = regional(replica("r1", kv_tokens=100, prefill_tokens_max=100))
+    play(flow).on(RequestArrived(request("a", 64 * 1024))).expect(sent("a", "r1"))
+
+
+def test_prefill_under_way_bounds_what_more_is_sent(play) -> None:
+    flow = regional(replica("r1", slots=9, prefill_tokens_max=500))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))  # 256 + 256 tokens
+        .at(0.5).on(AttemptBegan("a", 1, 200)).expect(sent("b", "r1"))
+    )  # fmt: skip
+
+
+def test_an_answer_in_one_piece_counts_as_prefilled_when_it_was_due(play) -> None:
+    flow = regional(replica("r1", slots=9, prefill_tokens_max=500))
+    whole = request("a", stream=False)
+    (
+        play(flow)
+        .on(RequestArrived(whole)).expect(timer("a", at=pytest.approx(0.0256)), Expected(machine.Forward, id="a"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .at(0.02).on(TimerFired("a")).expect(timer("a", at=pytest.approx(0.0256)))  # early
+        .at(0.03).on(TimerFired("a")).expect(timer("a", at=60.0), sent("b", "r1"))
+        .at(60.0).on(TimerFired("a")).expect(answered("a", outcome.DEADLINE))
+    )  # fmt: skip
+
+
+def test_a_higher_band_goes_first(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .at(1.0).on(RequestArrived(request("low"))).expect(held("low"))
+        .at(2.0).on(RequestArrived(request("high", priority=5))).expect(held("high"))
+        .at(3.0).on(ended("a")).expect(sent("high", "r1"))
+        .at(4.0).on(ended("high")).expect(sent("low", "r1"))
+    )  # fmt: skip
+
+
+def test_tenants_take_turns(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    book = play(flow).on(RequestArrived(request("first"))).expect(sent("first", "r1"))
+    for name in ("a1", "a2", "a3"):
+        book.on(RequestArrived(request(name))).expect(held(name))
+    book.on(RequestArrived(request("b1", tenant="other"))).expect(held("b1"))
+    running = "first"
+    for name in ("a1", "b1", "a2", "a3"):
+        book.on(ended(running)).expect(sent(name, "r1"))
+        running = name
+
+
+def test_weights_give_shares(play) -> None:
+    flow = regional(replica("r1", slots=1), weights={"other": 2.0})
+    book = play(flow).on(RequestArrived(request("first"))).expect(sent("first", "r1"))
+    for n in range(3):
+        book.on(RequestArrived(request(f"a{n}"))).expect(held(f"a{n}"))
+    for n in range(4):
+        book.on(RequestArrived(request(f"b{n}", tenant="other"))).expect(held(f"b{n}"))
+    running, order = "first", []
+    for _ in range(6):
+        commands = flow.handle(ended(running), 0.0)
+        running = commands[-1].id
+        order.append(running[0])
+    assert order == ["a", "b", "b", "a", "b", "b"]
+
+
+def test_one_that_starves_gets_every_fourth_turn(play) -> None:
+    flow = regional(replica("r1", slots=1), starvation_s=10.0, queue_wait_s=600.0)
+    book = play(flow).on(RequestArrived(request("now", deadline=999.0))).expect(sent("now", "r1"))
+    book.on(RequestArrived(request("low", deadline=999.0))).expect(held("low"))
+    for n in range(6):
+        name = f"h{n}"
+        book.on(RequestArrived(request(name, priority=1, deadline=999.0))).expect(held(name))
+    running = "now"
+    for n, name in enumerate(("h0", "h1", "h2", "low", "h3")):
+        book.at(11.0 + n).on(ended(running)).expect(sent(name, "r1"))
+        running = name
+
+
+def test_a_replica_is_kept_free_for_a_large_one_that_starves(play) -> None:
+    """Small ones that fit must not pass it for ever."""
+    flow = regional(
+        replica("r1", slots=4, kv_tokens=1000, prefill_tokens_max=9999), starvation_s=5.0, queue_wait_s=99.0
+    )
+    book = play(flow)
+    for name in ("a", "b"):
+        book.on(RequestArrived(request(name))).expect(sent(name, "r1"))
+        book.on(AttemptBegan(name, 1, 200)).expect()
+    book.at(1.0).on(RequestArrived(request("large", 3200))).expect(held("large"))  # 800 + 100 tokens
+    for n in range(4):
+        book.on(RequestArrived(request(f"s{n}"))).expect(held(f"s{n}"))
+    book.at(10.0)
+    book.on(ended("a")).expect(sent("s0", "r1"))
+    book.on(ended("b")).expect(sent("s1", "r1"))
+    book.on(ended("s0")).expect(sent("s2", "r1"))
+    book.on(ended("s1")).expect()  # three turns passed it: now r1 drains
+    book.on(ended("s2")).expect(sent("large", "r1"))
+
+
+def test_what_waits_for_one_model_does_not_stand_before_another(play) -> None:
+    flow = regional(replica("r1", slots=1), replica("r2", slots=1, models=frozenset({OTHER_MODEL})))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    for n in range(20):
+        book.on(RequestArrived(request(f"w{n}"))).expect(held(f"w{n}"))
+    book.on(RequestArrived(request("x", model=OTHER_MODEL))).expect(sent("x", "r2"))
+    book.on(RequestArrived(request("y", model=OTHER_MODEL))).expect(held("y"))
+    book.on(ended("x")).expect(sent("y", "r2"))
+
+
+def test_a_smaller_one_among_the_first_fills_what_the_head_cannot(play) -> None:
+    flow = regional(replica("r1", slots=9, kv_tokens=1000, prefill_tokens_max=9999))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("large", 3200))).expect(held("large"))
+        .on(RequestArrived(request("small", 256))).expect(held("small"), sent("small", "r1"))
+    )  # fmt: skip
+
+
+def test_a_full_queue_refuses_and_says_how_long_it_would_take(play) -> None:
+    flow = regional(replica("r1", slots=1), queue_requests_max=1)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        # One of 256 tokens at 20 ms leaves every 5.12 s, and one waits already.
+        .on(RequestArrived(request("c"))).expect(
+            answered("c", outcome.QUEUE_FULL, wait_ms=pytest.approx(10_240.0), retry_after_s=pytest.approx(10.24)))
+    )  # fmt: skip
+    assert flow.under_way == 2
+
+
+def test_a_queue_is_bounded_in_tokens_too(play) -> None:
+    flow = regional(replica("r1", slots=1), queue_tokens_max=500)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(RequestArrived(request("c"))).expect(answered("c", outcome.QUEUE_FULL))
+    )  # fmt: skip
+
+
+def test_a_full_queue_sheds_the_newest_of_the_lowest_band(play) -> None:
+    flow = regional(replica("r1", slots=1), queue_requests_max=2)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(RequestArrived(request("c"))).expect(held("c"))
+        .on(RequestArrived(request("high", priority=1))).expect(answered("c", outcome.QUEUE_FULL), held("high"))
+        .on(RequestArrived(request("low"))).expect(answered("low", outcome.QUEUE_FULL))
+        .on(ended("a")).expect(sent("high", "r1"))
+    )  # fmt: skip
+
+
+def test_nobody_waits_for_ever(play) -> None:
+    flow = regional(replica("r1", slots=1), queue_wait_s=5.0)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .at(1.0).on(RequestArrived(request("b"))).expect(held("b", until=6.0))
+        .at(5.999).on(TimerFired("b")).expect(timer("b", at=6.0))
+        .at(6.0).on(TimerFired("b")).expect(answered("b", outcome.QUEUE_TIMEOUT, wait_ms=pytest.approx(5120.0)))
+        .at(7.0).on(ended("a")).expect()
+    )  # fmt: skip
+
+
+def test_the_deadline_ends_it_in_the_queue_and_in_flight(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", deadline=3.0))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", deadline=2.0))).expect(held("b", until=2.0))
+        .on(RequestArrived(request("c"))).expect(held("c"))
+        .at(2.0).on(TimerFired("b")).expect(answered("b", outcome.DEADLINE))
+        .at(3.0).on(TimerFired("a")).expect(answered("a", outcome.DEADLINE), sent("c", "r1"))
+    )  # fmt: skip
+
+
+def test_what_is_late_already_is_not_sent_on(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .at(5.0).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("late", deadline=5.0))).expect(answered("late", outcome.DEADLINE))
+        .on(RequestArrived(request("b", deadline=6.0))).expect(held("b"))
+        # Its timer is late as well: whoever frees the slot must not send it.
+        .at(6.5).on(ended("a")).expect(answered("b", outcome.DEADLINE))
+        .at(6.6).on(TimerFired("b")).expect()
+    )  # fmt: skip
+
+
+def test_a_client_may_leave_the_queue_or_a_replica(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(RequestArrived(request("c"))).expect(held("c"))
+        .on(ClientLeft("b")).expect()
+        .on(ClientLeft("a")).expect(sent("c", "r1"))
+        .on(ClientLeft("a")).expect()
+        .on(ClientLeft("c")).expect()
+    )  # fmt: skip
+    assert (flow.under_way, len(flow.queue), len(flow.ledger)) == (0, 0, 0)
+
+
+def test_the_warm_replica_is_chosen_and_load_moves_it_elsewhere(play) -> None:
+    flow = regional(replica("r1", slots=9, prefill_tokens_max=99_999), replica("r2", slots=9), seed=3)
+    big = 16 * 1024
+    warm = flow.handle(RequestArrived(request("a", big, says="alice")), 0.0)[-1].target
+    cold = "r2" if warm == "r1" else "r1"
+    book = play(flow)
+    book.at(0.5).on(AttemptBegan("a", 1, 200)).expect()
+    book.at(1.0).on(ended("a")).expect()
+    hit = sent("b", warm, reasons=lambda choice: choice.chosen.hit_tokens == pytest.approx(4096.0))
+    book.on(RequestArrived(request("b", big, says="alice"))).expect(hit)
+    # 64 KiB of somebody else's prompt ahead of it there: 1.6 s of backlog outweigh 0.4 s of prefill.
+    flow.ledger.reserve("x", Reservation(warm, 16_384, 16_384))
+    book.on(RequestArrived(request("c", big, says="alice"))).expect(sent("c", cold))
+
+
+def test_who_waits_goes_where_its_prefix_is(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 4096, says="alice"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", 4096, says="bob", tenant="other"))).expect(held("b"))
+        .on(RequestArrived(request("c", 4096, says="alice"))).expect(held("c"))
+        .at(0.5).on(AttemptBegan("a", 1, 200)).expect()
+        .at(1.0).on(ended("a")).expect(sent("c", "r1"))
+    )  # fmt: skip
+
+
+def test_what_is_measured_is_believed(play) -> None:
+    flow = regional(replica("r1"))
+    book = play(flow).on(RequestArrived(request("a", 4000))).expect(sent("a", "r1"))
+    book.at(1.020).on(AttemptBegan("a", 1, 200)).expect()
+    book.at(3.020).on(ended("a", usage=Usage(2000, 101, cached_tokens=0))).expect()
+    speed = flow.speeds["r1"]
+    # One second for 1000 tokens (as then believed) after one decode step; 100 steps in two seconds.
+    assert speed.prefill_ms_per_token == pytest.approx(1.0)
+    assert speed.tpot_ms == pytest.approx(20.0)
+    assert speed.service_ms == pytest.approx(3020.0)
+    assert flow.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)
+    assert flow.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(101.0)
+    assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)
+
+
+def test_an_answer_in_one_piece_does_not_pass_for_a_slow_prefill(play) -> None:
+    flow = regional(replica("r1"))
+    book = play(flow).on(RequestArrived(request("a", 4000, stream=False))).expect(sent("a", "r1"))
+    book.at(2.1).on(AttemptBegan("a", 1, 200)).expect()
+    book.on(ended("a", usage=Usage(1000, 101))).expect()
+    assert flow.speeds["r1"].prefill_ms_per_token == 0.1
+    assert flow.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s less the 0.1 s that prefill was due to take
+
+
+def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:
+    flow = regional(replica("r1"))
+    book = play(flow).on(RequestArrived(request("a", 4000))).expect(sent("a", "r1"))
+    book.at(0.001).on(AttemptBegan("a", 1, 400)).expect()
+    book.on(AttemptEnded("a", 1, 400, None)).expect()
+    assert flow.trie.nodes == 0
+    assert flow.speeds["r1"].prefill_ms_per_token == 0.1

@@ -1,0 +1,188 @@
+"""Small worlds for the machines: three regions under three laws, replicas and capacities with round numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+from farhop.balance.chain import chain, seed_of
+from farhop.balance.machine import Address, Request
+from global_lb import flow as global_flow
+from global_lb import view as global_view
+from regional_lb import flow as regional_flow
+from regional_lb import view as regional_view
+from topology.law import Law
+from topology.model import Key, Region, Residency, Rule, Tenant, Topology
+
+MODEL = "llama"
+OTHER_MODEL = "qwen"
+SEED = seed_of(MODEL, "", "", "")
+WORLD = Rule(allow=("world",))
+
+REGIONS = {
+    "frankfurt": Region("frankfurt", "Frankfurt", "DE", frozenset({"eu"}), 50.1, 8.7, ("https://frankfurt.example",)),
+    "london": Region("london", "London", "GB", frozenset({"uk"}), 51.5, -0.1, ("https://london.example",)),
+    "tokyo": Region("tokyo", "Tokyo", "JP", frozenset({"apac"}), 35.7, 139.7, ("https://tokyo.example",)),
+}
+RTT_MS = {"frankfurt": 12.0, "london": 1.0, "tokyo": 220.0}  # from London
+
+
+def law(epoch: int = 1, **rules: Rule | Residency) -> Law:
+    """Tenants by name. `anyone` may go anywhere, `european` to eu and uk, `german` to DE, unless said otherwise."""
+    known: dict[str, Rule | Residency] = {
+        "anyone": WORLD,
+        "other": WORLD,
+        "european": Rule(allow=("eu", "uk")),
+        "german": Rule(allow=("DE",)),
+        "lost": Rule(allow=("atlantis",)),
+        **rules,
+    }
+    tenants = {
+        name: Tenant(
+            name,
+            keys=(Key("front", f"{n:064x}"), Key("home", f"{n + 1000:064x}", within=("uk",))),
+            residency=rule if isinstance(rule, Residency) else Residency(processing=rule),
+        )
+        for n, (name, rule) in enumerate(known.items())
+    }
+    tenants["stateless"] = Tenant("stateless")
+    return Law(Topology("test", epoch, REGIONS, tenants))
+
+
+def text(name: str, n_bytes: int) -> bytes:
+    """A prompt of this size that shares nothing with another name's."""
+    line = f"{name} says hello. ".encode()
+    return (line * (n_bytes // len(line) + 1))[:n_bytes]
+
+
+def request(request_id: str, prompt_bytes: int = 1024, *, says: str = "", **fields: Any) -> Request:
+    """A streaming request of `anyone` with a minute to live; `says` names its text, its id by default."""
+    return Request(
+        id=request_id,
+        **{
+            "tenant": "anyone",
+            "model": MODEL,
+            "prompt_bytes": prompt_bytes,
+            "body_bytes": prompt_bytes + 200,
+            "chain": chain(text(says or request_id, prompt_bytes), SEED),
+            "deadline": 60.0,
+            "max_tokens": 100,
+            "stream": True,
+            **fields,
+        },
+    )
+
+
+# -- the regional tier
+
+
+def replica(name: str, **fields: Any) -> regional_view.Replica:
+    """Two slots, 10,000 tokens of KV cache, 2,000 tokens of prefill at a time, 0.1 ms and 20 ms per token."""
+    return regional_view.Replica(
+        name=name,
+        **{
+            "address": Address(f"{name}.example", 8000),
+            "models": frozenset({MODEL}),
+            "gpu": "L4",
+            "slots": 2,
+            "kv_tokens": 10_000,
+            "prefill_tokens_max": 2_000,
+            "prefill_ms_per_token": 0.1,
+            "tpot_ms": 20.0,
+            **fields,
+        },
+    )
+
+
+def swapped(*replicas: regional_view.Replica) -> regional_view.ViewSwapped:
+    return regional_view.ViewSwapped(regional_view.view_of(list(replicas)))
+
+
+def regional(
+    *replicas: regional_view.Replica,
+    up: bool = True,
+    weights: dict[str, float] | None = None,
+    under: Law | None = None,
+    seed: int = 7,
+    **config: Any,
+) -> regional_flow.RegionalFlow:
+    """London's machine with these replicas, all of them proven by a probe unless `up` is False."""
+    settings = regional_flow.FlowConfig(region="london", **config)
+    flow = regional_flow.RegionalFlow(settings, under or law(), Random(seed), lambda t: (weights or {}).get(t, 1.0))
+    flow.handle(swapped(*replicas), 0.0)
+    for one in replicas if up else ():
+        flow.handle(regional_view.ReplicaProbed(one.name, True), 0.0)
+    return flow
+
+
+# -- the global tier
+
+
+def capacity(**fields: Any) -> global_view.Capacity:
+    return global_view.Capacity(
+        **{
+            "wait_ms": 5.0,
+            "prefill_ms_per_token": 0.1,
+            "tpot_ms": 20.0,
+            "bytes_per_token": 4.0,
+            "replicas_ready": 2,
+            "slots_free": 16,
+            **fields,
+        }
+    )
+
+
+def instance(region: str, name: str = "a", **fields: Any) -> global_view.Instance:
+    """One balancer of a region; capacity fields are those of its only model."""
+    own = {"incarnation", "draining", "accepted", "models"}
+    about = {k: v for k, v in fields.items() if k in own}
+    models = {MODEL: capacity(**{k: v for k, v in fields.items() if k not in own})}
+    return global_view.Instance(
+        name=name,
+        region=region,
+        tier=Address(f"{region}-{name}.example", 9000),
+        received_at=0.0,
+        clock_offset_ms=0.0,
+        **{"incarnation": 1, "draining": False, "accepted": 0.0, "models": models, **about},
+    )
+
+
+def seen(*instances: global_view.Instance, rtt_ms: dict[str, float] | None = None) -> global_view.ViewSwapped:
+    """A view of these instances, grouped by region."""
+    regions: dict[str, list[global_view.Instance]] = {}
+    for one in instances:
+        regions.setdefault(one.region, []).append(one)
+    wire = RTT_MS | (rtt_ms or {})
+    return global_view.ViewSwapped(
+        global_view.View({r: global_view.Region(r, wire.get(r, 50.0), tuple(i)) for r, i in regions.items()})
+    )
+
+
+def everywhere(**fields: Any) -> global_view.ViewSwapped:
+    """All three regions with one instance each and the same capacity."""
+    return seen(*(instance(region, **fields) for region in REGIONS))
+
+
+def heard(flow: global_flow.GlobalFlow, regions: Iterable[str], now: float) -> None:
+    """These regions report and have their channel."""
+    for region in regions:
+        flow.handle(global_view.ChannelChanged(region, True), now)
+        flow.handle(global_view.RegionHeard(region), now)
+
+
+def worldwide(
+    *,
+    patience_s: float = 0.0,
+    under: Law | None = None,
+    view: global_view.ViewSwapped | None = None,
+    seed: int = 7,
+    **config: Any,
+) -> global_flow.GlobalFlow:
+    """London's global balancer; every region reports, idle, at 0.0."""
+    settings = global_flow.FlowConfig(region="london", **config)
+    flow = global_flow.GlobalFlow(settings, under or law(), Random(seed), lambda _tenant: patience_s)
+    event = view or everywhere()
+    flow.handle(event, 0.0)
+    heard(flow, event.view.regions, 0.0)
+    return flow

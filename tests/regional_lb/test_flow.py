@@ -1,0 +1,222 @@
+"""The regional machine under any interleaving of events: one conclusion each, books that balance, law and room kept."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from referee import Referee, Rider
+from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
+
+from farhop.balance import machine, outcome
+from farhop.balance.health import HealthConfig, State
+from farhop.balance.machine import Forward, Usage
+from regional_lb.flow import K_WAITING
+from regional_lb.pick import KV_SHARE_MAX, SAMPLE_FRESH_S
+from regional_lb.view import Replica, ReplicaProbed, Sample
+from topology.model import Rule
+
+NAMES = ("r1", "r2", "r3")
+LAWS = (
+    law(epoch=1),
+    law(epoch=2, anyone=Rule(allow=("eu",))),
+    law(epoch=3, other=Rule(allow=("world",), deny=("GB",))),
+)
+FAILURES = (
+    outcome.CONNECT_FAILED,
+    outcome.CONNECT_TIMEOUT,
+    outcome.FIRST_BYTE_TIMEOUT,
+    outcome.DIED_BEFORE_START,
+    outcome.BAD_FRAMING,
+)
+MODELS_OF = {"r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}}
+
+
+class RegionalMachine(RuleBasedStateMachine):
+    """Three replicas, two models, two tenants, and everything that can happen to them."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.now, self.arrivals = 0.0, 0
+        self.flow = regional(
+            *(self._replica(name) for name in NAMES),
+            under=LAWS[0],
+            queue_requests_max=6,
+            queue_tokens_max=4000,
+            queue_wait_s=8.0,
+            starvation_s=3.0,
+            health=HealthConfig(rise=1, fall=2, streak=2, eject_s=2.0, refused_s=0.5, trial_s=2.0, fresh_s=5.0),
+        )
+        self.referee = Referee(self.flow, self._lawful, self._forwarded)
+
+    def _replica(self, name: str, **fields) -> Replica:
+        return replica(
+            name, models=frozenset(MODELS_OF[name]), kv_tokens=3000, prefill_tokens_max=900, **{"slots": 3, **fields}
+        )
+
+    def _lawful(self, one: machine.Request) -> frozenset[str]:
+        allowed = self.flow.law.verdict(one.tenant, one.model, narrow=one.narrow, key=one.key).lawful
+        return allowed if one.lawful is None else allowed & one.lawful
+
+    def _forwarded(self, rider: Rider, forward: Forward, now: float) -> None:
+        assert "london" in rider.lawful & self._lawful(rider.request)
+        target = self.flow.view.replicas[forward.target]
+        assert rider.request.model in target.models
+        health = self.flow.health[forward.target].read(now)
+        assert health.state in (State.UP, State.SUSPECT) or health.why == "a trial is under way"
+        # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
+        load, held = self.flow.ledger.load(forward.target), self.flow.ledger.held(rider.request.id)
+        assert held is not None
+        if load.in_flight > 1:
+            assert load.in_flight <= target.slots
+            assert load.kv_tokens <= KV_SHARE_MAX * target.kv_tokens
+            assert load.prefill_tokens <= target.prefill_tokens_max or load.prefill_tokens == held.prefill_tokens
+        sample = target.sample
+        assert sample is None or sample.waiting == 0 or now - sample.at >= SAMPLE_FRESH_S
+
+    def _tell(self, event: machine.Event) -> None:
+        self.referee.happen(event, self.now)
+
+    # -- requests
+
+    @rule(
+        size=st.sampled_from((100, 1024, 3000, 9000)),
+        says=st.sampled_from(("", "alice", "bob")),
+        tenant=st.sampled_from(("anyone", "anyone", "other", "european", "german")),
+        model=st.sampled_from((MODEL, MODEL, OTHER_MODEL, "nowhere")),
+        priority=st.sampled_from((0, 0, 1)),
+        stream=st.booleans(),
+        life_s=st.sampled_from((0.0, 1.0, 20.0, 20.0)),
+        token=st.sampled_from((None, frozenset({"london", "tokyo"}), frozenset({"tokyo"}))),
+    )
+    def arrive(self, size, says, tenant, model, priority, stream, life_s, token) -> None:
+        self.arrivals += 1
+        one = request(
+            f"q{self.arrivals}", size, says=says, tenant=tenant, model=model, priority=priority, stream=stream,
+            deadline=self.now + life_s, lawful=token, issuer="global-1" if token else "",
+        )  # fmt: skip
+        self._tell(machine.RequestArrived(one))
+
+    def _one(self, n: int, *states: str) -> Rider | None:
+        riders = self.referee.states(*states)
+        return riders[n % len(riders)] if riders else None
+
+    @rule(n=st.integers(0, 9), status=st.sampled_from((200, 200, 200, 404, 500)))
+    def attempt_begins(self, n: int, status: int) -> None:
+        if rider := self._one(n, "sent", "started"):
+            self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
+
+    @rule(n=st.integers(0, 9), told=st.booleans())
+    def attempt_ends(self, n: int, told: bool) -> None:
+        if rider := self._one(n, "started"):
+            usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if told else None
+            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage))
+
+    @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
+    def attempt_fails(self, n: int, reason: outcome.Outcome) -> None:
+        if rider := self._one(n, "sent", "started"):
+            reason = reason if rider.state == "sent" else outcome.DIED_MID_STREAM
+            self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, reason))
+
+    @rule(n=st.integers(0, 9), stale=st.integers(0, 3))
+    def old_news_arrives(self, n: int, stale: int) -> None:
+        rider = self._one(n, "held", "sent")
+        name, attempt = (rider.request.id, rider.attempt - 1) if rider else ("nobody", 1)
+        events = (
+            machine.AttemptBegan(name, attempt, 200),
+            machine.AttemptEnded(name, attempt, 200, None),
+            machine.AttemptFailed(name, attempt, outcome.DIED_BEFORE_START),
+            machine.TimerFired(name),
+        )
+        self._tell(events[stale])
+
+    @rule(n=st.integers(0, 9))
+    def client_leaves(self, n: int) -> None:
+        if rider := self._one(n, "held", "sent", "started"):
+            self._tell(machine.ClientLeft(rider.request.id))
+
+    # -- the world
+
+    @rule(dt=st.sampled_from((0.01, 0.3, 1.0, 4.0)), late=st.booleans())
+    def time_passes(self, dt: float, late: bool) -> None:
+        self.now += dt
+        for name in [] if late else self.referee.due(self.now):
+            if name in self.referee.riders:
+                self._tell(machine.TimerFired(name))
+
+    @rule(name=st.sampled_from(NAMES), ok=st.booleans())
+    def probe(self, name: str, ok: bool) -> None:
+        self._tell(ReplicaProbed(name, ok))
+        self._work_is_conserved()
+
+    @rule(
+        present=st.sets(st.sampled_from(NAMES)), waiting=st.sampled_from((0, 0, 2)), slots=st.sampled_from((1, 3)),
+        sampled=st.booleans(),
+    )  # fmt: skip
+    def view_swaps(self, present: set[str], waiting: int, slots: int, sampled: bool) -> None:
+        sample = Sample(at=self.now, waiting=waiting, running=1, kv_usage=0.5) if sampled else None
+        self._tell(swapped(*(self._replica(name, slots=slots, sample=sample) for name in sorted(present))))
+        self._work_is_conserved()
+
+    @rule(epoch=st.sampled_from((0, 0, 1, 2)))
+    def law_changes(self, epoch: int) -> None:
+        self.flow.law = LAWS[epoch]
+
+    def _work_is_conserved(self) -> None:
+        """Nobody among the first in line waits while there is room for it, but for one who starves."""
+        flow = self.flow
+        for model in flow.queue.models():
+            if flow.queue.starved(model, self.now) is not None:
+                continue
+            for waiting in flow.queue.first(model, K_WAITING):
+                live = flow._live[waiting.id]
+                choice = flow.consider(live.request, live.need, self.now, live.tried)
+                assert choice is None or choice.chosen is None
+
+    # -- what always holds
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        flow, riders = self.flow, self.referee.riders
+        assert flow.under_way == flow._budget.active == len(riders)
+        assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue._by_id)
+        sent = self.referee.states("sent", "started")
+        assert len(flow.ledger) == len(sent)
+        for rider in sent:
+            held = flow.ledger.held(rider.request.id)
+            assert held is not None
+            assert held.target == rider.target
+        for target in flow.ledger.targets():
+            load = flow.ledger.load(target)
+            held = [flow.ledger.held(r.request.id) for r in sent if r.target == target]
+            assert load.in_flight == len(held)
+            assert load.prefill_tokens == sum(h.prefill_tokens for h in held)
+            assert load.kv_tokens == sum(h.kv_tokens for h in held)
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        queue = self.flow.queue
+        assert len(queue) <= 6
+        assert queue.tokens == pytest.approx(sum(w.tokens for w in queue._by_id.values()))
+        assert queue.tokens <= 4000 or len(queue) == 1
+        assert 0 <= self.flow._budget.retrying <= 3 + 0.2 * 50
+
+    @precondition(lambda self: not self.referee.riders)
+    @invariant()
+    def at_rest_nothing_is_held(self) -> None:
+        assert self.flow._budget.retrying == 0
+        assert self.flow.ledger.targets() == ()
+        assert self.flow.queue.tokens == 0.0
+
+    def teardown(self) -> None:
+        if hasattr(self, "referee"):
+            for name in list(self.referee.riders):
+                if name in self.referee.riders:
+                    self._tell(machine.ClientLeft(name))
+            assert not self.referee.riders
+            self.at_rest_nothing_is_held()
+
+
+TestRegionalMachine = RegionalMachine.TestCase
+TestRegionalMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
