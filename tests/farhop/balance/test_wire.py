@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.wire import WINDOW_S, WireTime
+
+
+def test_the_topology_stands_until_a_ping_is_heard() -> None:
+    wire = WireTime(91.0)
+    assert wire.rtt_ms == 91.0
+    wire.sample(88.0, 0.0)
+    assert wire.rtt_ms == 88.0
+    assert not wire.moving
+
+
+def test_jitter_is_allowed_for_and_a_stray_peak_is_not_believed() -> None:
+    wire = WireTime(0.0)
+    for i in range(10):
+        wire.sample(100.0 + i % 2, float(i))
+    assert wire.rtt_ms == pytest.approx(100.5)
+    wire.sample(400.0, 10.0)
+    assert wire.moving
+    assert wire.rtt_ms < 102.0
+
+
+def test_a_changed_path_is_believed_once_the_window_has_passed() -> None:
+    wire = WireTime(0.0)
+    for i in range(10):
+        wire.sample(50.0, float(i))
+    for i in range(60):
+        wire.sample(150.0, 10.0 + i)
+    assert wire.rtt_ms == pytest.approx(150.0)
+    for i in range(5):
+        wire.sample(20.0, 71.0 + i)
+    assert wire.rtt_ms == pytest.approx(20.0)  # a better path is believed after five pings
+
+
+@pytest.mark.parametrize("absurd", [-1.0, math.nan, math.inf, 1e9])
+def test_absurd_samples_change_nothing(absurd: float) -> None:
+    wire = WireTime(5.0)
+    assert not wire.sample(absurd, 0.0)
+    assert wire.rtt_ms == 5.0
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 20)), min_size=1, max_size=60))
+def test_the_estimate_is_the_least_of_the_window_and_no_more_than_its_range_above(
+    samples: list[tuple[float, float]],
+) -> None:
+    wire, now, seen = WireTime(7.0), 0.0, list[tuple[float, float]]()
+    for ms, dt in samples:
+        now += dt
+        wire.sample(ms, now)
+        seen = [(at, x) for at, x in [*seen, (now, ms)] if now - at <= WINDOW_S]
+        values = [x for _, x in seen]
+        assert min(values) <= wire.rtt_ms <= 2 * max(values) - min(values) + 1e-6
