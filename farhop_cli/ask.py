@@ -23,7 +23,7 @@ from farhop_lab import client, world_file
 from farhop_lab.client import Delta, Redirected, Result, Skipped
 from farhop_lab.world_file import WorldFileError
 
-PROMPT_BYTES_MAX = 16 * 1024 * 1024
+PROMPT_CHARS_MAX = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def plan(options: Options) -> Plan:
     if here is None:
         if not options.key or not options.model or not options.url:
             fail("--url without a running world needs --key and --model")
-        who, model, nearest = Caller(options.tenant, options.key), options.model, []
+        who, model, nearest = Caller(options.tenant, running.checked_key(options.key)), options.model, []
     else:
         who = running.caller(here, options.tenant, options.key, allow)
         model = options.model or here.file.model
@@ -102,14 +102,25 @@ def _checked(url: str) -> str:
 
 
 def _body(options: Options, model: str) -> dict[str, Any]:
-    prompt = sys.stdin.read(PROMPT_BYTES_MAX) if options.prompt == "-" else options.prompt
-    if not prompt:
-        fail("the prompt is empty; give some text, or - to read it from standard input")
+    if not model.isprintable():
+        fail("--model: the name holds characters that are no text")
+    prompt = _prompt(options.prompt)
     asked: dict[str, Any] = {"model": model}
     asked |= {"prompt": prompt} if options.completion else {"messages": [{"role": "user", "content": prompt}]}
     if options.max_tokens is not None:
         asked["max_tokens"] = options.max_tokens
     return {**asked, "stream": True, "stream_options": {"include_usage": True}}
+
+
+def _prompt(given: str) -> str:
+    try:
+        prompt = sys.stdin.read(PROMPT_CHARS_MAX) if given == "-" else given
+        prompt.encode()  # bytes of an argument that are no text arrive as surrogates
+    except UnicodeError:
+        fail("the prompt is not UTF-8; give text")
+    if not prompt:
+        fail("the prompt is empty; give some text, or - to read it from standard input")
+    return prompt
 
 
 async def _run(planned: Plan, options: Options) -> int:

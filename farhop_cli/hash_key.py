@@ -20,7 +20,7 @@ def run(key: str | None, generate: bool, as_json: bool) -> int:
         fail("give a KEY or --generate, not both")
     made = f"sk-{secrets.token_urlsafe(GENERATED_BYTES)}" if generate else None
     text = made or key or _read()
-    if bearer(b"Bearer " + text.encode()) != text:
+    if bearer(b"Bearer " + text.encode(errors="replace")) != text:
         fail(f"this cannot be an API key: use 1 to {KEY_BYTES_MAX} characters of A-Z a-z 0-9 - . _ ~ + /")
     if as_json:
         show.json({"sha256": digest(text)} | ({"key": made} if made else {}))
@@ -35,4 +35,7 @@ def _read() -> str:
     """A key from standard input; typed unseen at a terminal."""
     if sys.stdin.isatty():
         return str(typer.prompt("key", hide_input=True, err=True))
-    return sys.stdin.read(KEY_BYTES_MAX + 2).removesuffix("\n").removesuffix("\r")
+    try:
+        return sys.stdin.read(KEY_BYTES_MAX + 2).removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        fail("standard input is not text; give a key")

@@ -34,6 +34,52 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
+@app.command("up", epilog="Example:  farhop up --topology three-regions --profile a100 --replicas 2 --speedup 10")
+def run_up(
+    topology: Annotated[
+        str, typer.Option("--topology", "-t", help="A topology file, or the name of a ready-made world.")
+    ] = "three-regions",
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", help="`emulated`, or REGION=URL of an engine of yours; repeat for several."),
+    ] = None,
+    etcd: Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd of yours; else one is run.")] = None,
+    profile: Annotated[str, typer.Option("--profile", help="The GPU to emulate: l4, a100 or h100.")] = "a100",
+    replicas: Annotated[int, typer.Option("--replicas", min=1, max=64, help="Emulated engines per region.")] = 2,
+    speedup: Annotated[float, typer.Option("--speedup", help="How many times faster than real GPUs and wires.")] = 10.0,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="The first region's entry; the others follow. 0: any.")
+    ] = 8100,
+    model: Annotated[str, typer.Option("--model", help="Name of the model served.")] = "llama-3.1-8b",
+    world: World = WORLD_FILE,
+) -> None:
+    """Run a whole world here until Ctrl-C: etcd, both tiers, engines."""
+    from farhop_cli.up import Options, run
+
+    run(Options(topology, engine or [], etcd, profile, replicas, speedup, port, model, world))
+
+
+@app.command("demo", epilog="Example:  farhop demo")
+def run_demo() -> None:
+    """Boot the default world and check, a line each, what Farhop is for.
+
+    Real processes, real kills; about a minute. Exit code 1 if a check does not hold.
+    """
+    from farhop_cli.demo import run
+
+    raise typer.Exit(run())
+
+
+@app.command("bench", epilog="Example:  farhop bench decide --json")
+def run_bench(
+    what: Annotated[str, typer.Argument(help="What to measure: decide.")] = "decide", as_json: Json = False
+) -> None:
+    """Measure what a decision costs: CPU time per request."""
+    from farhop_cli.bench import run
+
+    raise typer.Exit(run(what, as_json))
+
+
 @app.command("global", epilog="Example:  farhop global --config virginia-global.yaml")
 def run_global(config: Config) -> None:
     """Run a global balancer."""

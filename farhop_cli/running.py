@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from farhop.identity.keys import digest
+from farhop.identity.keys import bearer, digest
 from farhop_cli.exits import fail
 from farhop_lab import client, world_file
 from farhop_lab.world_file import RegionFile, WorldFile, WorldFileError
@@ -104,11 +104,18 @@ def caller(running: Running, tenant: str | None, key: str | None, allow: tuple[s
         key = running.file.keys.get(tenant)
         if key is None:
             fail(f"--tenant: no key of {quoted(tenant)} is known here; there are {listed(running.file.keys)}, or --key")
-    found = running.topology.key(digest(key))
+    found = running.topology.key(digest(checked_key(key)))
     owner = found[0].name if found is not None else None
     if tenant is not None and owner != tenant:
         fail(f"--key is not a key of tenant {quoted(tenant)}; leave one of the two out")
     return Caller(owner, key, narrowing(found[1].within if found is not None else (), allow))
+
+
+def checked_key(key: str) -> str:
+    """A key that a header can carry. Ends the command, without showing it, if it is none."""
+    if bearer(b"Bearer " + key.encode(errors="replace")) != key:
+        fail("--key: this cannot be an API key; use A-Z a-z 0-9 - . _ ~ + /")
+    return key
 
 
 def places(running: Running | None, text: str | None) -> tuple[str, ...]:
@@ -116,7 +123,7 @@ def places(running: Running | None, text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     named = tuple(place.strip() for place in text.split(","))
-    if not all(named):
+    if not all(place.isascii() and place.isprintable() and place for place in named):
         fail("--allow: give places separated by commas, such as eu,jp")
     known = {*running.topology.places, *running.topology.regions, "world"} if running is not None else set(named)
     strangers = [place for place in named if place not in known]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 from rich import box
@@ -42,6 +43,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim
 def line(text: str, style: str | None = None) -> None:
     """One line; on a terminal it may wrap, in a pipe it does not."""
     console().print(printable(text), style=style, soft_wrap=True)
+
+
+def waiting(text: str) -> AbstractContextManager[object]:
+    """A spinner on a terminal's stderr while long work is done; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    return Console(stderr=True, markup=False, highlight=False, emoji=False).status(printable(text))
 
 
 def cropped(lines: Iterable[str]) -> None:

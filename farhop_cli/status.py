@@ -58,7 +58,8 @@ async def _ask_all(regions: dict[str, RegionFile]) -> tuple[list[Seen], list[See
 
         async def ask(region: str, url: str) -> Seen:
             try:
-                return Seen(region, url, await admin.get(http, url, "/status"), "it has no /status")
+                status = await admin.get(http, url, "/status")
+                return Seen(region, url, status, "" if status is not None else f"{url} has no /status")
             except AdminError as error:
                 return Seen(region, url, None, str(error))
 

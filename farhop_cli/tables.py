@@ -110,7 +110,7 @@ def outcome(record: Record, place: str) -> None:
 def show_world(world: WorldFile) -> None:
     """Where everything of a running world listens, and whose demo keys there are."""
     show.table(
-        f"a world of {len(world.regions)} regions, {world.speedup:g} times as fast as a real one, serving {world.model}",
+        f"a world of {len(world.regions)} regions, {world.speedup:g} × the real speed, serving {world.model}",
         ("region", "entry for clients", "global admin", "regional admin", "engines"),
         [
             [name, one.entry, one.global_admin, one.regional_admin, ", ".join(one.engines)]

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -18,6 +19,39 @@ from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.etcd import EtcdLabError
 from farhop_lab.world import World, WorldError, WorldSettings
 from topology.problems import TopologyError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for, as typed."""
+
+    topology: str
+    engines: list[str]
+    etcd: str | None
+    profile: str
+    replicas: int
+    speedup: float
+    port: int
+    model: str
+    world: Path
+
+
+def run(options: Options) -> None:
+    """Run the world asked for until told to stop."""
+    engines, _ = engines_of(options.engines)
+    up(
+        WorldSettings(
+            topology=options.topology,
+            model=options.model,
+            profile=options.profile,
+            replicas=options.replicas,
+            speedup=options.speedup,
+            engines=engines,
+            etcd=options.etcd,
+            entry_port=options.port,
+        ),
+        options.world,
+    )
 
 
 def up(settings: WorldSettings, described: Path) -> None:

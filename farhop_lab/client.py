@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import aiohttp
@@ -27,7 +27,7 @@ from yarl import URL
 from farhop_lab.stream import EventReader, Failure, Piece, Usage, read_answer, read_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 __all__ = [
     "Delta",
@@ -109,7 +109,7 @@ async def ask(
     session: aiohttp.ClientSession | None = None,
     connect_s: float = CONNECT_S,
     request_s: float = REQUEST_S,
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event, None]:
     """Send `body` to the first of `entries` (base URLs) that can be reached, and yield what happens.
 
     A 307 or 308 is followed, key and all, to any of `entries` or `trusted`. A `session` of one's own saves set-up for
@@ -125,8 +125,10 @@ async def ask(
         asking = _Asking(session, msgspec.json.encode(body), sent, path, aiohttp.ClientTimeout(
             total=request_s, sock_connect=connect_s
         ))  # fmt: skip
-        async for event in asking.events(entries, frozenset(map(origin, (*entries, *trusted)))):
-            yield event
+        known = frozenset(map(origin, (*entries, *trusted)))
+        async with aclosing(asking.events(entries, known)) as events:
+            async for event in events:
+                yield event
 
 
 async def answer(entries: Sequence[str], key: str | None, body: Mapping[str, Any], **options: Any) -> Result:
@@ -157,7 +159,7 @@ class _Asking:
         self._started = time.perf_counter()
         self._redirected = False
 
-    async def events(self, entries: Sequence[str], trusted: frozenset[str]) -> AsyncIterator[Event]:
+    async def events(self, entries: Sequence[str], trusted: frozenset[str]) -> AsyncGenerator[Event, None]:
         """See `ask`."""
         pending, tried, skipped = deque(map(origin, entries)), set[str](), list[str]()
         while pending:
@@ -175,8 +177,9 @@ class _Asking:
             async with response:
                 to = _target(response)
                 if to is None or to not in trusted or to in tried:
-                    async for event in self._read(response, entry, to, again=to in tried):
-                        yield event
+                    async with aclosing(self._read(response, entry, to, again=to in tried)) as reading:
+                        async for event in reading:
+                            yield event
                     return
             self._redirected = True
             pending.appendleft(to)
@@ -191,16 +194,17 @@ class _Asking:
 
     async def _read(
         self, response: aiohttp.ClientResponse, entry: str, to: str | None, *, again: bool
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         if to is not None:
             yield self._result(response, entry, error=_astray(entry, to, again))
         elif response.status == 200 and response.content_type == "text/event-stream":
-            async for event in self._read_stream(response, entry):
-                yield event
+            async with aclosing(self._read_stream(response, entry)) as reading:
+                async for event in reading:
+                    yield event
         else:
             yield await self._read_whole(response, entry)
 
-    async def _read_stream(self, response: aiohttp.ClientResponse, entry: str) -> AsyncIterator[Event]:
+    async def _read_stream(self, response: aiohttp.ClientResponse, entry: str) -> AsyncGenerator[Event, None]:
         reader, text = EventReader(), list[str]()
         first_ms: float | None = None
         size = 0

@@ -6,17 +6,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from farhop.shell.config import Listen, Part, Process
-
-Positive = Annotated[float, Field(gt=0)]
+from farhop.shell.config import Listen, Part, Process, Seconds
 
 
 class Watch(Part):
     """How regions are watched. Seconds."""
 
-    ping_s: Positive = 1.0
-    ping_timeout_s: Positive = 1.0
-    report_age_s: Positive = 3.0
+    ping_s: Seconds = 1.0
+    ping_timeout_s: Seconds = 1.0
+    report_age_s: Seconds = 3.0
 
 
 class GlobalConfig(Process):
@@ -24,4 +22,9 @@ class GlobalConfig(Process):
 
     listen: Listen
     watch: Watch = Watch()
-    trie_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+    trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
+
+    @property
+    def balancer(self) -> str:
+        """The name under which regions count what this balancer sends: unlike `instance`, unique in the fleet."""
+        return f"{self.region}/{self.instance}"

@@ -219,7 +219,7 @@ class GlobalFlow:
     def _region_forced(self, event: RegionForced, now: float) -> list[Command]:
         override = self._regions.liveness_of(event.region).override
         if event.drain:
-            override.force(State.DRAINING, event.why, event.until)
+            override.force(State.DRAINING, event.why, event.until, now=now, over_s=event.over_s)
         else:
             override.lift()
         return self._wake(now)
@@ -253,7 +253,7 @@ class GlobalFlow:
         """
         verdict = admission.processing(request, self.law)
         lawful = verdict.lawful if within is None else verdict.lawful & within
-        offers, absent = self._regions.offers(request, lawful, now, without)
+        offers, absent = self._regions.offers(request, lawful, now, without, self._rng)
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         return pick(request, output_tokens, offers, verdict, absent, self._policy, self._rng)
 
@@ -289,7 +289,8 @@ class GlobalFlow:
         if live.held_until is None:
             live.held_until = min(request.deadline, now + self._patience_s(request.tenant))
         held = request.id in self._held
-        if now >= live.held_until or self._law_refused(live, lawful) or (not held and self._crowded(live)):
+        crowded = not held and len(self._held) >= self.config.held_max
+        if crowded or now >= live.held_until or self._law_refused(live, lawful):
             return [self._exhausted(live, lawful)]
         due = min(live.held_until, now + ASK_AGAIN_S) if live.refusals else live.held_until
         if held and now < live.due:
@@ -297,9 +298,6 @@ class GlobalFlow:
         self._held[request.id] = None
         timer = self._timer(live, due)
         return [timer] if held else [machine.Hold(request.id), timer]
-
-    def _crowded(self, live: _Live) -> bool:
-        return live.attempts >= retry.ATTEMPTS_MAX or len(self._held) >= self.config.held_max
 
     def _timer(self, live: _Live, at: float) -> Command:
         live.due = at

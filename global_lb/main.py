@@ -25,6 +25,7 @@ from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
+from farhop.shell.tasks import all_of
 from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
@@ -38,13 +39,14 @@ from topology.law import Law
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from farhop.store.contract import Store
     from topology.model import Topology
 
 
 class GlobalBalancer:
     """One global balancer, assembled."""
 
-    def __init__(self, config: GlobalConfig, topology: Topology, rng: Random) -> None:
+    def __init__(self, config: GlobalConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
         log = logs.Throttled(logs.get("global"), 10.0, self.clock.now)
@@ -61,7 +63,7 @@ class GlobalBalancer:
             DecisionReasons(config.region),
         )  # fmt: skip
         signer = HopSigner(config.hop.secrets(), config.hop.active)
-        tier = GlobalTier(self.observer, log, self.flow, signer, config.instance, self.clock)
+        tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock)
         pool = Pool(wiring.outbound(config.limits))
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True)
         self.budget = ByteBudget(config.limits.buffered_bytes_max)
@@ -72,7 +74,7 @@ class GlobalBalancer:
         self.door = Door(self.keeper, self.observer, self.clock, rng)
         self.door.relay = self.relay
         self.listener = Listener("listen", self.door, wiring.inbound(config.limits), self.budget)
-        self.store = EtcdStore(wiring.etcd(config, topology), rng)
+        self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         self.watcher = Watcher(
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng
         )
@@ -113,12 +115,14 @@ class GlobalBalancer:
     async def close(self) -> None:
         """See shell.process.Balancer."""
         self.desk.stopping = True
-        await self.listener.close(self.config.limits.drain_s)
-        await self.relay.close()
-        await self.watcher.close()
-        await self.store.close()
-        await self.admin.close()
-        await self.tracing.close(2.0)
+        await all_of(
+            lambda: self.listener.close(self.config.limits.drain_s),
+            self.relay.close,
+            self.watcher.close,
+            self.store.close,
+            self.admin.close,
+            lambda: self.tracing.close(2.0),
+        )
 
 
 def run(path: Path) -> None:

@@ -93,9 +93,12 @@ class Regions:
             self.residence[chosen.region].update(max(RESIDENCE_MIN, min(1.0, share)))
 
     def offers(
-        self, request: Request, lawful: frozenset[str], now: float, without: frozenset[str]
+        self, request: Request, lawful: frozenset[str], now: float, without: frozenset[str], rng: Random
     ) -> tuple[list[Offer], dict[str, str]]:
-        """Lawful regions that can be asked, and why the other lawful ones cannot. Suspects only if nobody is better."""
+        """Lawful regions that can be asked, and why the other lawful ones cannot. Suspects only if nobody is better.
+
+        One that is being drained at a pace is asked gladly by a shrinking share of the requests (`rng`).
+        """
         matches = self.trie.match(request.chain)
         sure: list[Offer] = []
         suspect: list[Offer] = []
@@ -106,15 +109,16 @@ class Regions:
                 continue
             health = self.liveness.get(name, _UNHEARD).read(now)
             instance = self.best_instance(name, request.model)
-            if health.state is State.DOWN or health.state is State.DRAINING:
+            if health.state is State.DOWN or (health.state is State.DRAINING and not health.share):
                 absent[name] = f"{health.state}: {health.why}"
             elif instance is None:
                 absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
             else:
                 offer = self._offer(instance, request.model, matches.get(name, 0))
-                (sure if health.state is State.UP else suspect).append(offer)
-                if health.state is State.SUSPECT:
-                    absent[name] = f"suspect: {health.why}"
+                gladly = health.state is State.UP or (health.share and rng.random() < health.share)
+                (sure if gladly else suspect).append(offer)
+                if health.state is not State.UP:
+                    absent[name] = f"{health.state}: {health.why}"
         return sure or suspect, absent
 
     def best_instance(self, region: str, model: str) -> Instance | None:

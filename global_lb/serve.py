@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farhop.identity.hop import BUDGET_MAX_MS, HopClaims
 from farhop.identity.hop import HEADER as HOP_HEADER
-from farhop.identity.hop import HopClaims
 from farhop.shell.admin import composed
 from farhop.shell.observe import ObservedTier
 from farhop.telemetry import attributes as a
@@ -58,7 +58,7 @@ class GlobalTier(ObservedTier):
                 deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
                 expires_ms=now_ms + self._clock_offset_ms(journey) + TOKEN_LIFE_MS,
                 decision_id=visit.decision_id,
-                promised_ttft_ms=forward.promised_ttft_ms,
+                promised_ttft_ms=min(forward.promised_ttft_ms, BUDGET_MAX_MS),
                 narrow=request.narrow,
             )
         )
@@ -136,6 +136,10 @@ class DecisionReasons:
     def predicted_hit_tokens(self, decision: Decision) -> float:
         """What the chosen region was thought to hold."""
         return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
+
+    def predicted_ttft_ms(self, decision: Decision) -> float | None:
+        """The wire, the wait and the prefill there."""
+        return decision.chosen.ttft_ms if decision.chosen is not None else None
 
 
 class GlobalDesk:

@@ -77,9 +77,13 @@ class ChannelChanged(Event, frozen=True):
 
 
 class RegionForced(Event, frozen=True):
-    """An operator's word: drain the region until `until` (monotonic seconds; None: until lifted), or lift that."""
+    """An operator's word: drain the region until `until` (monotonic seconds; None: until lifted), or lift that.
+
+    `over_s` is the pace: new work moves away over so many seconds.
+    """
 
     region: str
     drain: bool
     why: str = ""
     until: float | None = None
+    over_s: float = 0.0

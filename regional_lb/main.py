@@ -6,6 +6,7 @@ connections, requests under way finish, everything closes.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from random import Random
@@ -30,6 +31,7 @@ from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
+from farhop.shell.tasks import all_of
 from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
@@ -42,13 +44,22 @@ from regional_lb.watch import Watcher
 from topology.law import Law
 
 if TYPE_CHECKING:
+    from farhop.store.contract import Store
     from topology.model import Topology
+
+_CONTROL = (
+    # By default gRPC shares a port with whoever else listens there: two balancers would each get half of the pings.
+    ("grpc.so_reuseport", 0),
+    # Global balancers ping an idle channel, too: only so do they notice a path that swallows everything.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
 
 
 class RegionalBalancer:
     """One regional balancer, assembled."""
 
-    def __init__(self, config: RegionalConfig, topology: Topology, rng: Random) -> None:
+    def __init__(self, config: RegionalConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
         log = logs.Throttled(logs.get("regional"), 10.0, self.clock.now)
@@ -78,7 +89,7 @@ class RegionalBalancer:
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
         self.watcher = Watcher(config, self.relay.react, self.metrics.report_refused, self.clock.now, rng)
-        self.store = EtcdStore(wiring.etcd(config, topology), rng)
+        self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock)
         self.admin = Admin(self.desk, self.metrics, self.decisions)
         self.control: grpc.aio.Server | None = None
@@ -128,11 +139,11 @@ class RegionalBalancer:
             port = await self.client_listener.open(config.client.host, config.client.port)
             client = f", clients on {config.client.host}:{port}"
         admin = await self.admin.open(config.admin.host, config.admin.port)
-        self.control = grpc.aio.server()
+        self.control = grpc.aio.server(options=_CONTROL)
         control = _listen(self.control, config.control.host, config.control.port)
         addresses = tuple(f"{config.advertise}:{port}" for port in (tier, control, admin))
         assert len(addresses) == 3
-        self.reporter = Reporter(  # type: ignore[abstract]  # Prefixes: gRPC answers UNIMPLEMENTED by itself
+        self.reporter = Reporter(
             config.region,
             config.instance,
             addresses,
@@ -150,24 +161,36 @@ class RegionalBalancer:
     async def close(self) -> None:
         """See shell.process.Balancer."""
         self.desk.stopping = True
+        await all_of(
+            self._withdraw,
+            self._drain,
+            self.watcher.close,
+            self.relay.close,
+            self._hang_up,
+            self.store.close,
+            self.admin.close,
+            lambda: self.tracing.close(2.0),
+        )
+
+    async def _withdraw(self) -> None:
         if self.reporter is not None:
             await self.reporter.withdraw()
-        await self.tier_listener.close(self.config.limits.drain_s)
-        await self.client_listener.close(self.config.limits.drain_s)
-        await self.watcher.close()
-        await self.relay.close()
+
+    async def _drain(self) -> None:
+        drain_s = self.config.limits.drain_s
+        await asyncio.gather(self.tier_listener.close(drain_s), self.client_listener.close(drain_s))
+
+    async def _hang_up(self) -> None:
         if self.control is not None:
             await self.control.stop(0.5)
-        await self.store.close()
-        await self.admin.close()
-        await self.tracing.close(2.0)
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        return server.add_insecure_port(f"{host}:{port}")
+        return server.add_insecure_port(where)
     except RuntimeError:
-        raise PortTakenError(f"control: cannot listen on {host}:{port}; choose another port") from None
+        raise PortTakenError(f"control: cannot listen on {where}; choose another port") from None
 
 
 def run(path: Path) -> None:

@@ -7,14 +7,25 @@ Invariants: `seq` only grows; a report says what is true of this instance alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from farhop_wire import region_pb2, region_pb2_grpc
 
 from farhop.balance.health import State
-from farhop.store.contract import report_key
-from farhop.store.report import ModelReport, RegionReport, encode, to_wire
+from farhop.shell.tasks import Tasks
+from farhop.store.contract import StoreError, report_key
+from farhop.store.report import (
+    ACCEPTED_LIMIT,
+    RATE_LIMIT_MS,
+    WAIT_LIMIT_MS,
+    ModelReport,
+    RegionReport,
+    encode,
+    to_wire,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -27,6 +38,7 @@ LOOK_S = 0.05
 STORE_GAP_S = 0.25  # at most 4 a second into etcd
 LONGEST_GAP_S = 1.0
 CHANGE = 0.05
+LAST_WORD_S = 1.0  # how long a store may take to hear that we are going
 STREAMS_MAX = 256
 
 
@@ -49,7 +61,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self.draining = False
         self._changed = asyncio.Condition()
         self._latest = self.build()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._publication: Publication | None = None
         self._streams = 0
 
@@ -69,7 +81,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             admin_address=self._admin,
             draining=self.draining,
             models=tuple(self._model(model) for model in sorted(self._flow.view.by_model)),
-            accepted_bytes=dict(self._flow.accepted_bytes),
+            accepted_bytes=dict(islice(reversed(self._flow.accepted_bytes.items()), ACCEPTED_LIMIT)),
         )
 
     def _model(self, model: str) -> ModelReport:
@@ -89,53 +101,64 @@ class Reporter(region_pb2_grpc.RegionServicer):
             kv_tokens_total=kv_tokens,
             kv_tokens_free=sum(max(0, r.kv_tokens - load.kv_tokens) for r, load in zip(ready, loads, strict=True)),
             in_flight=sum(load.in_flight for load in loads),
-            queued_requests=len(flow.queue),
+            queued_requests=flow.queue.waiting(model),
             queued_tokens=int(flow.queue.tokens),
-            wait_ms=min(flow.wait_ms(model, now), 86_400_000.0),
-            prefill_ms_per_token=min(s.prefill_ms_per_token for s in speeds),
-            tpot_ms=min(s.tpot_ms for s in speeds),
+            wait_ms=min(flow.wait_ms(model, now), WAIT_LIMIT_MS),
+            prefill_ms_per_token=min(RATE_LIMIT_MS, *(s.prefill_ms_per_token for s in speeds)),
+            tpot_ms=min(RATE_LIMIT_MS, *(s.tpot_ms for s in speeds)),
             bytes_per_token=flow.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
             gpu_types=tuple(sorted({r.gpu for r in replicas if r.gpu})),
         )
 
-    # -- to etcd
+    # -- to the world
 
     async def open(self, store: Store) -> None:
         """Publish from now on."""
         key = report_key(self._region, self._instance)
-        self._publication = await store.publish(key, encode(self._latest), LEASE_S)
-        self._task = asyncio.create_task(self._tell())
-
-    async def _tell(self) -> None:
-        stored_at = told_at = self._clock()
         stored = self._latest
+        self._publication = await store.publish(key, encode(stored), LEASE_S)
+        self._tasks.start(self._look(), "look for changes to report")
+        self._tasks.start(self._store(self._publication, stored.seq), "report to the store")
+
+    async def _look(self) -> None:
+        told_at = self._clock()
         while True:
             await asyncio.sleep(LOOK_S)
             now = self._clock()
             fresh = self.build()
-            if moved(self._latest, fresh) or now - told_at >= LONGEST_GAP_S:
-                told_at, self._latest = now, fresh
-                async with self._changed:
-                    self._changed.notify_all()
+            # A look early rather than late: the gap is then never longer than it is allowed to be.
+            if moved(self._latest, fresh) or now - told_at >= LONGEST_GAP_S - LOOK_S:
+                told_at = now
+                await self._tell(fresh)
             else:
                 self._seq -= 1  # not told to anybody: the number is free again
-            since_s = now - stored_at
-            if since_s >= LONGEST_GAP_S or (since_s >= STORE_GAP_S and moved(stored, self._latest)):
-                stored_at, stored = now, self._latest
-                assert self._publication is not None
-                await self._publication.update(encode(stored))
 
-    async def withdraw(self) -> None:
-        """Say that nothing more is taken, then take the report away."""
-        self.draining = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        self._latest = self.build()
+    async def _tell(self, report: RegionReport) -> None:
+        self._latest = report
         async with self._changed:
             self._changed.notify_all()
+
+    async def _store(self, publication: Publication, stored: int) -> None:
+        """Its own task: a store that hangs must not hold up what goes out over gRPC."""
+        while True:
+            async with self._changed:
+                while self._latest.seq == stored:
+                    await self._changed.wait()
+                latest = self._latest
+            stored = latest.seq
+            await publication.update(encode(latest))
+            await asyncio.sleep(STORE_GAP_S)
+
+    async def withdraw(self) -> None:
+        """Say on both paths that nothing more is taken, then take the report away."""
+        self.draining = True
+        await self._tasks.close()
+        await self._tell(self.build())
         if self._publication is not None:
+            with contextlib.suppress(TimeoutError, StoreError):  # then its lease ends it
+                async with asyncio.timeout(LAST_WORD_S):
+                    await self._publication.update(encode(self._latest))
             await self._publication.withdraw()
 
     # -- over gRPC
@@ -145,6 +168,13 @@ class Reporter(region_pb2_grpc.RegionServicer):
     ) -> region_pb2.PingReply:
         """Our clock, at once."""
         return region_pb2.PingReply(nonce=request.nonce, clock_ms=self._clock() * 1e3, incarnation=self._incarnation)
+
+    async def Prefixes(  # noqa: N802 - the service's name for it
+        self, _request: region_pb2.PrefixesRequest, context: Any
+    ) -> AsyncIterator[region_pb2.PrefixDelta]:
+        """Not offered: each global balancer learns what a region holds from what it sent there."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this build does not tell what its caches hold")
+        yield region_pb2.PrefixDelta()  # never reached; makes this a stream
 
     async def Reports(  # noqa: N802 - the service's name for it
         self, _request: region_pb2.ReportsRequest, context: Any

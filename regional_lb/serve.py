@@ -16,6 +16,7 @@ from farhop.shell.admin import composed
 from farhop.shell.door import Caller
 from farhop.shell.keeper import hint_scope, recorded
 from farhop.shell.observe import ObservedTier
+from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
@@ -53,12 +54,15 @@ class HopKeeper:
         claims = self._verifier.verify(head.get(HOP_HEADER), self._clock.now() * 1e3)
         if isinstance(claims, Outcome):
             return answers.refusal(claims, _HOP_SAYS[claims])
+        if len(claims.issuer) > TEXT_LIMIT or not claims.issuer.isprintable():
+            # It will stand in our reports, and one that cannot be read would silence the region.
+            return answers.refusal(outcome.HOP_FORGED, _HOP_SAYS[outcome.HOP_FORGED])
         region = self._flow.config.region
         return Caller(
             tenant=claims.tenant,
             deadline_s=claims.deadline_ms / 1e3,
             hint_scope=hint_scope(self._topology, claims.tenant),
-            recorded=recorded(self._flow.law, claims.tenant, claims.narrow, region),
+            recorded=recorded(self._flow.law, claims.tenant, "", claims.narrow, region),
             priority=claims.priority,
             entry_region=claims.entry_region,
             issuer=claims.issuer,
@@ -71,6 +75,10 @@ class HopKeeper:
     def models(self, _caller: Caller) -> list[str]:
         """The models served here."""
         return sorted(self._flow.view.by_model)
+
+    def recorded(self, caller: Caller, model: str) -> bool:
+        """Whether spans and decisions of a request for this model may be kept here."""
+        return recorded(self._flow.law, caller.tenant, model, caller.narrow, self._flow.config.region)
 
 
 class RegionalTier(ObservedTier):
@@ -134,6 +142,13 @@ class PickReasons:
         """What the chosen replica was thought to hold."""
         return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
 
+    def predicted_ttft_ms(self, decision: Pick) -> float | None:
+        """Until all prefill before it and its own are done."""
+        chosen = decision.chosen
+        if chosen is None:
+            return None
+        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+
 
 class RegionalDesk:
     """What an operator is told of a region's balancer."""
@@ -145,7 +160,7 @@ class RegionalDesk:
     def ready(self) -> bool:
         """Some replica can take work, and we are not on our way out."""
         now = self._clock.now()
-        return not self.stopping and any(h.read(now).state == "up" for h in self._flow.health.values())
+        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.health.values())
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""

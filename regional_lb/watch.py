@@ -7,11 +7,13 @@ dropped and counted, never trusted; a page that cannot be read is a failed scrap
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
 
+from farhop.shell.tasks import Tasks
 from regional_lb.view import Replica, ReplicaProbed, Sample, ViewSwapped, view_of
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from regional_lb.config import RegionalConfig, ReplicaConfig, Watch
 
 PAGE_BYTES_MAX = 4 * 1024 * 1024
-COUNT_MAX = 1e9
+COUNT_MAX = 1_000_000_000
+_COUNT = re.compile(r"[0-9]{1,10}")
 
 # vLLM's names; whole names are matched, and what other engines call them is a table of its own.
 _WAITING = "vllm:num_requests_waiting"
@@ -38,23 +41,26 @@ class PageError(Exception):
     """A metrics page that does not say what it must; the text names the metric."""
 
 
+# The exposition format: name, labels whose values may hold anything but a bare quote, value (and perhaps a timestamp).
+_VALUE = r'"(?:[^"\\]++|\\.)*+"'
+_LINE = re.compile(rf"(\w[\w:]*+)(?:\{{((?:[^\"{{}}]++|{_VALUE})*+)\}})?[ \t]+(\S+)")
+_LABEL = re.compile(rf"(\w+)[ \t]*=[ \t]*({_VALUE})")
+
+
 def read_page(text: str, at: float) -> Sample:
     """The sample in a vLLM metrics page. Several engines of one server are summed. Raises PageError."""
     values: dict[str, list[float]] = {}
     kv_tokens = 0
-    for line in text.splitlines():
-        if not line.startswith("vllm:"):
+    for line in text.split("\n"):
+        if not line.startswith("vllm:") or line.partition("{")[0].partition(" ")[0] not in _WANTED:
             continue
-        name = line.partition("{")[0].partition(" ")[0]
-        if name not in _WANTED:
-            continue
-        try:
-            value = float(line.rsplit("}", 1)[-1].split()[0])
-        except (ValueError, IndexError):
-            raise PageError(f"{name}: not a number") from None
-        values.setdefault(name, []).append(_sound(name, value))
+        match = _LINE.match(line)
+        if match is None:
+            raise PageError(f"{line.partition('{')[0][:64]}: not a line of metrics")
+        name, labels, number = match.groups()
+        values.setdefault(name, []).append(_sound(name, number))
         if name == _CACHE_CONFIG:
-            kv_tokens += _cache_tokens(line)
+            kv_tokens += _cache_tokens(labels or "")
     if _WAITING not in values or _RUNNING not in values:
         raise PageError(f"{_WAITING} or {_RUNNING} is missing: is this a vLLM metrics page?")
     usage = next((values[name] for name in _KV_USAGE if name in values), [0.0])
@@ -63,27 +69,31 @@ def read_page(text: str, at: float) -> Sample:
         waiting=int(sum(values[_WAITING])),
         running=int(sum(values[_RUNNING])),
         kv_usage=sum(usage) / len(usage),
-        kv_tokens=kv_tokens or None,
+        kv_tokens=min(kv_tokens, COUNT_MAX) or None,
         prefix_queries=sum(values.get(_QUERIES, [0.0])),
         prefix_hits=sum(values.get(_HITS, [0.0])),
     )
 
 
-def _sound(name: str, value: float) -> float:
+def _sound(name: str, number: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        raise PageError(f"{name}: not a number") from None
     most = 1.0 if name in _KV_USAGE else COUNT_MAX if name not in (_QUERIES, _HITS) else 1e18
-    if not 0.0 <= value <= most:
+    if not 0.0 <= value <= most:  # false for NaN as well
         raise PageError(f"{name}: {value!r} is outside 0..{most:g}")
     return value
 
 
-def _cache_tokens(line: str) -> int:
+def _cache_tokens(labels: str) -> int:
     """num_gpu_blocks × block_size from the labels of the info metric."""
-    labels = dict(pair.split("=", 1) for pair in line[line.index("{") + 1 : line.rindex("}")].split(",") if "=" in pair)
-    try:
-        tokens = int(labels["num_gpu_blocks"].strip('"')) * int(labels["block_size"].strip('"'))
-    except (KeyError, ValueError):
+    told = {name: value[1:-1] for name, value in _LABEL.findall(labels)}
+    blocks, size = told.get("num_gpu_blocks", ""), told.get("block_size", "")
+    if not (_COUNT.fullmatch(blocks) and _COUNT.fullmatch(size)):
         return 0  # older engines say None before they know
-    return tokens if 0 < tokens <= COUNT_MAX else 0
+    tokens = int(blocks) * int(size)
+    return tokens if tokens <= COUNT_MAX else 0
 
 
 class Watcher:
@@ -100,23 +110,23 @@ class Watcher:
         self._config, self._react, self._refused, self._clock, self._rng = config, react, refused, clock, rng
         self._replicas = {r.label: _replica(r) for r in config.replicas}
         self._session: aiohttp.ClientSession | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     async def open(self) -> None:
         """Begin: the view is there at once, what is in it becomes known as probes come back."""
         timeout = aiohttp.ClientTimeout(total=self._config.watch.timeout_s)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=connector, auto_decompress=False, headers={"accept-encoding": "identity"}
+        )
         self._react(ViewSwapped(view_of(list(self._replicas.values()))))
         for replica in self._config.replicas:
-            self._tasks.append(asyncio.create_task(self._probe(replica, self._config.watch)))
-            self._tasks.append(asyncio.create_task(self._scrape(replica, self._config.watch)))
+            self._tasks.start(self._probe(replica, self._config.watch), f"probe {replica.label}")
+            self._tasks.start(self._scrape(replica, self._config.watch), f"scrape {replica.label}")
 
     async def close(self) -> None:
         """Stop looking."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._session is not None:
             await self._session.close()
 
@@ -143,17 +153,23 @@ class Watcher:
     async def _healthy(self, replica: ReplicaConfig) -> bool:
         assert self._session is not None
         try:
-            async with self._session.get(f"{replica.url.rstrip('/')}/health") as answer:
+            async with self._session.get(f"{replica.origin}/health", allow_redirects=False) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
     async def _page(self, replica: ReplicaConfig) -> str:
+        """The page, whole: what is cut short could say 1 where it meant 12. Raises PageError if it is too large."""
         assert self._session is not None
-        async with self._session.get(f"{replica.url.rstrip('/')}/metrics") as answer:
-            answer.raise_for_status()
-            body = await answer.content.read(PAGE_BYTES_MAX)
-            return body.decode()
+        async with self._session.get(f"{replica.origin}/metrics", allow_redirects=False) as answer:
+            if answer.status != 200:
+                raise PageError(f"status {answer.status}")
+            page = bytearray()
+            async for piece in answer.content.iter_any():
+                page += piece
+                if len(page) > PAGE_BYTES_MAX:
+                    raise PageError(f"more than {PAGE_BYTES_MAX} bytes")
+            return page.decode()
 
     def _learn(self, name: str, sample: Sample) -> None:
         known = self._replicas[name]

@@ -23,13 +23,15 @@ class State(StrEnum):
 class Health(msgspec.Struct, frozen=True):
     """One reading. `until`: when it changes if nothing more is heard (monotonic seconds), None if it does not.
 
-    `forced`: an operator's word; `why` is then theirs, else one of this module's fixed phrases.
+    `forced`: an operator's word; `why` is then theirs, else one of this module's fixed phrases. `share`: of new work
+    that a DRAINING target may still take, while it is drained at a pace.
     """
 
     state: State
     why: str
     until: float | None = None
     forced: bool = False
+    share: float = 0.0
 
 
 class Mode(StrEnum):
@@ -55,14 +57,26 @@ def may_eject(ejected: int, total: int, share_max: float = 0.5) -> bool:
 class Override:
     """An operator's word about one target: a state, why, and until when (None: until lifted)."""
 
-    __slots__ = ("_health",)
+    __slots__ = ("_faded_at", "_health", "_over_s")
 
     def __init__(self) -> None:
         self._health: Health | None = None
+        self._over_s = 0.0
+        self._faded_at = -inf
 
-    def force(self, state: State, why: str, until: float | None = None) -> None:
-        """Pin `state` until `until` (monotonic seconds). The newest word replaces the one before."""
+    def force(
+        self, state: State, why: str, until: float | None = None, *, now: float = -inf, over_s: float = 0.0
+    ) -> None:
+        """Pin `state` until `until` (monotonic seconds). The newest word replaces the one before.
+
+        The share of new work it may still take falls from what it is at `now` as 1 does to 0 in `over_s`: a word
+        repeated gives nothing back.
+        """
+        before = self.read(now)
+        share = 1.0 if before is None else before.share
         self._health = Health(state, why, until, forced=True)
+        self._over_s = over_s
+        self._faded_at = now + share * over_s if over_s > 0.0 else -inf
 
     def lift(self) -> None:
         """Take the word back. Idempotent."""
@@ -73,6 +87,8 @@ class Override:
         health = self._health
         if health is None or (health.until is not None and now >= health.until):
             return None
+        if now < self._faded_at:
+            return msgspec.structs.replace(health, share=min(1.0, (self._faded_at - now) / self._over_s))
         return health
 
 
@@ -296,8 +312,13 @@ class Liveness:
     def read(self, now: float) -> Health:
         """The liveness at `now`, with the signals against the region as `why`. Changes nothing."""
         forced = self.override.read(now)
-        if forced is not None:
-            return forced
+        if forced is None:
+            return self._signalled(now)
+        if forced.share and self._signalled(now).state is State.DOWN:
+            return msgspec.structs.replace(forced, share=0.0)
+        return forced
+
+    def _signalled(self, now: float) -> Health:
         config = self._config
         report_until = self._report_at + config.report_age_s
         relay_until = self._relay_failed_at + config.relay_hold_s

@@ -35,6 +35,10 @@ _OURS = frozenset(
 )
 _NOT_FORWARDED = _HOP_BY_HOP | _OURS
 _UNREMARKABLE = frozenset((b"close", b"keep-alive"))  # what `Connection` says without naming a header
+# What nearly every request carries and passes: most of the judging below is not needed for these.
+_PLAIN = frozenset(
+    (b"accept", b"content-type", b"user-agent", b"accept-language", b"content-language", b"date", b"server")
+)
 _INTERNAL = (b"x-farhop-", b"x-forwarded-")
 
 
@@ -75,7 +79,9 @@ def read(method: bytes, target: bytes, version: str, headers: Headers, keep_aliv
     onward: list[bytes] = []
     named: frozenset[bytes] = frozenset()
     for name, value in headers:
-        if name in _NOT_FORWARDED or name.startswith(_INTERNAL):
+        if name in _PLAIN:
+            onward += (name, b": ", value, b"\r\n")
+        elif name in _NOT_FORWARDED or name.startswith(_INTERNAL):
             if name in known:
                 _repeated(name, value, known)
             else:
@@ -84,7 +90,7 @@ def read(method: bytes, target: bytes, version: str, headers: Headers, keep_aliv
                 named |= _tokens(value)
         else:
             onward += (name, b": ", value, b"\r\n")
-    if named - _UNREMARKABLE:
+    if named and named - _UNREMARKABLE:
         onward = _without(onward, named)
     http_11 = version == "1.1"
     if not http_11 and version != "1.0":
@@ -126,7 +132,7 @@ def _without(onward: list[bytes], named: frozenset[bytes]) -> list[bytes]:
 def _path(target: bytes) -> bytes:
     if not target.startswith(b"/"):
         raise HeadError(outcome.MALFORMED_HTTP, "the request target must be a path beginning with `/`")
-    return target.split(b"?", 1)[0]
+    return target.split(b"?", 1)[0] if b"?" in target else target
 
 
 def _framing(known: dict[bytes, bytes], http_11: bool) -> int | None:
@@ -154,9 +160,10 @@ def answer_onward(headers: Headers) -> tuple[bytes, dict[bytes, bytes]]:
     known: dict[bytes, bytes] = {}
     onward: list[bytes] = []
     for name, value in headers:
-        if name in _ANSWER_READ or name.startswith(b"x-farhop-"):
+        ours = name not in _PLAIN and (name in _ANSWER_OURS or name.startswith(b"x-farhop-"))
+        if ours or name == b"content-type":
             known[name] = value
-        if name not in _ANSWER_OURS and not name.startswith(b"x-farhop-"):
+        if not ours:
             onward += (name, b": ", value, b"\r\n")
     if b"connection" in known:
         named = _tokens(known[b"connection"]) - _UNREMARKABLE
@@ -166,4 +173,3 @@ def answer_onward(headers: Headers) -> tuple[bytes, dict[bytes, bytes]]:
 
 
 _ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via", b"server-timing"}
-_ANSWER_READ = frozenset((b"connection", b"content-type", b"server-timing"))

@@ -154,9 +154,7 @@ class Inbound(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
-        if len(self._headers) > self._limits.headers_max:  # a body's trailers come here too, and count
-            raise self._head_too_large()
+        self._headers.append((name.lower(), value))  # a body's trailers come here too, and go no further
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -164,6 +162,8 @@ class Inbound(asyncio.Protocol):
         # What came since the head began bounds it, mostly; only if that is too much it is measured.
         if self._pipelined or self._head_bytes > self._limits.head_bytes_max:
             self._measure_head()
+        if len(self._headers) > self._limits.headers_max:
+            raise self._head_too_large()
         if parser.should_upgrade():
             raise head.HeadError(outcome.MALFORMED_HTTP, "the protocol cannot be upgraded: send plain HTTP/1.1")
         request_head = head.read(
@@ -225,7 +225,7 @@ class Inbound(asyncio.Protocol):
 
     def _hold_head(self, size: int) -> None:
         """A head that is not complete yet is held by the parser."""
-        if self._head_bytes > self._limits.head_bytes_max:
+        if self._head_bytes > self._limits.head_bytes_max or len(self._headers) > self._limits.headers_max:
             self._refuse(_reply_to(self._head_too_large()))
         elif not self._budget.take(size):
             self._refuse(_no_buffer())
@@ -266,9 +266,6 @@ class Inbound(asyncio.Protocol):
         """Apply the time limits. `now` is the loop's time."""
         limits, turns = self._limits, self._turns
         if turns.check_ending(now, limits.send_s, limits.linger_s):
-            return
-        if turns.reading_paused:
-            self._request_since = now  # the pause is ours, not the client's
             return
         quiet_s, reading_s = now - turns.since, now - self._request_since
         if self._state is _IDLE:

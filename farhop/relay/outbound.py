@@ -63,6 +63,7 @@ class Outbound(asyncio.Protocol):
     """One connection to an upstream. `host` is its `Host` header's value."""
 
     __slots__ = (
+        "_answer_headers",
         "_complete",
         "_fresh_head",
         "_headers",
@@ -97,6 +98,7 @@ class Outbound(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._headers: Headers = []
+        self._answer_headers = self._headers
         self._headers_done = self._fresh_head = self._complete = self._keep = False
         self._heard = self._until_eof = False
         self._status = self._quiet_bytes = 0
@@ -169,7 +171,7 @@ class Outbound(asyncio.Protocol):
             self._keep = False  # a whole answer, and then bytes that nobody asked for
         if self._fresh_head:
             self._fresh_head = False
-            attempt.answered(self._status, self._headers, self._length)
+            attempt.answered(self._status, self._answer_headers, self._length)
         if self._parts:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
@@ -208,8 +210,6 @@ class Outbound(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        if len(self._headers) > self._pool.limits.headers_max:
-            raise _BadFramingError("too many headers")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -217,6 +217,8 @@ class Outbound(asyncio.Protocol):
             if status == 101:
                 raise _BadFramingError("nobody asked for another protocol")
             return  # interim answers (RFC 9110 §15.2) are for us, not for the client
+        if len(self._headers) > self._pool.limits.headers_max:
+            raise _BadFramingError("too many headers")
         length, coding = b"", b""
         for name, value in self._headers:
             if name == b"content-length":
@@ -227,6 +229,7 @@ class Outbound(asyncio.Protocol):
             raise _BadFramingError("a transfer coding that nobody asked for")
         self._status = status
         self._length = int(length) if length else None
+        self._answer_headers, self._headers = self._headers, []  # what still comes here are trailers: dropped
         self._headers_done = self._fresh_head = True
         self._until_eof = self._length is None and not coding and status not in (204, 304)
 

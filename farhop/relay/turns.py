@@ -1,8 +1,8 @@
 """The order of answers on one client connection: whose turn it is, who waits, and how the connection ends.
 
-Invariants: answers leave in the order of requests; none is begun while the client does not read the last; while one
-waits for its turn nothing more is read; what an exchange holds of the budget is given back when it is over, however.
-Never parses, and never decides what an answer is.
+Invariants: answers leave in the order of requests; none is begun while the client does not read the last; no more than
+`pipelined_max` wait for their turn; what an exchange holds of the budget is given back when it is over, however. Never
+parses, and never decides what an answer is. Never stops reading: a client that leaves must be noticed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class Turns:
         "_write_paused",
         "active",
         "deaf",
-        "reading_paused",
         "since",
     )
 
@@ -71,7 +70,7 @@ class Turns:
         self._advancing = self._write_paused = False
         self._unsent, self._unsent_since = 0, 0.0
         self.active: Exchange | None = None
-        self.deaf = self.reading_paused = False
+        self.deaf = False
         self.since = loop.time()
 
     @property
@@ -140,9 +139,6 @@ class Turns:
             # What came beyond is dropped with the connection: a client asks again for what got no answer
             # (RFC 9112 §9.3.2).
             self.last(exchange)
-        if self._transport is not None and not self.reading_paused:
-            self.reading_paused = True
-            self._transport.pause_reading()
 
     def last(self, exchange: Exchange) -> None:
         """Nothing is read after this exchange, and the connection ends with it."""
@@ -186,13 +182,6 @@ class Turns:
         while self._waiting and self.active is None and not self._write_paused and self._transport is not None:
             self._serve(self._waiting.popleft())
         self._advancing = False
-        if not self._waiting:
-            self._read_on()
-
-    def _read_on(self) -> None:
-        if self.reading_paused and self._transport is not None and not self._transport.is_closing():
-            self.reading_paused = False
-            self._transport.resume_reading()
 
     def keeps(self, exchange: Exchange) -> bool:
         """Whether the connection outlives this exchange. Once it does not, it stays so: the client is told."""
@@ -217,7 +206,6 @@ class Turns:
             return
         if transport.can_write_eof():
             transport.write_eof()
-            self._read_on()
         else:
             transport.close()
 

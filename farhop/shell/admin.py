@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from farhop.relay import openai, paths
 from farhop.relay.listener import PortTakenError
+from farhop.telemetry.metrics import CONTENT_TYPE
 from topology.law import narrowing
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Admin:
             await self._runner.cleanup()
 
     async def _show_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _show_alive(self, _request: web.Request) -> web.Response:
         return web.Response(text="alive\n")
@@ -119,6 +119,8 @@ class Admin:
             return _json(self._desk.explain(question))
         except (msgspec.DecodeError, UnicodeDecodeError, ExplainError) as error:
             return _json({"error": str(error)}, 400)
+        except RecursionError:
+            return _json({"error": "the question is nested too deeply"}, 400)
 
 
 def _json(data: dict[str, Any], status: int = 200) -> web.Response:

@@ -6,11 +6,17 @@ A secret stands in a file as `env:NAME` or `file:PATH`, never as itself. Never r
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from farhop.identity.hop import HopSigner
+from farhop.store.etcd_link import EtcdSettings
+
+DAY_S = 86_400.0  # no wait is longer; the hop token says so, too
 
 
 class ConfigError(Exception):
@@ -26,19 +32,30 @@ def _resolve(value: object) -> object:
         return value
     how, _, where = value.partition(":")
     if how == "env":
-        found = os.environ.get(where)
+        found = os.environ.get(where, "").strip()
         if not found:
             raise ValueError(f"environment variable {where} is not set; set it, or name another")
         return found
     if how == "file":
         try:
-            return Path(where).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"cannot read the secret in {where}: {error}") from None
+            found = Path(where).read_text().strip()
+        except OSError as error:
+            raise ValueError(f"cannot read the secret in {where}: {error.strerror}") from None
+        except ValueError:  # not UTF-8, whose error would quote it; or a NUL in the path
+            raise ValueError("cannot read the secret: its file must be UTF-8 text") from None
+        if not found:
+            raise ValueError(f"the file {where} is empty; put the secret into it")
+        return found
     raise ValueError("a secret is given as env:NAME or file:PATH, never in the clear")
 
 
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
 Secret = Annotated[SecretStr, BeforeValidator(_resolve)]
+Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
+Bytes = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 class Part(BaseModel):
@@ -60,9 +77,18 @@ class Hop(Part):
     keys: Annotated[dict[str, Secret], Field(min_length=1)]
     active: str
 
+    @model_validator(mode="after")
+    def _signs(self) -> Hop:
+        HopSigner(self.secrets(), self.active)  # its HopError is a ValueError that names the key id, never the key
+        return self
+
     def secrets(self) -> dict[str, bytes]:
         """Key bytes by key id."""
         return {kid: key.get_secret_value().encode() for kid, key in self.keys.items()}
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
 
 
 class Etcd(Part):
@@ -75,19 +101,35 @@ class Etcd(Part):
     username: str | None = None
     password: Secret | None = None
 
+    @model_validator(mode="after")
+    def _sound(self) -> Etcd:
+        self.settings(("127.0.0.1:2379",))
+        return self
+
+    def settings(self, hub: tuple[str, ...]) -> EtcdSettings:
+        """For the store; `hub` are the endpoints to use where none are configured. ValueError if they make no sense."""
+        return EtcdSettings(
+            endpoints=tuple(self.endpoints) or hub,
+            ca_file=_path(self.ca_file),
+            cert_file=_path(self.cert_file),
+            key_file=_path(self.key_file),
+            username=self.username,
+            password=self.password.get_secret_value() if self.password else None,
+        )
+
 
 class Limits(Part):
     """Bounds of the data plane. Bytes and seconds."""
 
-    buffered_bytes_max: int = 512 * 1024 * 1024
-    body_bytes_max: int = 16 * 1024 * 1024
-    head_bytes_max: int = 32 * 1024
-    connections_max: int = 20_000
-    request_s: float = 600.0
-    connect_s: float = 3.0
-    first_byte_s: float = 120.0
-    between_bytes_s: float = 60.0
-    drain_s: float = 30.0
+    buffered_bytes_max: Bytes = 512 * 1024 * 1024
+    body_bytes_max: Bytes = 16 * 1024 * 1024
+    head_bytes_max: Annotated[int, Field(ge=1024, le=1 << 20)] = 32 * 1024
+    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    request_s: Seconds = 600.0
+    connect_s: Seconds = 3.0
+    first_byte_s: Seconds = 120.0
+    between_bytes_s: Seconds = 60.0
+    drain_s: Annotated[float, Field(ge=0, le=DAY_S)] = 30.0
 
 
 class Process(Part):
@@ -100,7 +142,7 @@ class Process(Part):
     etcd: Etcd = Etcd()
     hop: Hop
     limits: Limits = Limits()
-    log_level: str = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"
 
 
 _P = TypeVar("_P", bound=BaseModel)
@@ -108,18 +150,47 @@ _P = TypeVar("_P", bound=BaseModel)
 
 def load(kind: type[_P], path: Path) -> _P:
     """Read and check a configuration file. Raises ConfigError with every problem."""
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(str(path), [f"is not YAML: {' '.join(str(error).split())}"]) from None
+    document = _read(path)
     if not isinstance(document, dict):
         raise ConfigError(str(path), ["must be a mapping of fields; see docs/configuration.md"])
     try:
         return kind.model_validate(document)
     except ValidationError as error:
         raise ConfigError(str(path), [_line(e["loc"], e["msg"]) for e in error.errors()]) from None
+
+
+_QUOTED = re.compile(r"'[^']*'")
+
+
+class _Strict(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, not a choice of the parser's."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, "a key is given twice; keep one", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_bytes(), Loader=_Strict)  # noqa: S506 - a SafeLoader, stricter
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    except yaml.MarkedYAMLError as error:
+        # Not the error's own text: that quotes the line, and a line may hold what should have been a secret.
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        problem = f"is not YAML: {where}{_QUOTED.sub('...', error.problem or error.context or 'malformed')}"
+    except yaml.YAMLError:
+        problem = "is not YAML: it holds bytes that are not text; save it as UTF-8"
+    except RecursionError:
+        problem = "is nested too deeply"
+    except ValueError:
+        problem = "is not YAML: it holds a date or a number that does not exist; quote it"
+    raise ConfigError(str(path), [problem])
 
 
 def _line(where: tuple[int | str, ...], message: str) -> str:

@@ -6,6 +6,8 @@ see the same prompt, chain and tokens. Never forwards anything itself.
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -28,12 +30,15 @@ if TYPE_CHECKING:
     from farhop.shell.observe import Observer
 
 NARROW_PLACES_MAX = 32
+NARROW_BYTES_MAX = 1024
+_PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Caller(msgspec.Struct, frozen=True):
     """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
 
-    `recorded`: whether spans and decisions of this caller may be kept here. `decision_id` comes with a hop token.
+    `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
+    with a hop token.
     """
 
     tenant: str
@@ -59,6 +64,9 @@ class Keeper(Protocol):
     def models(self, caller: Caller) -> list[str]:
         """The models this caller may use."""
 
+    def recorded(self, caller: Caller, model: str) -> bool:
+        """Whether spans and decisions of a request for this model may be kept here."""
+
 
 class Door:
     """A listener's gate. `relay` is set once it exists: the two need one another."""
@@ -72,7 +80,9 @@ class Door:
         visit = exchange.context = self._observer.begin(exchange.head)
         reply = self._judge(exchange.head, visit)
         if reply is not None:
-            self._observer.turned_away(visit, reply)
+            self._observer.turned_away(visit, reply.outcome, reply.status)
+        else:
+            exchange.on_abandoned = partial(self._observer.turned_away, visit)
         return reply
 
     def _judge(self, head: Head, visit: Visit) -> Reply | None:
@@ -89,32 +99,41 @@ class Door:
         visit.kind, visit.caller = kind, caller
         visit.decision_id = caller.decision_id or f"{self._rng.getrandbits(64):016x}"
         if not caller.recorded:
-            visit.trace.mute()
+            self._observer.mute(visit)
         return None
 
     def arrived(self, exchange: Exchange) -> None:
         """The body is here: answer from the view, or start the journey."""
         visit: Visit = exchange.context
+        try:
+            reply = self._proceed(exchange, visit)
+        except Exception:
+            self._observer.turned_away(visit, outcome.INTERNAL, answers.status_of(outcome.INTERNAL))
+            raise  # the connection answers it and has it logged
+        if reply is not None:
+            self._observer.turned_away(visit, reply.outcome, reply.status)
+            exchange.reply(reply)
+
+    def _proceed(self, exchange: Exchange, visit: Visit) -> Reply | None:
+        """Start the journey, or say what to answer instead."""
         caller = visit.caller
         kind = visit.kind
         assert caller is not None  # `head` let it pass
         assert kind is not None
         assert self.relay is not None
         if kind is Kind.MODELS:
-            self._reply(exchange, visit, _model_list(self._keeper.models(caller)))
-            return
+            return _model_list(self._keeper.models(caller))
         try:
             request, prompt = self.compose(caller, kind, exchange.body)
         except openai.BodyError as error:
-            self._reply(exchange, visit, answers.refusal(error.outcome, error.detail, param=error.param))
-            return
+            return answers.refusal(error.outcome, error.detail, param=error.param)
+        # A model may have a rule of its own, and its name is known only now.
+        if visit.recorded and not self._keeper.recorded(caller, request.model):
+            self._observer.mute(visit)
         hide_usage = prompt.stream and not prompt.wants_usage
         body = openai.ask_for_usage(exchange.body) if hide_usage else exchange.body
         self.relay.start(exchange, request, body, hide_usage=hide_usage, context=visit)
-
-    def _reply(self, exchange: Exchange, visit: Visit, reply: Reply) -> None:
-        self._observer.turned_away(visit, reply)
-        exchange.reply(reply)
+        return None
 
     def compose(self, caller: Caller, kind: Kind, body: bytes) -> tuple[Request, Prompt]:
         """The machine's Request for a body. Raises openai.BodyError."""
@@ -143,13 +162,12 @@ class Door:
 
 
 def narrow_of(value: bytes | None) -> tuple[str, ...] | None:
-    """The places in an `x-farhop-allow` header; None if it is malformed or names too many."""
+    """The places in an `x-farhop-allow` header; None if it is malformed or too much for a hop token to carry on."""
     if value is None:
         return ()
-    places = tuple(place.strip() for place in value.decode("latin-1").split(","))
-    if len(places) > NARROW_PLACES_MAX or not all(places):
-        return None
-    return places
+    places = tuple(place.strip(" \t") for place in value.decode("latin-1").split(","))
+    fits = len(value) <= NARROW_BYTES_MAX and len(places) <= NARROW_PLACES_MAX
+    return places if fits and all(map(_PLACE.fullmatch, places)) else None
 
 
 def _model_list(models: list[str]) -> Reply:

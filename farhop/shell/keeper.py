@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.relay import answers
-from farhop.shell.door import Caller, narrow_of
+from farhop.shell.door import NARROW_PLACES_MAX, Caller, narrow_of
 from topology.law import Scope, narrowing
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class KeyKeeper:
             return elsewhere
         wish = narrow_of(head.get(b"x-farhop-allow"))
         if wish is None:
-            detail = "`x-farhop-allow` must be a comma-separated list of at most 32 places"
+            detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
         return self.trusted(principal.tenant, narrowing(principal.within, wish), principal.key_name)
 
@@ -68,7 +68,7 @@ class KeyKeeper:
             tenant=tenant,
             deadline_s=self._request_s,
             hint_scope=hint_scope(self._topology, tenant),
-            recorded=recorded(self._law(), tenant, narrow, self._region),
+            recorded=recorded(self._law(), tenant, "", narrow, self._region),
             priority=known.priority if known is not None else 0,
             key=key,
             entry_region=self._region,
@@ -81,8 +81,8 @@ class KeyKeeper:
         why = verdict.why_not(self._region)
         if why is None:
             return None
-        entries = (url for name in sorted(verdict.lawful) for url in self._topology.regions[name].entry)
-        entry = next(entries, None)
+        nearest = sorted(verdict.lawful, key=lambda name: (self._topology.rtt_ms(self._region, name), name))
+        entry = next((url for name in nearest for url in self._topology.regions[name].entry), None)
         if entry is None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
@@ -94,6 +94,10 @@ class KeyKeeper:
         lawful = {m: law.verdict(caller.tenant, m, narrow=caller.narrow, key=caller.key).lawful for m in everywhere}
         return [m for m in everywhere if m in self._offered(lawful[m])]
 
+    def recorded(self, caller: Caller, model: str) -> bool:
+        """Whether spans and decisions of a request for this model may be kept here."""
+        return recorded(self._law(), caller.tenant, model, caller.narrow, self._region)
+
 
 def hint_scope(topology: Topology, tenant: str) -> str:
     """What separates this tenant's prefixes from others': nothing if it shares, else its name."""
@@ -101,6 +105,6 @@ def hint_scope(topology: Topology, tenant: str) -> str:
     return "" if known is not None and known.share_prefixes else f"tenant:{tenant}"
 
 
-def recorded(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str) -> bool:
-    """Whether spans and decisions of a tenant's requests may be kept in `region`."""
-    return region in law.verdict(tenant, "", Scope.LOGGING, narrow).lawful
+def recorded(law: Law, tenant: str, model: str, narrow: tuple[tuple[str, ...], ...], region: str) -> bool:
+    """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model."""
+    return region in law.verdict(tenant, model, Scope.LOGGING, narrow).lawful

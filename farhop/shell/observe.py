@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farhop.balance import outcome
+from farhop.balance.outcome import Source
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
-    from farhop.relay.answers import Reply
     from farhop.relay.attempt import AttemptRun
     from farhop.relay.head import Head
     from farhop.relay.paths import Kind
@@ -29,14 +29,31 @@ if TYPE_CHECKING:
     from farhop.telemetry.metrics import TierMetrics
     from farhop.telemetry.spans import RequestTrace, Span, Tracing
 
+MODEL_CHARS_MAX = 128
+
 
 class Visit:
     """What the shell keeps of a request beside its journey: who, since when, and its open spans."""
 
-    __slots__ = ("arrived_at", "attempts", "caller", "decision_id", "kind", "relay_span", "since", "trace")
+    __slots__ = (
+        "arrived_at",
+        "attempts",
+        "caller",
+        "decided",
+        "decision_id",
+        "kind",
+        "over",
+        "recorded",
+        "relay_span",
+        "since",
+        "trace",
+    )
 
     def __init__(self, trace: RequestTrace, now: float) -> None:
         self.trace, self.arrived_at, self.since = trace, now, now
+        self.recorded = True
+        self.over = False
+        self.decided: Any = None  # the last decision that has a span
         self.caller: Caller | None = None
         self.kind: Kind | None = None
         self.decision_id = ""
@@ -55,6 +72,9 @@ class Reasons(Protocol):
 
     def predicted_hit_tokens(self, decision: Any) -> float:
         """How much of the prompt was expected to be cached where it went."""
+
+    def predicted_ttft_ms(self, decision: Any) -> float | None:
+        """How long the first token was expected to take from there."""
 
 
 class Observer:
@@ -86,9 +106,16 @@ class Observer:
         )
         return Visit(trace, now)
 
-    def turned_away(self, visit: Visit, reply: Reply) -> None:
-        """Answered from the door."""
-        self._finish(visit, reply.outcome, reply.status, None, None, {})
+    def mute(self, visit: Visit) -> None:
+        """The law keeps records of this request away from here."""
+        visit.recorded = False
+        visit.trace.mute()
+
+    def turned_away(self, visit: Visit, reason: Outcome, status: int) -> None:
+        """Over before its journey: answered from the door, cut short while it was read, or left by its client."""
+        if reason.source is Source.LAW:
+            self.mute(visit)  # who may not be read here is not recorded here either
+        self._finish(visit, reason, status, None, None, {})
 
     # -- the journey
 
@@ -102,17 +129,21 @@ class Observer:
     def forwarded(self, journey: Journey) -> None:
         """An attempt is on its way: the decision behind it is a span of its own, and so is the attempt."""
         visit: Visit = journey.context
-        trace = visit.trace
-        if not trace.sampled:
-            return
-        now_ns = self._clock.wall_ns(journey.forwarded_at)
+        if visit.trace.sampled:
+            self._decided(journey, visit, journey.forwarded_at)
+            visit.relay_span = visit.trace.open("farhop.relay", self._clock.wall_ns(journey.forwarded_at))
+
+    def _decided(self, journey: Journey, visit: Visit, now: float) -> None:
+        """The spans of what led to a decision just taken: the wait in the queue, if any, and the decision itself."""
+        now_ns = self._clock.wall_ns(now)
         if journey.hold_from is not None:
-            since_ns = self._clock.wall_ns(journey.hold_from)
-            trace.child(f"{self._name}.queue", since_ns, now_ns)
-            visit.since = journey.forwarded_at
+            visit.trace.child(f"{self._name}.queue", self._clock.wall_ns(journey.hold_from), now_ns)
+            visit.since = now
             journey.hold_from = None
-        trace.child(self._decide, self._clock.wall_ns(visit.since), now_ns, self._reasons.attributes(journey.reasons))
-        visit.relay_span = trace.open("farhop.relay", now_ns)
+        if journey.reasons is not None and journey.reasons is not visit.decided:
+            said = self._reasons.attributes(journey.reasons)
+            visit.trace.child(self._decide, self._clock.wall_ns(visit.since), now_ns, said)
+            visit.decided = journey.reasons
 
     def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
         """An attempt ended."""
@@ -133,10 +164,14 @@ class Observer:
     def concluded(self, journey: Journey, reason: Outcome, status: int, usage: Usage | None) -> None:
         """The request is over."""
         visit: Visit = journey.context
+        if visit.over:
+            return
         if usage is not None:
             self._metrics.used(usage)
             if usage.cached_tokens is not None and journey.reasons is not None:
                 self._metrics.prefix(self._reasons.predicted_hit_tokens(journey.reasons), usage.cached_tokens)
+        if visit.trace.sampled:
+            self._decided(journey, visit, self._clock.now())  # one that sent it nowhere, or that a later one overtook
         self._keep(journey, visit, reason, status, usage)
         self._finish(visit, reason, status, journey, usage, self._request_attributes(journey, usage))
 
@@ -168,19 +203,20 @@ class Observer:
         usage: Usage | None,
         said: dict[str, Value],
     ) -> None:
+        if visit.over:
+            return
+        visit.over = True
         now = self._clock.now()
         ttft_s = tpot_s = None
         target = ""
-        if journey is not None and journey.began_at:
+        # An engine's error comes fast: as a first token it would make a broken replica look quick.
+        if journey is not None and journey.began_at and journey.status < 400:
             ttft_s = journey.began_at - visit.arrived_at
             target = journey.forward.target if journey.forward is not None else ""
-            if (
-                usage is not None
-                and usage.completion_tokens > 1
-                and reason is outcome.SERVED
-                and journey.request.stream
-            ):
-                tpot_s = (now - journey.began_at) / (usage.completion_tokens - 1)
+            if journey.request.stream:  # an answer in one piece does not show its first token
+                self._compare(journey)
+                if usage is not None and usage.completion_tokens > 1 and reason is outcome.SERVED:
+                    tpot_s = (now - journey.began_at) / (usage.completion_tokens - 1)
         self._metrics.finished(reason, status, now - visit.arrived_at, ttft_s, tpot_s, target)
         if visit.trace.sampled:
             said |= {a.OUTCOME: reason.reason, a.STATUS: status}
@@ -189,23 +225,33 @@ class Observer:
         error = None if reason is outcome.SERVED else reason.reason
         visit.trace.end(self._clock.wall_ns(now), said, error)
 
+    def _compare(self, journey: Journey) -> None:
+        """The promise that the choice rested on against what came of it."""
+        promised_ms = None if journey.reasons is None else self._reasons.predicted_ttft_ms(journey.reasons)
+        if promised_ms is not None:
+            self._metrics.promised(promised_ms, (journey.began_at - journey.forwarded_at) * 1e3)
+
     def _keep(self, journey: Journey, visit: Visit, reason: Outcome, status: int, usage: Usage | None) -> None:
-        caller, request = visit.caller, journey.request
-        if caller is None or not caller.recorded:
+        if not visit.recorded:
             return
         now = self._clock.now()
         ttft_ms = (journey.began_at - visit.arrived_at) * 1e3 if journey.began_at else None
         at_ns = self._clock.wall_ns(visit.arrived_at)
         decision, attempts, reasons = journey.reasons, visit.attempts, self._reasons
+        # Of the request only this: the ring holds many records, and a chain or a stranger's long name is large.
+        tenant, model, prompt_bytes = (
+            journey.request.tenant, journey.request.model[:MODEL_CHARS_MAX], journey.request.prompt_bytes
+        )  # fmt: skip
+        trace_id, decision_id = visit.trace.trace_id, visit.decision_id
 
         def record() -> dict[str, Any]:
             return {
-                "decision": visit.decision_id,
-                "trace_id": visit.trace.trace_id,
+                "decision": decision_id,
+                "trace_id": trace_id,
                 "at_unix_ms": at_ns // 1_000_000,
-                "tenant": request.tenant,
-                "model": request.model,
-                "prompt_bytes": request.prompt_bytes,
+                "tenant": tenant,
+                "model": model,
+                "prompt_bytes": prompt_bytes,
                 "outcome": reason.reason,
                 "status": status,
                 "ttft_ms": ttft_ms,
@@ -221,7 +267,7 @@ class Observer:
                 "reasons": reasons.record(decision) if decision is not None else None,
             }
 
-        self._decisions.put(visit.decision_id, record)
+        self._decisions.put(decision_id, record)
 
 
 class ObservedTier:

@@ -1,6 +1,7 @@
 """The life of a balancer's process: start, say so, serve until told to stop, stop in order.
 
-A fault of the configuration or the surroundings is one line on stderr and exit code 2, never a stack trace.
+A fault of the configuration or the surroundings is one line on stderr and exit code 2, never a stack trace. Whatever
+was opened is closed, and what closing meets never hides why it had to be.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import uvloop
 from farhop.relay.listener import PortTakenError
 from farhop.shell.config import ConfigError
 from farhop.store.contract import StoreError
-from farhop.telemetry.logs import LogError
+from farhop.telemetry import logs
 from topology.problems import TopologyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # What an operator can mend: said in a line.
-_FAULTS = (ConfigError, TopologyError, PortTakenError, StoreError, LogError)
+_FAULTS = (ConfigError, TopologyError, PortTakenError, StoreError, logs.LogError)
 
 
 class Balancer(Protocol):
@@ -53,9 +54,31 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
         loop.add_signal_handler(number, stop.set)
     balancer = make()
     try:
-        line = await balancer.open()
+        line = await _unless(stop, balancer)
+    except BaseException:
+        await _close_anyway(name, balancer)
+        raise
+    if line is not None:
         print(f"{name}: {line}", flush=True)
         gc.freeze()  # what start-up made stays: the collector need not walk it again
         await stop.wait()
+    await balancer.close()
+
+
+async def _unless(stop: asyncio.Event, balancer: Balancer) -> str | None:
+    """Open it; None if it was told to stop before it had."""
+    opening, stopping = asyncio.create_task(balancer.open()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return opening.result() if opening.done() else None
     finally:
+        opening.cancel()
+        stopping.cancel()
+        await asyncio.wait((opening, stopping))
+
+
+async def _close_anyway(name: str, balancer: Balancer) -> None:
+    try:
         await balancer.close()
+    except Exception as error:  # noqa: BLE001 - on the way out because of another error, which must be the one told
+        logs.get(name).error("closing failed", error=type(error).__name__, exc_info=error)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from farhop.relay.inbound import InboundLimits
 from farhop.relay.outbound import OutboundLimits
 from farhop.shell.config import ConfigError
-from farhop.store.etcd_link import EtcdSettings
 from topology import load as worlds
 
 if TYPE_CHECKING:
     from farhop.shell.config import Limits, Process
+    from farhop.store.etcd_link import EtcdSettings
     from topology.model import Topology
 
 
@@ -35,20 +35,9 @@ def etcd(config: Process, topology: Topology) -> EtcdSettings:
     if not endpoints:
         raise ConfigError("etcd.endpoints", [f"none given, and hub {hub!r} of the topology has none; add some"])
     try:
-        return EtcdSettings(
-            endpoints=endpoints,
-            ca_file=_path(given.ca_file),
-            cert_file=_path(given.cert_file),
-            key_file=_path(given.key_file),
-            username=given.username,
-            password=given.password.get_secret_value() if given.password else None,
-        )
+        return given.settings(endpoints)
     except ValueError as error:
-        raise ConfigError("etcd", [str(error)]) from None
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
+        raise ConfigError(f"hub {hub!r} of the topology", [str(error)]) from None
 
 
 def inbound(limits: Limits) -> InboundLimits:

@@ -294,6 +294,18 @@ def test_those_who_wait_are_bounded_in_number(play) -> None:
     )  # fmt: skip
 
 
+def test_one_who_cannot_go_speaks_for_all_like_it(monkeypatch) -> None:
+    """A thousand on hold must not cost a thousand decisions at every report."""
+    flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
+    for n in range(50):
+        flow.handle(RequestArrived(request(f"q{n}")), 0.0)
+    decided = []
+    consider = flow.consider
+    monkeypatch.setattr(flow, "consider", lambda *asked: decided.append(asked) or consider(*asked))
+    assert flow.handle(RegionHeard("london"), 0.1) == []
+    assert len(decided) == 1
+
+
 def test_everybody_who_waits_is_released_in_turn(play) -> None:
     flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
     book = play(flow)

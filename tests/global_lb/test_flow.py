@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from referee import Referee, Rider
-from worlds import MODEL, OTHER_MODEL, REGIONS, capacity, heard, instance, law, request, seen, worldwide
+from worlds import MODEL, OTHER_MODEL, REGIONS, capacity, everywhere, heard, instance, law, request, seen, worldwide
 
 from farhop.balance import machine, outcome
 from farhop.balance.health import LivenessConfig, State
@@ -30,6 +30,17 @@ REFUSALS = (
     outcome.CONNECT_FAILED,  # a region tells of its replica's failure
 )
 FAILURES = (outcome.CONNECT_FAILED, outcome.FIRST_BYTE_TIMEOUT, outcome.DIED_BEFORE_START, outcome.BAD_FRAMING)
+# Most requests are as they should be; some have one thing about them.
+ODDITIES = (
+    *({} for _ in range(8)),
+    {"deadline": 1.0},
+    {"deadline": 0.0},
+    {"tenant": "lost"},
+    {"model": "nowhere"},
+    {"model": OTHER_MODEL},
+    {"narrow": (("uk", "apac"),)},
+    {"lawful": frozenset({"london", "tokyo"})},
+)
 
 
 class GlobalMachine(RuleBasedStateMachine):
@@ -71,41 +82,42 @@ class GlobalMachine(RuleBasedStateMachine):
     # -- requests
 
     @rule(
-        size=st.sampled_from((100, 1024, 9000)),
-        tenant=st.sampled_from(("anyone", "anyone", "european", "german", "lost")),
-        model=st.sampled_from((MODEL, MODEL, MODEL, OTHER_MODEL, "nowhere")),
-        life_s=st.sampled_from((0.0, 1.0, 20.0, 20.0)),
-        token=st.sampled_from((None, None, frozenset({"london", "tokyo"}))),
-        narrow=st.sampled_from(((), (), (("uk", "apac"),), (("DE",),))),
+        sizes=st.lists(st.sampled_from((1024, 100, 9000)), min_size=1, max_size=4),
+        tenant=st.sampled_from(("anyone", "european", "german")),
+        oddity=st.sampled_from(ODDITIES),
     )
-    def arrive(self, size, tenant, model, life_s, token, narrow) -> None:
-        self.arrivals += 1
-        one = request(
-            f"q{self.arrivals}", size, says="alice", tenant=tenant, model=model, narrow=narrow, lawful=token,
-            deadline=self.now + life_s,
-        )  # fmt: skip
-        self._tell(machine.RequestArrived(one))
+    def some_arrive(self, sizes, tenant, oddity) -> None:
+        for size in sizes:
+            self.arrivals += 1
+            fields = {"tenant": tenant, "deadline": self.now + 20.0, **oddity}
+            if "deadline" in oddity:
+                fields["deadline"] = self.now + oddity["deadline"]
+            self._tell(machine.RequestArrived(request(f"q{self.arrivals}", size, says="alice", **fields)))
 
     def _one(self, n: int, *states: str) -> Rider | None:
         riders = self.referee.states(*states)
         return riders[n % len(riders)] if riders else None
 
+    @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), status=st.sampled_from((200, 200, 404)))
     def attempt_begins(self, n: int, status: int) -> None:
         if rider := self._one(n, "sent", "started"):
             self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
 
+    @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), cached=st.sampled_from((None, 0, 100)))
     def attempt_ends(self, n: int, cached: int | None) -> None:
         if rider := self._one(n, "sent", "started"):
             usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, cached)
             self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage))
 
+    @precondition(lambda self: self.referee.states("sent"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(REFUSALS))
     def attempt_is_refused(self, n: int, reason: outcome.Outcome) -> None:
         if rider := self._one(n, "sent"):
             self._tell(machine.AttemptRefused(rider.request.id, rider.attempt, reason, 100.0))
 
+    @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
     def attempt_fails(self, n: int, reason: outcome.Outcome) -> None:
         if rider := self._one(n, "sent", "started"):
@@ -125,6 +137,7 @@ class GlobalMachine(RuleBasedStateMachine):
         )
         self._tell(events[stale])
 
+    @precondition(lambda self: self.referee.states("held", "sent", "started"))
     @rule(n=st.integers(0, 9))
     def client_leaves(self, n: int) -> None:
         if rider := self._one(n, "held", "sent", "started"):
@@ -150,19 +163,34 @@ class GlobalMachine(RuleBasedStateMachine):
         self._tell(RegionForced(region, drain, "because", None if for_s is None else self.now + for_s))
 
     @rule(
-        present=st.sets(st.sampled_from(NAMES)), ready=st.sampled_from((0, 2, 2)), draining=st.booleans(),
-        accepted=st.sampled_from((0.0, 1024.0, 50_000.0)), incarnation=st.sampled_from((1, 1, 2)),
-        wait_ms=st.sampled_from((0.0, 400.0)), second=st.booleans(),
-    )  # fmt: skip
-    def view_swaps(self, present, ready, draining, accepted, incarnation, wait_ms, second) -> None:
+        gone=st.sampled_from((None, None, *NAMES)),
+        ready=st.sampled_from((2, 2, 0)),
+        draining=st.sampled_from((False, False, True)),
+        accepted=st.sampled_from((0.0, 1024.0, 50_000.0)),
+        incarnation=st.sampled_from((1, 1, 2)),
+        wait_ms=st.sampled_from((0.0, 400.0)),
+        second=st.booleans(),
+    )
+    def view_swaps(self, gone, ready, draining, accepted, incarnation, wait_ms, second) -> None:
         instances = []
-        for region in sorted(present):
+        for region in NAMES:
+            if region == gone:
+                continue
             models = {MODEL: capacity(wait_ms=wait_ms, replicas_ready=ready), OTHER_MODEL: capacity()}
             known = {"models": models, "accepted": accepted, "incarnation": incarnation}
             instances.append(instance(region, "a", draining=draining, **known))
             if second:
                 instances.append(instance(region, "b", wait_ms=wait_ms))
         self._tell(seen(*instances))
+
+    @rule()
+    def all_is_well_again(self) -> None:
+        self.flow.law = LAWS[0]
+        self._tell(everywhere())
+        for region in NAMES:
+            self._tell(ChannelChanged(region, True))
+            self._tell(RegionHeard(region))
+            self._tell(RegionForced(region, False))
 
     @rule(epoch=st.sampled_from((0, 0, 1, 2, 3)))
     def law_changes(self, epoch: int) -> None:

@@ -30,6 +30,16 @@ FAILURES = (
     outcome.DIED_BEFORE_START,
     outcome.BAD_FRAMING,
 )
+# Most requests are as they should be; some have one thing about them.
+ODDITIES = (
+    *({} for _ in range(10)),
+    {"deadline": 1.0},
+    {"deadline": 0.0},
+    {"tenant": "german"},
+    {"model": "nowhere"},
+    {"lawful": frozenset({"tokyo"})},
+    {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1"},
+)
 MODELS_OF = {"r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}}
 
 
@@ -81,38 +91,41 @@ class RegionalMachine(RuleBasedStateMachine):
     # -- requests
 
     @rule(
-        size=st.sampled_from((100, 1024, 3000, 9000)),
+        sizes=st.lists(st.sampled_from((1024, 100, 3000, 9000)), min_size=1, max_size=5),
         says=st.sampled_from(("", "alice", "bob")),
-        tenant=st.sampled_from(("anyone", "anyone", "other", "european", "german")),
-        model=st.sampled_from((MODEL, MODEL, OTHER_MODEL, "nowhere")),
-        priority=st.sampled_from((0, 0, 1)),
+        tenant=st.sampled_from(("anyone", "other")),
+        model=st.sampled_from((MODEL, OTHER_MODEL)),
+        priority=st.sampled_from((0, 1)),
         stream=st.booleans(),
-        life_s=st.sampled_from((0.0, 1.0, 20.0, 20.0)),
-        token=st.sampled_from((None, frozenset({"london", "tokyo"}), frozenset({"tokyo"}))),
+        oddity=st.sampled_from(ODDITIES),
     )
-    def arrive(self, size, says, tenant, model, priority, stream, life_s, token) -> None:
-        self.arrivals += 1
-        one = request(
-            f"q{self.arrivals}", size, says=says, tenant=tenant, model=model, priority=priority, stream=stream,
-            deadline=self.now + life_s, lawful=token, issuer="global-1" if token else "",
-        )  # fmt: skip
-        self._tell(machine.RequestArrived(one))
+    def some_arrive(self, sizes, says, tenant, model, priority, stream, oddity) -> None:
+        for size in sizes:
+            self.arrivals += 1
+            fields = {"tenant": tenant, "model": model, "deadline": self.now + 20.0, **oddity}
+            if "deadline" in oddity:
+                fields["deadline"] = self.now + oddity["deadline"]
+            one = request(f"q{self.arrivals}", size, says=says, priority=priority, stream=stream, **fields)
+            self._tell(machine.RequestArrived(one))
 
     def _one(self, n: int, *states: str) -> Rider | None:
         riders = self.referee.states(*states)
         return riders[n % len(riders)] if riders else None
 
+    @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), status=st.sampled_from((200, 200, 200, 404, 500)))
     def attempt_begins(self, n: int, status: int) -> None:
         if rider := self._one(n, "sent", "started"):
             self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
 
+    @precondition(lambda self: self.referee.states("started"))
     @rule(n=st.integers(0, 9), told=st.booleans())
     def attempt_ends(self, n: int, told: bool) -> None:
         if rider := self._one(n, "started"):
             usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if told else None
             self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage))
 
+    @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
     def attempt_fails(self, n: int, reason: outcome.Outcome) -> None:
         if rider := self._one(n, "sent", "started"):
@@ -131,6 +144,7 @@ class RegionalMachine(RuleBasedStateMachine):
         )
         self._tell(events[stale])
 
+    @precondition(lambda self: self.referee.states("held", "sent", "started"))
     @rule(n=st.integers(0, 9))
     def client_leaves(self, n: int) -> None:
         if rider := self._one(n, "held", "sent", "started"):
@@ -150,13 +164,22 @@ class RegionalMachine(RuleBasedStateMachine):
         self._tell(ReplicaProbed(name, ok))
         self._work_is_conserved()
 
+    @rule()
+    def all_is_well_again(self) -> None:
+        self.flow.law = LAWS[0]
+        self._tell(swapped(*(self._replica(name) for name in NAMES)))
+        for name in NAMES:
+            self.probe(name, True)
+
     @rule(
-        present=st.sets(st.sampled_from(NAMES)), waiting=st.sampled_from((0, 0, 2)), slots=st.sampled_from((1, 3)),
+        gone=st.sampled_from((None, None, *NAMES)),
+        waiting=st.sampled_from((0, 0, 2)),
+        slots=st.sampled_from((1, 3, 3)),
         sampled=st.booleans(),
-    )  # fmt: skip
-    def view_swaps(self, present: set[str], waiting: int, slots: int, sampled: bool) -> None:
+    )
+    def view_swaps(self, gone: str | None, waiting: int, slots: int, sampled: bool) -> None:
         sample = Sample(at=self.now, waiting=waiting, running=1, kv_usage=0.5) if sampled else None
-        self._tell(swapped(*(self._replica(name, slots=slots, sample=sample) for name in sorted(present))))
+        self._tell(swapped(*(self._replica(name, slots=slots, sample=sample) for name in NAMES if name != gone)))
         self._work_is_conserved()
 
     @rule(epoch=st.sampled_from((0, 0, 1, 2)))

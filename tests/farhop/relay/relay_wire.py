@@ -159,7 +159,8 @@ class Upstream:
     async def serve(self, line: Line) -> None:
         """The plain script: answer whatever comes."""
         while True:
-            await line.send(self.answer(await self.request(line)))
+            asked = await self.request(line)
+            await line.send(self.answer(asked))
 
     async def close(self) -> None:
         assert self._server is not None

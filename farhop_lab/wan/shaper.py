@@ -1,0 +1,131 @@
+"""What the wire does to one direction of one connection: when each chunk leaves the far end. Pure: no IO, no clock.
+
+Invariants: what is taken out is what was put in, in order, and nothing before its time, whatever happens to delay,
+jitter and freezes in between; nothing at all while frozen. Memory is the caller's to bound, by `queued_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
+
+# What a queued chunk costs beside its bytes (object headers, tuple, float): many tiny chunks must not slip the bound.
+CHUNK_OVERHEAD_BYTES = 128
+# Most that is handed out at once, so that a receiver who stops reading is noticed in between.
+TAKE_BYTES_MAX = 256 * 1024
+
+
+class Mark(Enum):
+    """What crosses the wire beside bytes, in order with them."""
+
+    OPEN = "open"  # the client's wish to connect (its SYN)
+    ANSWER = "answer"  # how that went
+    END = "end"  # FIN: nothing more comes this way
+    RESET = "reset"  # RST: the sender is gone
+
+
+class Wire:
+    """One link's live settings, read for each chunk. Seconds; `bytes_per_s` None: as fast as can be."""
+
+    __slots__ = ("bytes_per_s", "delay_s", "frozen", "jitter_s")
+
+    def __init__(self, delay_s: float, jitter_s: float, bytes_per_s: float | None = None) -> None:
+        self.delay_s, self.jitter_s, self.bytes_per_s = delay_s, jitter_s, bytes_per_s
+        self.frozen = False
+
+
+class Line:
+    """One direction of a link, shared by its connections. `free_at`: when the last byte put so far is on the wire."""
+
+    __slots__ = ("delivered_bytes", "free_at")
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+        self.delivered_bytes = 0
+
+
+class Shaper:
+    """First in, first out; each item after the delay in force when it was put, give or take a uniform jitter.
+
+    FIFO makes jitter a floor for whatever follows: on a dense stream delays lean to `delay + jitter`, as in a router's
+    queue. `lost`: the path has forgotten this connection, and nothing comes out any more.
+    """
+
+    __slots__ = ("_last_due", "_line", "_queue", "_rng", "_wire", "lost", "queued_bytes")
+
+    def __init__(self, wire: Wire, line: Line, rng: Random) -> None:
+        self._wire, self._line, self._rng = wire, line, rng
+        self._queue: deque[tuple[float, bytes | Mark]] = deque()
+        self._last_due = 0.0
+        self.queued_bytes = 0
+        self.lost = False
+
+    def put(self, item: bytes | Mark, now: float) -> None:
+        """An item enters the wire at `now` (monotonic seconds, never going back)."""
+        size = len(item) if isinstance(item, bytes) else 0
+        due = self._arrival(size, now)
+        self._queue.append((due, item))
+        self.queued_bytes += size + CHUNK_OVERHEAD_BYTES
+
+    def _arrival(self, size_bytes: int, now: float) -> float:
+        wire = self._wire
+        start = now
+        if wire.bytes_per_s is not None:
+            line = self._line
+            line.free_at = start = max(now, line.free_at) + size_bytes / wire.bytes_per_s
+        late_s = wire.delay_s
+        if wire.jitter_s:
+            late_s = max(0.0, late_s + wire.jitter_s * (2.0 * self._rng.random() - 1.0))
+        self._last_due = due = max(self._last_due, start + late_s)
+        return due
+
+    @property
+    def due(self) -> float | None:
+        """When the next item comes out; None if there is none, or nothing can come out."""
+        if self._wire.frozen or self.lost or not self._queue:
+            return None
+        return self._queue[0][0]
+
+    def take(self, until: float) -> bytes | Mark | None:
+        """The next mark due by then, or the bytes due by then up to the next mark, joined. None: nothing is due."""
+        queue = self._queue
+        if not queue or queue[0][0] > until or self._wire.frozen or self.lost:
+            return None
+        item = queue.popleft()[1]
+        self.queued_bytes -= CHUNK_OVERHEAD_BYTES
+        if not isinstance(item, bytes):
+            return item
+        if queue and queue[0][0] <= until:
+            item = self._joined(item, until)
+        self.queued_bytes -= len(item)
+        return item
+
+    def _joined(self, first: bytes, until: float) -> bytes:
+        queue = self._queue
+        parts, size = [first], len(first)
+        while queue and queue[0][0] <= until:
+            item = queue[0][1]
+            if not isinstance(item, bytes) or size + len(item) > TAKE_BYTES_MAX:
+                break
+            queue.popleft()
+            parts.append(item)
+            size += len(item)
+        self.queued_bytes -= CHUNK_OVERHEAD_BYTES * (len(parts) - 1)
+        return b"".join(parts)
+
+    def thaw(self, now: float) -> None:
+        """The freeze is over: all that was under way is sent again, from now (TCP's resending, without its backoff)."""
+        queue, self._queue = self._queue, deque()
+        for due, item in queue:
+            size = len(item) if isinstance(item, bytes) else 0
+            self._last_due = max(self._arrival(size, now), due)
+            self._queue.append((self._last_due, item))
+
+    def clear(self) -> None:
+        """Drop all that is under way."""
+        self._queue.clear()
+        self.queued_bytes = 0

@@ -1,0 +1,75 @@
+"""Every outcome there is has a status and a body in OpenAI's shape."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+from farhop.relay import answers
+
+ALL = outcome.catalogue()
+
+
+@pytest.mark.parametrize("reason", ALL, ids=lambda r: r.reason)
+def test_every_outcome_can_be_said(reason: Outcome) -> None:
+    reply = answers.refusal(reason, 'it "failed"', param="model")
+    error = json.loads(reply.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["message"], error["param"], error["code"]) == ('it "failed"', "model", reason.reason)
+    assert reply.outcome is reason
+    assert 200 <= reply.status < 600
+    if reason is not outcome.SERVED:
+        assert reply.status >= 400
+        assert error["type"].endswith(("_error", "_request"))
+    assert (b"www-authenticate" in reply.extra) == (reply.status == 401)
+    line = answers.status_line(reply.status)
+    assert line.startswith(b"HTTP/1.1 %d " % reply.status)
+    assert line.endswith(b"\r\n")
+
+
+@pytest.mark.parametrize("reason", ALL, ids=lambda r: r.reason)
+def test_every_outcome_can_be_told_to_the_tier_above(reason: Outcome) -> None:
+    header = answers.hop_outcome(reason, 12.9)
+    name, value = header.removesuffix(b"\r\n").split(b": ", 1)
+    assert name == b"x-farhop-outcome"
+    assert answers.read_hop_outcome(value) == (reason, 12.0)
+    assert answers.read_hop_outcome(reason.reason.encode()) == (reason, None)
+
+
+@pytest.mark.parametrize("value", [b"", b"nonsense", b"served\xff", b"; wait_ms=1"])
+def test_an_unknown_word_is_an_internal_error_there(value: bytes) -> None:
+    known, _ = answers.read_hop_outcome(value)
+    assert known is outcome.INTERNAL
+    assert not known.retryable
+
+
+@pytest.mark.parametrize("wait", [b"-5", b"x", b"", b"1e3", b"1.5"])
+def test_an_absurd_wait_is_none(wait: bytes) -> None:
+    assert answers.read_hop_outcome(b"queue_full; wait_ms=" + wait) == (outcome.QUEUE_FULL, None)
+
+
+@pytest.mark.parametrize(("given", "said"), [(0.0, b"1"), (0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
+def test_retry_after_is_whole_seconds_and_never_none(given: float, said: bytes) -> None:
+    reply = answers.refusal(outcome.QUEUE_FULL, "full", retry_after_s=given, extra=b"x-a: b\r\n")
+    assert reply.extra == b"x-a: b\r\nretry-after: " + said + b"\r\n"
+
+
+def test_a_redirect_says_where_to() -> None:
+    reply = answers.redirect("https://eu.example/v1", outcome.ENTRY_FORBIDDEN)
+    assert (reply.status, reply.extra) == (307, b"location: https://eu.example/v1\r\n")
+    assert json.loads(reply.body)["error"]["code"] == "entry_forbidden"
+
+
+def test_a_broken_stream_ends_with_one_event() -> None:
+    event = answers.event_of(outcome.DIED_MID_STREAM, "a\n\nb")
+    assert event.count(b"\n\n") == 1
+    assert event.endswith(b"\n\n")
+    assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "upstream_died_mid_stream"
+
+
+def test_an_unknown_status_has_a_line_too() -> None:
+    assert answers.status_line(418) == b"HTTP/1.1 418 Status\r\n"
+    assert answers.status_line(429) == b"HTTP/1.1 429 Too Many Requests\r\n"

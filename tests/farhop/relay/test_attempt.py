@@ -1,0 +1,110 @@
+"""One attempt: what it writes, what it passes on, and that a slow client slows the upstream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from relay_wire import SSE, Line, chunk, plain, post, until
+
+from farhop.relay.outbound import OutboundLimits
+
+
+async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) -> None:
+    s = await stage()
+    headers = (
+        b"Authorization: Bearer sk-client\r\nX-Request-Id: 7\r\nx-farhop-hop: forged\r\nX-Forwarded-For: me\r\n"
+        b"TE: trailers\r\nKeep-Alive: 5\r\nAccept-Encoding: gzip\r\nConnection: keep-alive, X-Private\r\n"
+        b"X-Private: 1\r\nProxy-Authorization: x\r\nContent-Type: application/json\r\ntraceparent: theirs\r\n"
+    )
+    assert (await s.ask(post(b"{}", path="/v1/chat/completions?a=b", headers=headers))).status == 200
+    (asked,) = s.upstream.asked
+    assert asked.line == "POST /v1/chat/completions?a=b HTTP/1.1"
+    assert asked.headers == [
+        ("host", str(s.upstream.address)),
+        ("content-length", "2"),
+        ("accept-encoding", "identity"),
+        ("x-request-id", "7"),
+        ("content-type", "application/json"),
+        ("authorization", "Bearer engine-key"),
+    ]
+
+
+async def test_the_client_gets_the_answer_and_none_of_its_hops(stage: Any) -> None:
+    s = await stage()
+    headers = (
+        b"Content-Type: application/json\r\nServer: engine\r\nKeep-Alive: timeout=5\r\nConnection: X-Private\r\n"
+        b"X-Private: 1\r\nX-Farhop-Region: forged\r\nServer-Timing: engine;dur=5\r\nVia: x\r\n"
+    )
+    s.upstream.answer = lambda _m: plain(b"{}", headers=headers)
+    answer = await s.ask(post())
+    names = [name for name, _ in answer.headers]
+    assert names == ["content-type", "server", "x-farhop-decision", "server-timing", "content-length"]
+    assert (answer.get("server-timing") or "").endswith(", engine;dur=5")
+
+
+async def test_a_large_body_arrives_whole_both_ways(stage: Any) -> None:
+    s = await stage()
+    body = bytes(range(256)) * 8192
+    s.upstream.answer = lambda m: plain(m.body, headers=b"content-type: image/png\r\n")
+    assert (await s.ask(post(body))).body == body
+
+
+@pytest.mark.parametrize("content_type", [b"text/event-stream", b"application/octet-stream"])
+async def test_a_client_that_does_not_read_bounds_what_is_buffered(stage: Any, content_type: bytes) -> None:
+    s = await stage(outbound=OutboundLimits(between_bytes_s=0.05))
+    event = b"data: " + b"x" * 8190 + b"\n\n"
+    sent = 0
+    total = 64 << 20
+
+    async def flood(line: Line) -> None:
+        nonlocal sent
+        await s.upstream.request(line)
+        await line.send(SSE.replace(b"text/event-stream", content_type))
+        while sent < total:
+            await line.send(chunk(event))
+            sent += len(event)
+        await line.send(b"0\r\n\r\n")
+        await s.upstream.request(line)
+
+    s.upstream.script = flood
+    c = await s.client()
+    c.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    await c.send(post())
+    await until(lambda: s.gate.exchanges)
+    turns = s.gate.exchanges[0]._turns
+    await until(lambda: turns._write_paused)
+    seen = 0
+    while seen != sent:  # until the upstream is held back, all the way
+        seen = sent
+        await asyncio.sleep(0.1)
+    assert turns._transport.get_write_buffer_size() < 1 << 20
+    assert sent < total // 4, "the upstream was not held back"
+    c.reader._transport.resume_reading()  # type: ignore[attr-defined]
+    received = 0
+    while received < sent or sent < total:
+        received += len(await c.reader.read(1 << 20))
+    await until(lambda: s.tier.concluded_with == [("served", 200, None)])
+
+
+async def test_a_slow_client_is_not_a_stalled_upstream(stage: Any) -> None:
+    s = await stage(outbound=OutboundLimits(between_bytes_s=0.05))
+
+    async def quiet(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(SSE + chunk(b"data: 1\n\n"))
+        await s.upstream.request(line)
+
+    s.upstream.script = quiet
+    c = await s.client()
+    await c.send(post())
+    await c.reader.readuntil(b"data: 1\n\n")
+    attempt = s.relay._live["r1"].attempt
+    attempt.pause()
+    attempt.check(attempt._heard_at + 60.0, s.pool.limits)
+    assert s.relay.under_way == 1
+    attempt.resume()
+    attempt.check(attempt._heard_at + 60.0, s.pool.limits)
+    assert s.relay.under_way == 0
+    assert s.tier.attempts == [(1, "upstream_stalled")]

@@ -1,0 +1,215 @@
+"""The way in, on real sockets: both tiers are up, and what must not pass does not reach the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, topology, until
+
+from farhop.shell.door import NARROW_BYTES_MAX, NARROW_PLACES_MAX, narrow_of
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(engine: Engine) -> AsyncIterator[Both]:
+    limits = {"body_bytes_max": 20_000, "head_bytes_max": 4096, "drain_s": 0.5}
+    async with both(engine, topology(), global_={"limits": limits}, regional={"limits": limits}) as running:
+        yield running
+        await running.at_rest()
+
+
+async def test_a_request_comes_through_both_tiers(up: Both, engine: Engine) -> None:
+    for port in (up.entry, up.client):
+        answer = await send(port, chat())
+        assert answer.status == 200
+        assert answer.json["choices"][0]["message"]["content"] == "hello"
+        assert answer.headers["x-farhop-region"] == "virginia"
+        assert len(answer.headers["x-farhop-decision"]) == 16
+    assert [body["model"] for _, body in engine.seen] == [MODEL, MODEL]
+
+
+async def test_a_stream_is_asked_for_its_usage_and_keeps_it_to_itself(up: Both, engine: Engine) -> None:
+    answer = await send(up.entry, chat(body=streaming()))
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert b"usage" not in answer.body
+    assert engine.seen[-1][1]["stream_options"] == {"include_usage": True}
+    asked = await send(up.entry, chat(body={**streaming(), "stream_options": {"include_usage": True}}))
+    assert b'"usage"' in asked.body
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status", "code", "words"),
+    [
+        (head("GET", "/v1/chat/completions"), 405, "method_not_allowed", "POST"),
+        (head("POST", "/v1/models", content_length="0"), 405, "method_not_allowed", "GET"),
+        (head("POST", "/flush_cache", content_length="0"), 404, "path_not_allowed", "/v1/chat/completions"),
+        (head("POST", "/v1/load_lora_adapter", content_length="0"), 404, "path_not_allowed", "inference paths"),
+        (head("POST", "/v1/files", content_length="0"), 404, "path_not_allowed", "stateful"),
+        (head("POST", "/v1/responses", content_length="0"), 404, "path_not_allowed", "stateful"),
+        (head("GET", "/v1/chat/completions/../../metrics"), 404, "path_not_allowed", "inference paths"),
+        (head("GET", "/metrics"), 404, "path_not_allowed", "inference paths"),
+        (chat(content_encoding="gzip"), 400, "malformed_http", "Content-Encoding"),
+        (head("GET", "/v1/models", x_long="y" * 5000), 431, "head_too_large", "4096 bytes"),
+        (chat(body=b"x" * 20_001), 413, "body_too_large", "20000 bytes"),
+        (b"nonsense\r\n\r\n", 400, "malformed_http", "HTTP"),
+    ],
+)
+async def test_what_does_not_pass_is_told_why(
+    up: Both, engine: Engine, request_head: bytes, status: int, code: str, words: str
+) -> None:
+    for port in (up.entry, up.client):
+        answer = await send(port, request_head)
+        assert (answer.status, answer.code) == (status, code)
+        assert words in answer.json["error"]["message"]
+        if status == 405:
+            assert answer.headers["allow"] == words
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{", "invalid_json", None),
+        (b"", "invalid_json", None),
+        (b'{"model": "\xff"}', "invalid_json", None),
+        (b"[" * 10_000, "invalid_field", None),
+        (b"[]", "invalid_field", None),
+        ({"model": MODEL}, "invalid_field", "messages"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "invalid_field", "model"),
+        ({"model": 7, "messages": []}, "invalid_field", "model"),
+        ({"model": MODEL, "messages": []}, "invalid_field", "messages"),
+        ({"model": MODEL, "messages": "hello"}, "invalid_field", "messages"),
+        ({"model": MODEL, "messages": [{"content": "x"}]}, "invalid_field", "messages[0].role"),
+        ({"model": MODEL, "messages": [{"role": "u", "content": 5}]}, "invalid_field", "messages[0].content"),
+        ({**streaming(), "max_tokens": "many"}, "invalid_field", "max_tokens"),
+        ({**streaming(), "max_tokens": 0}, "invalid_field", "max_tokens"),
+        ({**streaming(), "stream": "yes"}, "invalid_field", "stream"),
+    ],
+)
+async def test_a_body_that_cannot_be_routed_names_the_field(
+    up: Both, engine: Engine, body: Any, code: str, param: str | None
+) -> None:
+    answer = await send(up.entry, chat(body=body))
+    assert (answer.status, answer.code) == (400, code)
+    assert answer.json["error"]["type"] == "invalid_request_error"
+    assert answer.json["error"]["param"] == param
+    assert engine.seen == []
+
+
+async def test_models_are_listed_in_openais_shape(up: Both) -> None:
+    for port in (up.entry, up.client):
+        answer = await send(port, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
+        assert answer.status == 200
+        assert answer.json == {
+            "object": "list",
+            "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "farhop"}],
+        }
+
+
+async def test_headers_of_our_own_do_not_pass_from_or_to_a_client(up: Both, engine: Engine) -> None:
+    sent = {"x_farhop_hop": "v1.k1.forged.x", "x_farhop_lawful": "cn", "x_farhop_outcome": "served", "x_mine": "kept"}
+    for port in (up.entry, up.client):
+        answer = await send(port, chat(**sent))
+        assert answer.status == 200  # a client's hop token is no token, and no offence
+        ours = {name for name in answer.headers if name.startswith("x-farhop-")}
+        assert ours <= {"x-farhop-region", "x-farhop-decision"} | ({"x-farhop-replica"} if port == up.client else set())
+        got, _ = engine.seen[-1]
+        assert got["x-mine"] == "kept"
+        assert not [name for name in got if name.startswith("x-farhop-")]
+        assert "authorization" not in got
+
+
+async def test_a_request_cut_short_or_left_is_counted_once(up: Both, engine: Engine) -> None:
+    """in_flight returns to 0 however a request ends before its journey: the fixture asserts it."""
+    before = _requests(up)
+    _, writer = await asyncio.open_connection("127.0.0.1", up.entry)
+    writer.write(chat()[:-5])
+    await until(lambda: up.global_.metrics.in_flight == 1)
+    writer.close()
+    await until(lambda: up.global_.metrics.in_flight == 0)
+    assert _requests(up) == before + 1
+    chunked = head(
+        "POST", "/v1/chat/completions", transfer_encoding="chunked", authorization="Bearer sk-farhop-anywhere"
+    )
+    answer = await send(up.entry, chunked + b"5555\r\n" + b"x" * 0x5555 + b"\r\n0\r\n\r\n")
+    assert answer.status == 413
+    await until(lambda: up.global_.metrics.in_flight == 0)
+    assert _requests(up) == before + 2
+    assert engine.seen == []
+
+
+async def test_a_bug_at_the_door_is_counted_and_answered(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+
+    def broken(*_args: object) -> None:
+        raise ZeroDivisionError("the prompt must not be told")
+
+    monkeypatch.setattr(up.global_.door, "compose", broken)
+    answer = await send(up.entry, chat())
+    assert (answer.status, answer.code) == (500, "internal_error")
+    assert b"ZeroDivision" not in answer.body
+    assert [type(context["exception"]) for context in told] == [ZeroDivisionError]
+    await until(lambda: up.global_.metrics.in_flight == 0)
+
+
+def _requests(up: Both) -> int:
+    text = up.global_.metrics.render().decode()
+    return int(sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("farhop_requests_total{")))
+
+
+@pytest.mark.parametrize(
+    ("value", "places"),
+    [
+        (None, ()),
+        (b"eu", ("eu",)),
+        (b" eu ,\tjp", ("eu", "jp")),
+        (b"", None),
+        (b"eu,", None),
+        (b",", None),
+        (b"eu jp", None),
+        (b"eu;jp", None),
+        (b"-eu", None),
+        ("eü".encode("latin-1"), None),
+        (b"e\x00u", None),
+        (b"a" * 64, ("a" * 64,)),
+        (b"a" * 65, None),
+        (b",".join([b"a"] * NARROW_PLACES_MAX), ("a",) * NARROW_PLACES_MAX),
+        (b",".join([b"a"] * (NARROW_PLACES_MAX + 1)), None),
+        (b",".join([b"a" * 60] * 20), None),
+    ],
+)
+def test_the_places_of_a_wish(value: bytes | None, places: tuple[str, ...] | None) -> None:
+    assert narrow_of(value) == places
+
+
+async def test_the_longest_wish_still_fits_into_a_hop_token(up: Both) -> None:
+    """Beyond it the token could not be signed, which would be our fault, not the client's."""
+    wish = ",".join(["virginia", *(f"{'p' * 50}{n:02d}" for n in range(19))])
+    assert NARROW_BYTES_MAX - 60 < len(wish) <= NARROW_BYTES_MAX
+    answer = await send(up.entry, chat(x_farhop_allow=wish))
+    assert answer.status == 200
+    too_long = await send(up.entry, chat(x_farhop_allow=wish + "," + "q" * 60))
+    assert (too_long.status, too_long.json["error"]["param"]) == (400, "x-farhop-allow")
+
+
+async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
+    first = chat(body={"model": "absent", "messages": [{"role": "user", "content": "x"}]})
+    reader, writer = await asyncio.open_connection("127.0.0.1", up.entry)
+    writer.write(first.replace(b"connection: close\r\n", b"") + chat())
+    async with asyncio.timeout(5.0):
+        wire = await reader.read()
+    writer.close()
+    assert wire.count(b"HTTP/1.1 ") == 2
+    assert wire.index(b"HTTP/1.1 404") < wire.index(b"HTTP/1.1 200")
+    document = wire[wire.index(b"{") : wire.index(b"HTTP/1.1 200")]
+    assert msgspec.json.decode(document)["error"]["code"] == "unknown_model"

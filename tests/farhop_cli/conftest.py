@@ -1,0 +1,227 @@
+"""A pretended world: real HTTP servers that speak as entries, admin ports and the collector do, a port each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner, Result
+
+from farhop_cli.main import app
+from farhop_lab import world_file
+from farhop_lab.world_file import RegionFile, WorldFile
+from topology.load import shipped
+
+REGIONS = ("virginia", "frankfurt", "tokyo")
+ROLES = ("entry", "global_admin", "regional_admin")
+DECISION = "00000000deadbeef"
+TENANTS = ("anywhere", "eu-only", "japan-only", "not-us")
+
+
+@dataclass
+class FakeWorld:
+    """What the servers say, by region, and what they were asked. A region in `silent` (with a role) hangs up."""
+
+    file: WorldFile = None  # type: ignore[assignment]
+    path: Path = Path()
+    served_by: str = "virginia"
+    refusal: tuple[int, str] | None = None
+    redirects: dict[str, str] = field(default_factory=dict)
+    silent: set[tuple[str, str]] = field(default_factory=set)
+    records: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    explained: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    status: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    span_names: tuple[str, ...] = ("farhop.global", "farhop.regional", "llm_request")
+    requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    questions: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    ports: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def application(self) -> web.Application:
+        """One application on all ports: who is spoken to is told by the port."""
+        made = web.Application()
+        made.router.add_post("/v1/chat/completions", self._infer)
+        made.router.add_post("/v1/completions", self._infer)
+        made.router.add_get("/status", self._status)
+        made.router.add_get("/decisions/{id}", self._decision)
+        made.router.add_post("/explain", self._explain)
+        made.router.add_get("/traces/{id}", self._trace)
+        return made
+
+    def _who(self, request: web.Request) -> tuple[str, str]:
+        who = self.ports[request.transport.get_extra_info("sockname")[1]]
+        if who in self.silent:
+            request.transport.abort()
+            raise web.HTTPServiceUnavailable  # which the aborted transport does not carry
+        return who
+
+    async def _infer(self, request: web.Request) -> web.StreamResponse:
+        region, _ = self._who(request)
+        self.requests.append((region, {k.lower(): v for k, v in request.headers.items()}, await request.json()))
+        headers = {"x-farhop-region": self.served_by, "x-farhop-decision": DECISION}
+        if region in self.redirects:
+            return web.Response(status=307, headers={"location": self.redirects[region] + request.path})
+        if self.refusal is not None:
+            status, code = self.refusal
+            error = {"message": f"because of {code}", "type": "t", "param": None, "code": code}
+            return json({"error": error}, status, {"x-farhop-decision": DECISION})
+        stream = web.StreamResponse(headers={**headers, "content-type": "text/event-stream"})
+        await stream.prepare(request)
+        chat = request.path.endswith("chat/completions")
+        for text in ("", "the ", "far ", "hop"):
+            choice = {"delta": {"content": text}} if chat else {"text": text}
+            await stream.write(b"data: " + msgspec.json.encode({"choices": [choice]}) + b"\n\n")
+        usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+        await stream.write(b"data: " + msgspec.json.encode({"choices": [], "usage": usage}) + b"\n\ndata: [DONE]\n\n")
+        return stream
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return json(self.status[self._who(request)])
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        record = self.records.get(self._who(request))
+        known = record is not None and request.match_info["id"] == DECISION
+        return json(record) if known else json({"error": "no such decision here"}, 404)
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        who = self._who(request)
+        self.questions.append((*who, await request.json()))
+        said = self.explained.get(who, {"error": "a bad question"})
+        return json(said, 400 if "error" in said else 200)
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        assert self._who(request) == ("", "collector")
+        spans = [{"name": name} for name in self.span_names]
+        tree = [f"{name}  1 ms" for name in self.span_names]
+        return json({"trace_id": request.match_info["id"], "spans": spans, "tree": tree})
+
+
+def json(document: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(document), status=status, headers=headers, content_type="application/json"
+    )
+
+
+@pytest.fixture
+async def world(tmp_path, monkeypatch):
+    fake = FakeWorld()
+    runner = web.AppRunner(fake.application(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    at: dict[tuple[str, str], str] = {}
+    for who in [*((region, role) for region in REGIONS for role in ROLES), ("", "collector")]:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]
+        fake.ports[port], at[who] = who, f"http://127.0.0.1:{port}"
+    fake.file = WorldFile(
+        pid=os.getpid(),
+        speedup=10.0,
+        topology=str(shipped("three-regions")),
+        etcd="127.0.0.1:2379",
+        collector=at["", "collector"],
+        model="llama-3.1-8b",
+        keys={tenant: f"sk-farhop-{tenant}" for tenant in TENANTS},
+        regions={name: RegionFile(*(at[name, role] for role in ROLES)) for name in REGIONS},
+    )
+    fake.path = tmp_path / "world.json"
+    world_file.write(fake.path, fake.file)
+    monkeypatch.setenv(world_file.ENVIRONMENT, str(fake.path))
+    monkeypatch.delenv("FARHOP_KEY", raising=False)
+    yield fake
+    await runner.cleanup()
+
+
+class Cli:
+    """The command, run in this process."""
+
+    def run(self, *arguments: str, stdin: str | None = None) -> Result:
+        """Run it here."""
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    async def in_thread(self, *arguments: str, stdin: str | None = None) -> Result:
+        """Run it in a thread: it brings its own event loop, and the servers need this one."""
+        return await asyncio.to_thread(self.run, *arguments, stdin=stdin)
+
+    def failed(self, result: Result, code: int) -> str:
+        """What stderr says, after the checks owed to any failure: its code, one prefix a line, no stack trace."""
+        assert result.exit_code == code, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        lines = result.stderr.splitlines()
+        assert lines
+        assert all(line.startswith("farhop: ") for line in lines)
+        return result.stderr
+
+
+@pytest.fixture
+def cli(monkeypatch) -> Cli:
+    monkeypatch.delenv("FARHOP_KEY", raising=False)
+    return Cli()
+
+
+class Made:
+    """Records as balancers keep them (global_lb.serve, regional_lb.serve, farhop.shell.observe)."""
+
+    decision = DECISION
+
+    def candidate(self, region: str, **more: Any) -> dict[str, Any]:
+        names = ("score_ms", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms", "prefill_ms", "tpot_ms")
+        tokens = {"hit_tokens": 40.0, "uncached_tokens": 50.0}
+        return {"region": region, **dict.fromkeys(names, 12.5), **tokens, "slots_free": 256, **more}
+
+    def regions(self, chosen: str | None, candidates: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "policy": "predictive", "policy_epoch": 7, "entry_region": "virginia", "chosen": chosen,
+            "candidates": candidates, "not_serving": {}, "unlawful": {}, **more,
+        }  # fmt: skip
+
+    def replicas(self, chosen: str) -> dict[str, Any]:
+        one = {
+            "replica": chosen, "score_ms": 3.25, "hit_tokens": 4.0, "uncached_tokens": 5.0, "backlog_tokens": 0,
+            "prefill_ms_per_token": 0.1, "tpot_ms": 2.5, "full": False,
+        }  # fmt: skip
+        return {
+            "policy": "predictive",
+            "chosen": chosen,
+            "candidates": [one, {**one, "replica": "other", "full": True}],
+        }
+
+    def record(self, reasons: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+        return {
+            "decision": DECISION, "trace_id": "ab" * 16, "at_unix_ms": 1, "tenant": "anywhere",
+            "model": "llama-3.1-8b", "prompt_bytes": 9, "outcome": "served", "status": 200, "ttft_ms": 5.5,
+            "duration_ms": 9.5, "attempts": [{"target": "virginia", "outcome": "served"}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": 3, "cached_tokens": 4}, "reasons": reasons, **more,
+        }  # fmt: skip
+
+    def global_status(self, **states: str) -> dict[str, Any]:
+        capacity = {
+            "wait_ms": 1.5, "replicas_ready": 2, "slots_free": 512, "prefill_ms_per_token": 0.1, "tpot_ms": 2.0,
+        }  # fmt: skip
+        instance = {
+            "instance": "r1", "tier": "h:1", "draining": False, "report_age_s": 0.25, "models": {"m": capacity},
+        }  # fmt: skip
+        return {"tier": "global", "regions": [
+            {"region": name, "state": state, "why": f"why {state}", "forced": False, "rtt_ms": 9.25, "in_flight": 3,
+             "residence": 1.0, "instances": [instance, {**instance, "models": {}}]}
+            for name, state in states.items()
+        ]}  # fmt: skip
+
+    def regional_status(self, replica: str) -> dict[str, Any]:
+        return {
+            "tier": "regional", "under_way": 5, "queued_requests": 2, "queued_tokens": 700.0, "trie_nodes": 11,
+            "replicas": [{
+                "replica": replica, "state": "up", "why": "proven", "in_flight": 4, "slots": 256, "kv_tokens": 1000,
+                "kv_tokens_total": 137280, "engine_waiting": None, "engine_running": 3.0, "sample_age_s": 0.5,
+                "prefill_ms_per_token": 0.0094, "tpot_ms": 2.61,
+            }],
+        }  # fmt: skip
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made()

@@ -1,0 +1,23 @@
+"""Endings: one line on stderr, a code that means something."""
+
+import pytest
+import typer
+
+from farhop_cli.exits import FAULT, NEGATIVE, fail, warn
+
+
+def test_codes_differ_and_zero_is_neither():
+    assert len({0, NEGATIVE, FAULT}) == 3
+
+
+@pytest.mark.parametrize("code", [NEGATIVE, FAULT])
+def test_a_failure_is_one_line_and_its_code(capsys, code):
+    with pytest.raises(typer.Exit) as ended:
+        fail("it broke\nin two places", code)
+    assert ended.value.exit_code == code
+    assert capsys.readouterr() == ("", "farhop: it broke in two places\n")
+
+
+def test_a_warning_goes_on(capsys):
+    warn("careful")
+    assert capsys.readouterr().err == "farhop: careful\n"

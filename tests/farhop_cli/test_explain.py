@@ -1,0 +1,143 @@
+"""`farhop explain`: a request that is not sent, shown only to whom the law lets read it; a decision of the past."""
+
+import json
+
+import pytest
+
+BODY = {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture
+def request_file(tmp_path):
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(BODY))
+    return str(path)
+
+
+@pytest.fixture
+def answering(world, made):
+    for name in ("virginia", "frankfurt", "tokyo"):
+        reasons = made.regions("tokyo", [made.candidate("tokyo")])
+        world.explained[name, "global_admin"] = {"reasons": reasons}
+        told = {"region": name, "unlawful": None, "reasons": made.replicas(f"{name}-1")}
+        world.explained[name, "regional_admin"] = told
+    return world
+
+
+async def test_where_would_it_go(answering, cli, request_file):
+    result = await cli.in_thread("explain", request_file, "--from", "Paris", "--allow", "jp,eu")
+    assert result.exit_code == 0
+    assert "as frankfurt would decide now for anywhere" in result.stdout
+    assert "tokyo-1" in result.stdout
+    assert [(region, role) for region, role, _ in answering.questions] == [
+        ("frankfurt", "global_admin"), ("tokyo", "regional_admin"),
+    ]  # fmt: skip
+    question = answering.questions[0][2]
+    assert question == {"body": BODY, "tenant": "anywhere", "path": "/v1/chat/completions", "allow": ["jp", "eu"]}
+    assert not answering.requests
+
+
+async def test_an_entry_that_may_not_read_it_is_not_shown_it(answering, cli, request_file):
+    result = await cli.in_thread("explain", request_file, "--tenant", "japan-only", "--from", "virginia")
+    assert result.exit_code == 0
+    assert {region for region, _, _ in answering.questions} == {"tokyo"}
+    assert "virginia may not read this request (tenant japan-only: entry allows only jp)" in result.stderr
+
+
+async def test_a_completion_from_standard_input_as_json(answering, cli):
+    result = await cli.in_thread("explain", "-", "--json", stdin='{"model":"m","prompt":"hello"}')
+    told = json.loads(result.stdout)
+    assert (told["entry_region"], told["chosen"]) == ("virginia", "tokyo")
+    assert told["regional"]["reasons"]["chosen"] == "tokyo-1"
+    assert answering.questions[0][2]["path"] == "/v1/completions"
+
+
+async def test_a_refusal_is_code_1_with_its_reasons(answering, cli, made, request_file):
+    reasons = made.regions(None, [], unlawful={"tokyo": "model m: processing denies jp"})
+    answering.explained["virginia", "global_admin"] = {"reasons": reasons}
+    result = await cli.in_thread("explain", request_file)
+    assert result.exit_code == 1
+    assert "law: model m: processing denies jp" in result.stdout
+    assert "would be refused" in result.stdout
+
+
+@pytest.mark.parametrize(("told", "says"), [
+    ({"unlawful": "a clause", "reasons": None}, "would refuse it: a clause"),
+    ({"unlawful": None, "reasons": None}, "no replica for this model"),
+    ({"error": "gone"}, "did not say"),
+])  # fmt: skip
+async def test_a_region_that_would_not_take_it(answering, cli, request_file, told, says):
+    answering.explained["tokyo", "regional_admin"] = told
+    result = await cli.in_thread("explain", request_file)
+    assert result.exit_code == 0
+    assert says in result.stdout
+
+
+async def test_the_next_entry_is_asked_where_one_is_silent(answering, cli, request_file):
+    answering.silent.add(("virginia", "global_admin"))
+    result = await cli.in_thread("explain", request_file)
+    assert result.exit_code == 0
+    assert "as frankfurt would decide" in result.stdout
+    answering.silent |= {("frankfurt", "global_admin"), ("tokyo", "global_admin")}
+    assert "no entry that may read it" in cli.failed(await cli.in_thread("explain", request_file), 2)
+
+
+async def test_a_bad_question_is_told_once(answering, cli, request_file):
+    del answering.explained["virginia", "global_admin"]
+    assert cli.failed(await cli.in_thread("explain", request_file), 2) == "farhop: a bad question\n"
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("{", "JSON"), ("[]", "neither `messages` nor `prompt`"), ('{"model":"m"}', "neither"), ("\xff", "JSON"),
+])  # fmt: skip
+async def test_bad_files(answering, cli, tmp_path, text, says):
+    path = tmp_path / "bad.json"
+    path.write_bytes(text.encode("latin-1"))
+    assert says in cli.failed(await cli.in_thread("explain", str(path)), 2)
+    assert not answering.questions
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("nowhere.json",), "decision id"),
+    ((".",), "directory"),
+])  # fmt: skip
+async def test_no_file(world, cli, arguments, says):
+    assert says in cli.failed(await cli.in_thread("explain", *arguments), 2)
+
+
+async def test_a_tenant_nobody_knows(world, cli, request_file):
+    assert "no tenant 'bob'" in cli.failed(await cli.in_thread("explain", request_file, "--tenant", "bob"), 2)
+
+
+# -- decisions of the past
+
+
+async def test_a_past_decision_is_found_wherever_it_was_kept(world, cli, made):
+    world.records["tokyo", "global_admin"] = made.record(made.regions("tokyo", [made.candidate("tokyo")]))
+    world.records["frankfurt", "regional_admin"] = made.record(made.replicas("f-1"))
+    result = await cli.in_thread("explain", made.decision)
+    assert result.exit_code == 0
+    assert "decided in tokyo" in result.stdout
+    assert "decided in frankfurt" in result.stdout
+    assert "global, tokyo: served, status 200" in result.stdout
+
+
+async def test_a_record_kept_by_one_tier_alone(world, cli, made):
+    world.records["frankfurt", "regional_admin"] = made.record(made.replicas("f-1"))
+    result = await cli.in_thread("explain", made.decision)
+    assert result.exit_code == 0
+    assert "no global balancer kept a record" in result.stdout
+    told = json.loads((await cli.in_thread("explain", made.decision, "--json")).stdout)
+    assert (told["global"], list(told["regional"])) == ({}, ["frankfurt"])
+
+
+async def test_an_unknown_decision_is_one_line_and_code_1(world, cli):
+    said = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 1)
+    assert said.count("\n") == 1
+    assert "no balancer knows decision 0123456789abcdef" in said
+
+
+async def test_who_could_not_be_asked_is_said(world, cli):
+    world.silent.add(("tokyo", "global_admin"))
+    said = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 1)
+    assert "1 balancers could not be asked" in said

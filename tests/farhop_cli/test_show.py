@@ -1,0 +1,72 @@
+"""What is printed: figures, tables, JSON; text from elsewhere drives no terminal and is no markup."""
+
+import json
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop_cli import show
+
+
+@pytest.mark.parametrize(("value", "digits", "text"), [
+    (1234.56, 1, "1,234.6"), (0.0094, 4, "0.0094"), (12, 1, "12"), (None, 1, "–"), ("12", 1, "–"), (True, 1, "–"),
+])  # fmt: skip
+def test_figures(value, digits, text):
+    assert show.number(value, digits) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [("up", "up"), (None, "–"), ("", "–"), (7, "7")])
+def test_words(value, text):
+    assert show.word(value) == text
+
+
+@given(st.text())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_no_control_character_is_left_but_line_ends_and_tabs(text):
+    assert all(char.isprintable() or char in "\n\t" for char in show.printable(text))
+
+
+@given(st.text(alphabet=st.characters(categories=("L", "N", "P"))))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_plain_text_stays_as_it_is(text):
+    assert show.printable(text) == text
+
+
+def test_a_table_keeps_what_looks_like_markup(capsys):
+    show.table("title [x]", ("name", ">n"), [["[red]a[/red]", "1"], ["b\x1b[31m", "22"]])
+    out = capsys.readouterr().out
+    assert "[red]a[/red]" in out
+    assert "title [x]" in out
+    assert "\x1b" not in out
+
+
+def test_long_lines_are_neither_cut_nor_wrapped_in_a_pipe(capsys):
+    text = "word " * 200
+    show.line(text)
+    show.cropped([text])
+    assert capsys.readouterr().out.splitlines() == [text, text]
+
+
+def test_a_terminal_cuts_a_tree_at_its_edge(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    show.cropped(["x" * 100])
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "x" * 41 not in out
+
+
+def test_json_is_one_document(capsys):
+    show.json({"a": [1, None], "b": "ü"})
+    assert json.loads(capsys.readouterr().out) == {"a": [1, None], "b": "ü"}
+
+
+def test_a_stream_passes_as_it_came_in_a_pipe_and_is_tamed_at_a_terminal(capsys, monkeypatch):
+    show.streamed("a\x1b[2J")
+    assert capsys.readouterr().out == "a\x1b[2J"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show.streamed("a\x1b[2J")
+    assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[2J"

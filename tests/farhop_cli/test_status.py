@@ -1,0 +1,74 @@
+"""`farhop status`: what each balancer sees; silence is a row; code 1 where anything is down."""
+
+import json
+
+import pytest
+
+REGIONS = ("virginia", "frankfurt", "tokyo")
+
+
+@pytest.fixture
+def healthy(world, made):
+    for name in REGIONS:
+        world.status[name, "global_admin"] = made.global_status(**dict.fromkeys(REGIONS, "up"))
+        world.status[name, "regional_admin"] = made.regional_status(f"{name}-0")
+    return world
+
+
+async def test_all_is_well(healthy, cli):
+    result = await cli.in_thread("status")
+    assert result.exit_code == 0
+    assert not result.stderr
+    views = [line.split() for line in result.stdout.splitlines() if "why up" in line]
+    assert len(views) == 9
+    assert views[0] == ["virginia", "virginia", "up", "9.2", "1.5", "512", "3", "0.25", "why", "up"]
+    assert result.stdout.count("137,280") == 3
+
+
+async def test_a_region_that_is_down_is_code_1(healthy, cli, made):
+    healthy.status["frankfurt", "global_admin"] = made.global_status(virginia="up", tokyo="down", frankfurt="suspect")
+    result = await cli.in_thread("status")
+    assert cli.failed(result, 1) == "farhop: down: tokyo\n"
+    assert "why down" in result.stdout
+
+
+async def test_a_suspect_or_draining_region_is_not_down(healthy, cli, made):
+    healthy.status["tokyo", "global_admin"] = made.global_status(virginia="suspect", frankfurt="draining")
+    assert (await cli.in_thread("status")).exit_code == 0
+
+
+@pytest.mark.parametrize("role", ["global_admin", "regional_admin"])
+async def test_a_silent_balancer_is_a_row(healthy, cli, role):
+    healthy.silent.add(("tokyo", role))
+    result = await cli.in_thread("status")
+    assert "down: tokyo" in cli.failed(result, 1)
+    row = next(line for line in result.stdout.splitlines() if "unreachable" in line)
+    assert row.split()[0] == "tokyo"
+    assert "virginia-0" in result.stdout
+
+
+async def test_json_is_all_there_is(healthy, cli):
+    healthy.silent.add(("tokyo", "regional_admin"))
+    result = await cli.in_thread("status", "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert told["down"] == ["tokyo"]
+    assert [one["region"] for one in told["global"]] == list(REGIONS)
+    assert told["regional"][2]["status"] is None
+    assert told["regional"][2]["error"]
+    assert told["regional"][0]["error"] == ""
+
+
+async def test_what_another_version_leaves_out_is_a_dash(healthy, cli):
+    for name in REGIONS:
+        healthy.status[name, "global_admin"] = {"regions": [{"region": name}, 5]}
+        healthy.status[name, "regional_admin"] = {}
+    result = await cli.in_thread("status")
+    assert result.exit_code == 0
+    assert "–" in result.stdout
+
+
+def test_no_world(cli, tmp_path):
+    said = cli.failed(cli.run("status", "--world", str(tmp_path / "none.json")), 2)
+    assert "farhop up" in said
+    assert said.count("\n") == 1

@@ -1,0 +1,85 @@
+"""Decisions as tables: chosen, runners-up, who does not serve, whom the law keeps out; odd records never crash."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop_cli import tables
+from farhop_lab.world_file import RegionFile, WorldFile
+
+
+def row(out: str, name: str) -> str:
+    return next(line for line in out.splitlines() if f" {name} " in line)
+
+
+def test_a_global_decision_shows_everybody_once_and_why(capsys, made):
+    reasons = made.regions(
+        "frankfurt",
+        [made.candidate("frankfurt", score_ms=3.0), made.candidate("virginia")],
+        not_serving={"virginia": "suspect: channel broken", "osaka": "down: no recent report"},
+        unlawful={"tokyo": "tenant eu-only: processing allows only eu"},
+    )
+    tables.regions(reasons, "which region")
+    out = capsys.readouterr().out
+    assert "→" in row(out, "frankfurt")
+    assert "chosen" in row(out, "frankfurt")
+    assert row(out, "virginia").count("12.5") == 7
+    assert "suspect: channel broken" in row(out, "virginia")
+    assert "not serving: down: no recent report" in row(out, "osaka")
+    assert "law: tenant eu-only: processing allows only eu" in row(out, "tokyo")
+    assert all(out.count(f" {name} ") == 1 for name in ("frankfurt", "virginia", "osaka", "tokyo"))
+
+
+def test_a_regional_decision(capsys, made):
+    tables.regional_record(made.record(made.replicas("r1")), "virginia")
+    out = capsys.readouterr().out
+    assert "decided in virginia" in out
+    assert "→" in row(out, "r1")
+    assert "3.2" in row(out, "r1")
+    assert "full" in row(out, "other")
+    assert "attempts" not in out  # it went where it was served, at once
+
+
+def test_attempts_are_told_where_there_is_something_to_tell(capsys, made):
+    attempts = [{"target": "tokyo", "outcome": "connect_failed"}, {"target": "virginia", "outcome": "served"}]
+    tables.global_record(made.record(made.regions(None, []), attempts=attempts), "virginia")
+    assert "attempts: tokyo connect_failed, then virginia served" in capsys.readouterr().out
+
+
+def test_an_outcome_in_a_line(capsys, made):
+    tables.outcome(made.record(None), "global, virginia")
+    line = capsys.readouterr().out
+    assert "global, virginia: served, status 200" in line
+    assert "tokens 9 (4 cached) + 3" in line
+    tables.outcome(made.record(None, usage=None, ttft_ms=None), "x")
+    assert "tokens" not in capsys.readouterr().out
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["reasons", "candidates", "chosen", "attempts", "region", "not_serving", "unlawful", "usage"]),
+        inner, max_size=4,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(record=st.dictionaries(st.sampled_from(["reasons", "attempts", "usage", "status"]), ODD, max_size=4))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_no_record_of_another_version_crashes_it(record):
+    tables.global_record(record, "somewhere")
+    tables.regional_record(record, "somewhere")
+    tables.outcome(record, "somewhere")
+
+
+@pytest.mark.parametrize("collector", ["", "http://127.0.0.1:4318"])
+def test_a_running_world(capsys, collector):
+    region = RegionFile("http://e:1", "http://g:2", "http://r:3", ["http://engine:4"])
+    keys = {"anywhere": "sk-x"}
+    tables.show_world(WorldFile(os.getpid(), 10.0, "t.yaml", "etcd:5", collector, "m", keys, {"virginia": region}))
+    out = capsys.readouterr().out
+    for text in ("http://e:1", "http://g:2", "http://r:3", "http://engine:4", "etcd:5", "sk-x", collector or "–"):
+        assert text in out

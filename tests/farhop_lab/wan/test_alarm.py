@@ -1,0 +1,89 @@
+"""The alarm rings in order, not early, about on time, and not after it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from statistics import median
+
+import pytest
+
+from farhop_lab.wan.alarm import SLACK_S, Alarm
+
+KINDS = [True, False] if sys.platform == "linux" else [False]
+
+
+@pytest.mark.parametrize("precise", KINDS)
+async def test_it_rings_in_order_and_never_early(precise: bool) -> None:
+    alarm = Alarm(precise=precise)
+    heard: list[tuple[float, float]] = []
+    done = asyncio.Event()
+    began = alarm.now()
+    for after in (0.03, 0.001, 0.02, 0.001, -1.0, 0.0105, 0.04):
+        due = began + after
+        alarm.at(due, lambda due=due: heard.append((due, alarm.now())))  # type: ignore[misc]
+    alarm.at(began + 0.05, done.set)
+    await asyncio.wait_for(done.wait(), 5)
+    alarm.close()
+    assert [due for due, _ in heard] == sorted(due for due, _ in heard)
+    assert len(heard) == 7
+    assert all(at >= due - SLACK_S - 1e-6 for due, at in heard)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs timerfd")
+async def test_it_is_good_to_a_fraction_of_a_millisecond() -> None:
+    alarm = Alarm()
+    late = []
+    for i in range(60):
+        rung = asyncio.Event()
+        due = alarm.now() + 0.001 + i * 0.00005
+        alarm.at(due, rung.set)
+        await asyncio.wait_for(rung.wait(), 5)
+        late.append(alarm.now() - due)
+    alarm.close()
+    assert median(late) < 0.0006  # asyncio's own timers: 0.0006 and more on average
+
+
+async def test_setting_an_earlier_one_while_one_waits_and_from_within() -> None:
+    alarm = Alarm()
+    heard: list[str] = []
+    done = asyncio.Event()
+    now = alarm.now()
+    alarm.at(now + 0.05, done.set)
+
+    def first() -> None:
+        heard.append("first")
+        alarm.at(alarm.now() + 0.005, lambda: heard.append("second"))
+
+    alarm.at(now + 0.005, first)
+    await asyncio.wait_for(done.wait(), 5)
+    alarm.close()
+    assert heard == ["first", "second"]
+
+
+async def test_one_that_fails_does_not_silence_the_others() -> None:
+    alarm = Alarm()
+    done = asyncio.Event()
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
+
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    alarm.at(alarm.now() + 0.002, fail)
+    alarm.at(alarm.now() + 0.010, done.set)
+    await asyncio.wait_for(done.wait(), 5)
+    alarm.close()
+    assert [str(fault) for fault in faults] == ["broken"]
+
+
+@pytest.mark.parametrize("precise", KINDS)
+async def test_closed_it_is_silent(precise: bool) -> None:
+    alarm = Alarm(precise=precise)
+    heard: list[int] = []
+    alarm.at(alarm.now() + 0.005, lambda: heard.append(1))
+    alarm.close()
+    alarm.close()
+    alarm.at(alarm.now() + 0.005, lambda: heard.append(2))
+    await asyncio.sleep(0.02)
+    assert heard == []

@@ -1,0 +1,88 @@
+"""All links of a world: wire times, speed-up, and breaking a region or a pair."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from farhop_lab.wan.link import LinkError, LinkState
+from farhop_lab.wan.ocean import Ocean
+
+RTT_MS = {("virginia", "frankfurt"): 91.0, ("virginia", "tokyo"): 166.0, ("tokyo", "frankfurt"): 230.0}
+
+
+def states(ocean: Ocean) -> dict[str, LinkState]:
+    return {link.name: link.state for link in ocean.links.values() if link.state is not LinkState.OPEN}
+
+
+def test_every_ordered_pair_has_a_link_and_no_region_one_to_itself() -> None:
+    ocean = Ocean(RTT_MS, 2.0, speedup=10)
+    assert len(ocean.links) == 6
+    assert ocean.rtt_ms("frankfurt", "tokyo") == pytest.approx(23.0)
+    assert ocean.rtt_ms("tokyo", "tokyo") == pytest.approx(0.2)
+    with pytest.raises(LinkError, match="two different regions"):
+        ocean.link("tokyo", "tokyo")
+    with pytest.raises(LinkError, match="'paris'"):
+        ocean.rtt_ms("tokyo", "paris")
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "named"),
+    [
+        ({("a", "b"): 1.0, ("b", "c"): 1.0}, "a to c: no wire time"),
+        ({("a", "b"): 1.0, ("b", "a"): 2.0}, "given twice"),
+        ({("a", "b"): 0.0}, "not above 0"),
+    ],
+)
+def test_a_world_whose_wire_times_do_not_hold_is_refused(rtt_ms: dict[tuple[str, str], float], named: str) -> None:
+    with pytest.raises(LinkError, match=named):
+        Ocean(rtt_ms)
+
+
+def test_a_speed_up_is_above_zero() -> None:
+    with pytest.raises(LinkError, match="speedup"):
+        Ocean(RTT_MS, speedup=0)
+
+
+def test_a_region_or_a_pair_is_broken_and_healed() -> None:
+    ocean = Ocean(RTT_MS)
+    ocean.freeze("tokyo")
+    assert set(states(ocean)) == {"tokyo>virginia", "virginia>tokyo", "tokyo>frankfurt", "frankfurt>tokyo"}
+    ocean.heal("tokyo", "virginia")
+    assert set(states(ocean)) == {"tokyo>frankfurt", "frankfurt>tokyo"}
+    ocean.heal("tokyo")
+    ocean.cut("virginia", "frankfurt")
+    assert states(ocean) == {"virginia>frankfurt": LinkState.CUT, "frankfurt>virginia": LinkState.CUT}
+    ocean.heal("virginia")
+    assert states(ocean) == {}
+    with pytest.raises(LinkError, match="no region 'paris'"):
+        ocean.cut("paris")
+
+
+async def test_it_is_as_far_as_the_world_says_sped_up(lab: Any) -> None:
+    address, _ = await lab.far()
+    async with Ocean(RTT_MS, speedup=5, jitter_share=0.0) as ocean:
+        ports = [link.port for link in ocean.links.values()]
+        assert len(set(ports)) == 6
+        began = time.monotonic()
+        near = await lab.connect(ocean.link("tokyo", "frankfurt"), address)
+        assert await near.head() == (200, "")
+        assert 0.0455 < time.monotonic() - began < 0.080
+        ocean.set_rtt("frankfurt", "tokyo", 50.0)
+        assert ocean.rtt_ms("tokyo", "frankfurt") == pytest.approx(10.0)
+        began = time.monotonic()
+        assert await (await lab.connect(ocean.link("tokyo", "frankfurt"), address)).head() == (200, "")
+        assert 0.0095 < time.monotonic() - began < 0.040
+        ocean.blackhole("tokyo")
+        assert await (await lab.connect(ocean.link("virginia", "tokyo"), address)).silent(0.05)
+    for port in ports:
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_the_same_seed_gives_the_same_jitter() -> None:
+    drawn = [[Ocean(RTT_MS, seed=seed).link("tokyo", "virginia")._rng.random() for _ in range(2)] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]

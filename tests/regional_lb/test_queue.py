@@ -1,0 +1,248 @@
+"""The waiting room: its bounds, its order between bands, tenants and models, and who is shed when it is full."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from regional_lb.queue import STARVED_EVERY, WaitingRoom
+
+RUN = settings(max_examples=80, deadline=None, derandomize=True)
+REQUESTS_MAX, TOKENS_MAX, STARVATION_S = 8, 1000, 10.0
+
+
+def room(**bounds) -> WaitingRoom:
+    return WaitingRoom(**{"requests_max": 1000, "tokens_max": 10**9, "starvation_s": STARVATION_S, **bounds})
+
+
+def push(queue: WaitingRoom, name: str, tenant: str = "t", weight: float = 1.0, **fields) -> None:
+    known = {"model": "m", "priority": 0, "tokens": 100.0, "now": 0.0, **fields}
+    queue.push(name, tenant=tenant, weight=weight, **known)
+
+
+def test_a_room_refuses_who_is_in_it_and_who_does_not_fit() -> None:
+    queue = room(requests_max=2, tokens_max=150)
+    push(queue, "large", tokens=500.0)  # alone, whatever its size
+    with pytest.raises(ValueError, match="waits already"):
+        push(queue, "large")
+    assert not queue.fits(1.0)
+    with pytest.raises(ValueError, match="full"):
+        push(queue, "small", tokens=1.0)
+    queue.remove("large", served=True)
+    assert queue.tokens == 0.0
+    assert queue.remove("large", served=True) is None
+    assert not room(requests_max=0).fits(0.0)
+
+
+def test_where_nobody_waits_there_is_nothing() -> None:
+    queue = room()
+    assert (len(queue), queue.models(), queue.first("m", 8), queue.starved("m", 1e9)) == (0, [], [], None)
+    assert queue.waiting("m") == 0
+    assert queue.victim(9, 1.0) is None
+
+
+def test_models_are_served_by_band_then_by_age() -> None:
+    queue = room()
+    push(queue, "a", model="old", now=1.0)
+    push(queue, "b", model="young", now=2.0)
+    push(queue, "c", model="urgent", priority=1, now=3.0)
+    assert queue.models() == ["urgent", "old", "young"]
+    assert [w.id for w in queue.first("old", 8)] == ["a"]
+
+
+def test_only_what_is_served_counts_against_a_tenant() -> None:
+    """Ten of A's give up unserved: its eleventh is as near to its turn as B's first."""
+    queue = room()
+    for n in range(10):
+        push(queue, f"a{n}", "a")
+    push(queue, "b0", "b")
+    push(queue, "b1", "b")
+    for n in range(10):
+        queue.remove(f"a{n}", served=False)
+    push(queue, "a10", "a")
+    queue.remove("b0", served=True)
+    assert [w.id for w in queue.first("m", 8)] == ["a10", "b1"]
+
+
+def test_who_comes_anew_neither_waits_for_the_past_nor_profits_by_it() -> None:
+    queue = room()
+    for n in range(50):
+        push(queue, f"a{n}", "a")
+    for n in range(40):
+        queue.remove(f"a{n}", served=True)
+    for n in range(3):
+        push(queue, f"b{n}", "b")
+    order = serve_all(queue)
+    assert order[:6] in (["a40", "b0", "a41", "b1", "a42", "b2"], ["b0", "a40", "b1", "a41", "b2", "a42"])
+
+
+def test_a_tenant_that_leaves_and_returns_pays_what_it_took() -> None:
+    queue = room()
+    push(queue, "a0", "a", tokens=1000.0)
+    for n in range(5):
+        push(queue, f"b{n}", "b")
+    queue.remove("a0", served=True)
+    push(queue, "a1", "a")
+    assert serve_all(queue) == ["b0", "b1", "b2", "b3", "b4", "a1"]
+
+
+def serve_all(queue: WaitingRoom) -> list[str]:
+    order = []
+    while due := queue.first("m", 1):
+        queue.remove(due[0].id, served=True)
+        order.append(due[0].id)
+    return order
+
+
+@given(
+    st.lists(st.sampled_from((10.0, 100.0, 400.0)), min_size=60, max_size=60),
+    st.lists(st.sampled_from((10.0, 100.0, 400.0)), min_size=60, max_size=60),
+    st.sampled_from((1.0, 2.0, 5.0)),
+)
+@RUN
+def test_service_is_in_proportion_to_weight(light: list[float], heavy: list[float], weight: float) -> None:
+    """While both are backlogged, tokens served per weight differ by no more than one request of each (SFQ's bound)."""
+    queue = room()
+    for n, tokens in enumerate(light):
+        push(queue, f"l{n}", "light", tokens=tokens)
+    for n, tokens in enumerate(heavy):
+        push(queue, f"h{n}", "heavy", weight, tokens=tokens)
+    served = {"light": 0.0, "heavy": 0.0}
+    while {w.tenant for w in queue.first("m", 120)} == {"light", "heavy"}:
+        due = queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        served[due.tenant] += due.tokens
+        assert abs(served["light"] - served["heavy"] / weight) <= 400.0 + 400.0 / weight
+
+
+@given(st.integers(1, 60), st.integers(1, 6))
+@RUN
+def test_the_oldest_waits_no_more_than_so_many_turns(urgent: int, pace: int) -> None:
+    """Once it is too old, in every STARVED_EVERY turns one is its, whatever stands before it."""
+    queue = room()
+    push(queue, "old", now=0.0)
+    now, turns = STARVATION_S + 0.1, 0
+    for n in range(urgent):
+        push(queue, f"u{n}", "other", priority=1, now=now)
+    while True:
+        starved = queue.starved("m", now)
+        due = starved or queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        turns += 1
+        push(queue, f"more{turns}", "other", priority=1, now=now)
+        now += pace
+        if due.id == "old":
+            break
+        assert due.priority == 1
+    assert turns == STARVED_EVERY
+
+
+def test_two_that_starve_do_not_go_one_after_another() -> None:
+    queue = room()
+    for name in ("old0", "old1"):
+        push(queue, name, now=0.0)
+    for n in range(9):
+        push(queue, f"u{n}", "other", priority=1, now=1.0)
+    order = []
+    for _ in range(8):
+        due = queue.starved("m", 99.0) or queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        order.append(due.id)
+    assert order == ["u0", "u1", "u2", "old0", "u3", "u4", "u5", "old1"]
+
+
+def test_young_ones_do_not_starve() -> None:
+    queue = room()
+    for n in range(9):
+        push(queue, f"q{n}", now=0.0)
+    for n in range(8):
+        assert queue.starved("m", STARVATION_S) is None
+        queue.remove(f"q{8 - n}", served=True)
+    assert queue.starved("m", STARVATION_S + 0.1) is not None
+
+
+def test_the_newest_of_the_lowest_band_makes_way() -> None:
+    queue = room(requests_max=3, tokens_max=1000)
+    push(queue, "low0", tokens=100.0)
+    push(queue, "low1", tokens=400.0, model="other")
+    push(queue, "mid", priority=1, tokens=400.0)
+    assert queue.victim(2, 100.0).id == "low1"
+    assert queue.victim(1, 500.0).id == "low1"
+    assert queue.victim(1, 501.0) is None  # one place would not do
+    assert queue.victim(0, 100.0) is None
+
+
+class Room(RuleBasedStateMachine):
+    """A room beside the plainest model of it: a list in order of arrival."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.queue = room(requests_max=REQUESTS_MAX, tokens_max=TOKENS_MAX)
+        self.model: dict[str, tuple[str, str, int, float]] = {}
+        self.names = 0
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        model=st.sampled_from("mn"),
+        priority=st.integers(0, 2),
+        tokens=st.sampled_from((0.0, 0.1, 100.0, 300.0, 2000.0)),
+    )
+    def push(self, tenant: str, model: str, priority: int, tokens: float) -> None:
+        total = sum(t for *_, t in self.model.values())
+        fits = not self.model or (len(self.model) < REQUESTS_MAX and total + tokens <= TOKENS_MAX)
+        assert self.queue.fits(tokens) is fits
+        if fits:
+            self.names += 1
+            push(self.queue, f"q{self.names}", tenant, 1.0, model=model, priority=priority, tokens=tokens)
+            self.model[f"q{self.names}"] = (tenant, model, priority, tokens)
+
+    @rule(n=st.integers(0, 9), served=st.booleans())
+    def remove(self, n: int, served: bool) -> None:
+        if self.model:
+            name = list(self.model)[n % len(self.model)]
+            removed = self.queue.remove(name, served=served)
+            assert (removed.id, removed.tokens) == (name, self.model.pop(name)[3])
+
+    @invariant()
+    def agrees(self) -> None:
+        queue = self.queue
+        assert len(queue) == len(self.model)
+        assert queue.tokens == pytest.approx(sum(t for *_, t in self.model.values()))
+        assert set(queue.models()) == {m for _, m, *_ in self.model.values()}
+        for model in "mn":
+            here = {name: (t, p) for name, (t, m, p, _) in self.model.items() if m == model}
+            order = [w.id for w in queue.first(model, 99)]
+            assert sorted(order) == sorted(here)
+            assert queue.waiting(model) == len(here)
+            assert [w.id for w in queue.first(model, 3)] == order[:3]
+            # Bands in order, and within a band each tenant's own in order of arrival.
+            assert [here[name][1] for name in order] == sorted((p for _, p in here.values()), reverse=True)
+            for tenant in "abc":
+                for priority in range(3):
+                    own = [name for name in order if here[name] == (tenant, priority)]
+                    assert own == [name for name in here if here[name] == (tenant, priority)]
+        lowest = min((p for _, _, p, _ in self.model.values()), default=None)
+        victim = queue.victim(3, 1.0)
+        assert (victim is None) == (not self.model or queue.tokens - victim_tokens(self.model, lowest) + 1 > TOKENS_MAX)
+
+
+def victim_tokens(model: dict[str, tuple[str, str, int, float]], lowest: int | None) -> float:
+    return next(t for _, _, p, t in reversed(model.values()) if p == lowest)
+
+
+TestRoom = Room.TestCase
+TestRoom.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def test_what_is_remembered_of_tenants_is_bounded() -> None:
+    queue = room(requests_max=10)
+    push(queue, "stays", "resident")
+    for n in range(3000):
+        push(queue, f"q{n}", f"tenant{n}")
+        queue.remove(f"q{n}", served=True)
+    (line,) = queue._lines.values()
+    (band,) = line.bands.values()
+    assert len(band.tenants) == 1
+    assert len(band.finishes) <= 1024

@@ -1,0 +1,21 @@
+"""The view's index by model."""
+
+from __future__ import annotations
+
+import pytest
+from worlds import MODEL, OTHER_MODEL, replica
+
+from regional_lb.view import view_of
+
+
+def test_replicas_are_found_by_name_and_by_model() -> None:
+    both, one = replica("r1", models=frozenset({MODEL, OTHER_MODEL})), replica("r2")
+    view = view_of([both, one])
+    assert view.replicas == {"r1": both, "r2": one}
+    assert view.by_model == {MODEL: (both, one), OTHER_MODEL: (both,)}
+    with pytest.raises(AttributeError):
+        view.by_model = {}  # type: ignore[misc]
+
+
+def test_a_region_may_be_empty() -> None:
+    assert view_of([]).by_model == {}
