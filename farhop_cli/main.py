@@ -31,6 +31,11 @@ From = Annotated[
     typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+FleetConfig = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
+]
+FleetEtcd = Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd, where there is nothing else.")]
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
@@ -166,6 +171,48 @@ def status(world: World = WORLD_FILE, as_json: Json = False) -> None:
     from farhop_cli.status import run
 
     raise typer.Exit(run(world, as_json))
+
+
+@app.command(epilog='Example:  farhop drain tokyo --for 30m --why "kernel update"')
+def drain(
+    region: Annotated[str, typer.Argument(help="The region to send no new work to.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
+    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
+    over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
+    author: Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Move a region's new work elsewhere, for a while.
+
+    The word stands in etcd under a lease and ends by itself. Exit code 1 if it is refused, since a tenant would have
+    no region left.
+    """
+    from farhop_cli.drain import Options
+    from farhop_cli.drain import drain as run
+
+    raise typer.Exit(run(Options(region, world, config, etcd, as_json, length, why, over, author, force)))
+
+
+@app.command(epilog="Example:  farhop undrain tokyo")
+def undrain(
+    region: Annotated[str, typer.Argument(help="The region to use again.")],
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Take a drain back; the region comes back at a pace.
+
+    Tells who had set it and why. Exit code 1 if the region is not drained.
+    """
+    from farhop_cli.drain import Options
+    from farhop_cli.drain import undrain as run
+
+    raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
 
 
 @app.command(epilog="Example:  farhop check three-regions")

@@ -93,11 +93,16 @@ class Regions:
             self.residence[chosen.region].update(max(RESIDENCE_MIN, min(1.0, share)))
 
     def offers(
-        self, request: Request, lawful: frozenset[str], now: float, without: frozenset[str], rng: Random
+        self,
+        request: Request,
+        lawful: frozenset[str],
+        now: float,
+        without: frozenset[str],
+        rng: Random | None = None,
     ) -> tuple[list[Offer], dict[str, str]]:
         """Lawful regions that can be asked, and why the other lawful ones cannot. Suspects only if nobody is better.
 
-        One that is being drained at a pace is asked gladly by a shrinking share of the requests (`rng`).
+        One drained at a pace is asked gladly by a shrinking share of the requests; `rng` draws them, None: none.
         """
         matches = self.trie.match(request.chain)
         sure: list[Offer] = []
@@ -115,7 +120,7 @@ class Regions:
                 absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
             else:
                 offer = self._offer(instance, request.model, matches.get(name, 0))
-                gladly = health.state is State.UP or (health.share and rng.random() < health.share)
+                gladly = health.state is State.UP or (rng is not None and health.share and rng.random() < health.share)
                 (sure if gladly else suspect).append(offer)
                 if health.state is not State.UP:
                     absent[name] = f"{health.state}: {health.why}"

@@ -182,6 +182,8 @@ class GlobalDesk:
             "state": health.state if health is not None else "down",
             "why": health.why if health is not None else "never heard of",
             "forced": health.forced if health is not None else False,
+            "share": health.share if health is not None and health.state == "draining" else None,
+            "override": self._watcher.overrides.told(name),
             "rtt_ms": region.rtt_ms if region is not None else None,
             "in_flight": flow.ledger.load(name).in_flight,
             "residence": residence.value if residence is not None else None,

@@ -18,6 +18,7 @@ from farhop.balance.machine import Address
 from farhop.shell.tasks import Tasks
 from farhop.store.contract import REGION_PREFIX, ChangeKind, parse_report_key
 from farhop.store.report import ReportError, decode, from_wire
+from global_lb.overrides import Overrides
 from global_lb.view import Capacity, ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped
 
 if TYPE_CHECKING:
@@ -62,11 +63,13 @@ class Watcher:
         self._tasks = Tasks()
         self._retired = Tasks()
         self._closed = False
+        self.overrides = Overrides(store, topology.regions, react, refused, clock)
         self.store_trouble: str | None = None
 
     async def open(self) -> None:
         """Begin."""
         self._tasks.start(self._follow(), "watch the reports of all regions")
+        self._tasks.start(self.overrides.follow(), "watch the operators' words")
         self._tasks.start(self._tidy(), "forget what is gone")
 
     async def close(self) -> None:

@@ -142,13 +142,13 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def _store(self, publication: Publication, stored: int) -> None:
         """Its own task: a store that hangs must not hold up what goes out over gRPC."""
         while True:
+            await asyncio.sleep(STORE_GAP_S)
             async with self._changed:
                 while self._latest.seq == stored:
                     await self._changed.wait()
                 latest = self._latest
             stored = latest.seq
             await publication.update(encode(latest))
-            await asyncio.sleep(STORE_GAP_S)
 
     async def withdraw(self) -> None:
         """Say on both paths that nothing more is taken, then take the report away."""
@@ -207,7 +207,7 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
     if (old.model, old.replicas_ready, old.replicas_total) != (new.model, new.replicas_ready, new.replicas_total):
         return True
     return any(
-        abs(a - b) > CHANGE * max(abs(a), abs(b), 1.0)
+        abs(a - b) >= CHANGE * max(abs(a), abs(b), 1.0)
         for a, b in (
             (old.wait_ms, new.wait_ms),
             (old.slots_free, new.slots_free),
@@ -215,5 +215,6 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
             (old.queued_tokens, new.queued_tokens),
             (old.prefill_ms_per_token * 1e3, new.prefill_ms_per_token * 1e3),
             (old.tpot_ms, new.tpot_ms),
+            (old.bytes_per_token, new.bytes_per_token),
         )
     )

@@ -139,7 +139,8 @@ class Tunnel:
             self._fail(504, f"{target}: no answer within {limits.connect_s:g} s")
         except OSError as error:
             # asyncio words these its own way; resolvers number theirs below zero.
-            text = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
+            number = error.errno or 0
+            text = os.strerror(number) if number > 0 else str(error)
             self._fail(502, f"{target}: {text}")
         finally:
             self._connecting = None

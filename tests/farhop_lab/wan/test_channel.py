@@ -1,4 +1,4 @@
-"""Whatever is done to a link while bytes cross it, what arrives is what was sent: on real sockets, both ways at once."""
+"""Whatever is done to a link while bytes cross it, what arrives is what was sent: real sockets, both ways at once."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ async def test_cut_resets_both_ends_and_refuses_after_the_delay(lab: Any, until:
     status, text = await (await lab.connect(link, "127.0.0.1:9")).head()
     assert status == 502
     assert "cut" in text
-    assert 0.040 - EARLY_S < time.monotonic() - began < 0.075
+    assert 0.040 - EARLY_S < time.monotonic() - began < 0.140
     link.heal()
     await lab.pair(link)
 
@@ -171,7 +171,7 @@ async def test_a_delay_set_live_is_the_delay_that_is_measured(lab: Any) -> None:
             near.writer.write(b"x")
             assert await far.exactly(1) == b"x"
             best = min(best, time.monotonic() - began)
-        assert delay_ms / 1000 - EARLY_S < best < delay_ms / 1000 + 0.004
+        assert delay_ms / 1000 - EARLY_S < best < delay_ms / 1000 + 0.008
 
 
 async def test_bandwidth_bounds_throughput(lab: Any) -> None:
@@ -180,7 +180,7 @@ async def test_bandwidth_bounds_throughput(lab: Any) -> None:
     began = time.monotonic()
     near.writer.write(bytes(1_000_000))
     await far.exactly(1_000_000)
-    assert 0.095 < time.monotonic() - began < 0.3
+    assert 0.095 < time.monotonic() - began < 0.5
     link.set(bandwidth_mbps=float("inf"))
     began = time.monotonic()
     near.writer.write(bytes(1_000_000))
@@ -277,7 +277,7 @@ async def test_grpc_goes_through_and_takes_its_time(lab: Any, service: str, opti
             await stub.Ping(region_pb2.PingRequest(), timeout=5)
             took.append(time.monotonic() - began)
         assert took[0] > 0.080 - 2 * EARLY_S  # CONNECT, then the call
-        assert 0.040 - EARLY_S < min(took[1:]) < 0.060
+        assert 0.040 - EARLY_S < min(took[1:]) < 0.075
         assert [report.seq async for report in stub.Reports(region_pb2.ReportsRequest(), timeout=5)] == [1, 2, 3, 4, 5]
         link.freeze()
         with pytest.raises(grpc.aio.AioRpcError) as silent:

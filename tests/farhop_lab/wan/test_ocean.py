@@ -70,12 +70,12 @@ async def test_it_is_as_far_as_the_world_says_sped_up(lab: Any) -> None:
         began = time.monotonic()
         near = await lab.connect(ocean.link("tokyo", "frankfurt"), address)
         assert await near.head() == (200, "")
-        assert 0.0455 < time.monotonic() - began < 0.080
+        assert 0.0455 < time.monotonic() - began < 0.150
         ocean.set_rtt("frankfurt", "tokyo", 50.0)
         assert ocean.rtt_ms("tokyo", "frankfurt") == pytest.approx(10.0)
         began = time.monotonic()
         assert await (await lab.connect(ocean.link("tokyo", "frankfurt"), address)).head() == (200, "")
-        assert 0.0095 < time.monotonic() - began < 0.040
+        assert 0.0095 < time.monotonic() - began < 0.045
         ocean.blackhole("tokyo")
         assert await (await lab.connect(ocean.link("virginia", "tokyo"), address)).silent(0.05)
     for port in ports:

@@ -1,0 +1,93 @@
+"""The fleet that an operator's command is for: where its etcd is, its law, and which global balancers can be asked.
+
+A world that runs here, a balancer's configuration, or an etcd alone. Whatever is wrong ends the command with one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farhop.store.etcd_link import EtcdSettings
+from farhop_cli import admin, running
+from farhop_cli.admin import AdminError
+from farhop_cli.exits import fail
+from topology.problems import TopologyError, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from topology.model import Topology
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """`topology` is None and `admins` is empty where only etcd is known. `admins` are base URLs of global balancers."""
+
+    etcd: EtcdSettings
+    topology: Topology | None
+    admins: tuple[str, ...]
+
+    async def statuses(self) -> list[Status]:
+        """What each global balancer that answers says of the regions."""
+        async with admin.session() as http:
+            return [told for told in await asyncio.gather(*(_status(http, url) for url in self.admins)) if told]
+
+
+async def _status(http: Any, url: str) -> Status | None:
+    try:
+        return await admin.get(http, url, "/status")
+    except AdminError:
+        return None  # who is silent is counted by who asks
+
+
+def find(world: Path, config: Path | None, etcd: str | None) -> Fleet:
+    """By configuration or etcd if given, else the world that runs here."""
+    if config is not None and etcd is not None:
+        fail("give --config or --etcd, not both")
+    if config is not None:
+        return _configured(config)
+    if etcd is not None:
+        return Fleet(settings(etcd), None, ())
+    here = running.open_world(world)
+    return Fleet(settings(here.file.etcd), here.topology, tuple(one.global_admin for one in here.file.regions.values()))
+
+
+def settings(endpoint: str) -> EtcdSettings:
+    """An etcd by `--etcd`."""
+    try:
+        return EtcdSettings((endpoint,))
+    except ValueError:
+        fail(f"--etcd: {quoted(endpoint)} is not HOST:PORT")
+
+
+def _configured(path: Path) -> Fleet:
+    # A balancer's rooms are not light; nobody but this needs them.
+    from farhop.shell import wiring
+    from farhop.shell.config import ConfigError, load
+    from global_lb.config import GlobalConfig
+
+    try:
+        config = load(GlobalConfig, path)
+        topology = wiring.world(config)
+        etcd = wiring.etcd(config, topology)
+    except (ConfigError, TopologyError) as error:
+        fail(f"--config: {error}")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)
+    host = f"[{host}]" if ":" in host else host
+    return Fleet(etcd, topology, (f"http://{host}:{config.admin.port}",))
+
+
+def known(region: str, names: Iterable[str], of: str) -> None:
+    """End the command if the region is none of these."""
+    all_names = sorted(names)
+    if region in all_names:
+        return
+    close = difflib.get_close_matches(region[:64].lower(), all_names, n=1, cutoff=0.6)
+    remedy = f"did you mean {quoted(close[0])}?" if close else f"there is {running.listed(all_names)}"
+    fail(f"{quoted(region)} is no region of {of}; {remedy}")
