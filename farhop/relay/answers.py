@@ -44,6 +44,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.NO_REPLICA: (503, "overloaded_error"),
     outcome.QUEUE_FULL: (429, "overloaded_error"),
     outcome.QUEUE_TIMEOUT: (503, "overloaded_error"),
+    outcome.HOP_REJECTED: (502, "server_error"),
     outcome.MODEL_NOT_HERE: (404, "invalid_request_error"),
     outcome.CONNECT_FAILED: (502, "server_error"),
     outcome.CONNECT_TIMEOUT: (504, "timeout_error"),
@@ -136,6 +137,9 @@ def status_line(status: int) -> bytes:
     return _LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
 
 
+_TOKEN_REFUSALS = (outcome.HOP_MISSING, outcome.HOP_FORGED, outcome.HOP_EXPIRED, outcome.HOP_MISADDRESSED)
+
+
 def hop_outcome(reason: Outcome, wait_ms: float | None) -> bytes:
     """The header by which a tier listener, and nothing else, tells the tier above that it refused."""
     wait = b"" if wait_ms is None else b"; wait_ms=%d" % max(0, int(wait_ms))
@@ -143,8 +147,13 @@ def hop_outcome(reason: Outcome, wait_ms: float | None) -> bytes:
 
 
 def read_hop_outcome(value: bytes) -> tuple[Outcome, float | None]:
-    """What the tier below meant. An unknown word is an internal error there, and not retryable."""
+    """What the tier below meant. An unknown word is an internal error there, and not retryable.
+
+    A region that rejects our token says nothing about the client's credentials: to us it is a refusal like others.
+    """
     word, _, rest = value.partition(b";")
     wait = rest.strip().removeprefix(b"wait_ms=")
     known = outcome.by_reason(word.strip().decode("latin-1")) or outcome.INTERNAL
+    if known in _TOKEN_REFUSALS:
+        known = outcome.HOP_REJECTED
     return known, float(wait) if wait.isdigit() else None

@@ -91,7 +91,7 @@ async def eventually(condition):
     """Poll an async condition, bounded."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while not await condition():  # noqa: ASYNC110 -- what is polled is in another process
+            while not await condition():
                 await asyncio.sleep(0.01)
     except TimeoutError:
         pytest.fail("did not come about in time")

@@ -115,7 +115,7 @@ async def test_a_closed_store_says_so():
 async def connected(link):
     """Until the link has a client; its first call is made in the same step."""
     async with asyncio.timeout(5):
-        while link._client is None:  # noqa: ASYNC110 -- a link tells nobody
+        while link._client is None:
             await asyncio.sleep(0)
 
 
@@ -215,7 +215,7 @@ async def test_login_outlives_a_restart_and_refusals_name_the_remedy():
             publication = await store.publish("/a", b"1", ttl_s=5.0)
             await etcd.restart()  # it forgets every token it gave out
             async with asyncio.timeout(10):
-                while not await publication.update(b"2"):  # noqa: ASYNC110 -- that is the question
+                while not await publication.update(b"2"):
                     await asyncio.sleep(0.02)
             assert (await store.get("/a")).value == b"2"
             # A token that etcd has forgotten while the connection stands costs its user nothing.

@@ -52,7 +52,7 @@ class Script:
 
     async def until(self, condition):
         async with asyncio.timeout(5):
-            while not condition():  # noqa: ASYNC110 -- the condition is a scripted store's, which has no events
+            while not condition():
                 await asyncio.sleep(0)
 
 
