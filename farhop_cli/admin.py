@@ -39,9 +39,17 @@ async def explain(http: aiohttp.ClientSession, base: str, question: dict[str, An
     return told
 
 
-async def _ask(
+async def page(http: aiohttp.ClientSession, base: str, path: str) -> str:
+    """The text under a path. Raises AdminError."""
+    status, text = await _fetch(http, "GET", base, path, None)
+    if status != 200:
+        raise AdminError(f"{base}{path} answered with status {status}")
+    return text.decode(errors="replace")
+
+
+async def _fetch(
     http: aiohttp.ClientSession, method: str, base: str, path: str, body: bytes | None
-) -> dict[str, Any] | None:
+) -> tuple[int, bytes]:
     try:
         async with http.request(method, base.rstrip("/") + path, data=body) as response:
             status, text = response.status, await response.content.read(ANSWER_BYTES_MAX)
@@ -53,6 +61,13 @@ async def _ask(
         raise AdminError(f"{base} did not answer within {ANSWER_S:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
         raise AdminError(f"{base} cannot be reached: {trouble(error)}") from None
+    return status, text
+
+
+async def _ask(
+    http: aiohttp.ClientSession, method: str, base: str, path: str, body: bytes | None
+) -> dict[str, Any] | None:
+    status, text = await _fetch(http, method, base, path, body)
     if status == 404:
         return None
     told = _decoded(text)

@@ -1,10 +1,15 @@
-"""`farhop demo`: the lab's demo, a line per check. Its exit code is the demo's verdict, never more favourable."""
+"""`farhop demo`: the lab's demo, a line per check. Its exit code is the demo's verdict, never more favourable.
+
+However it is told to stop, it unwinds its world first.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import typer
+import uvloop
 
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_lab import demo
@@ -14,7 +19,17 @@ from farhop_lab.etcd import EtcdLabError
 def run() -> int:
     """Play every scene; 0 if every check held, 1 if not. Ends the command with one line where no world can run."""
     try:
-        held = asyncio.run(demo.run(typer.echo))
+        held = uvloop.run(_play())
     except (EtcdLabError, OSError) as error:
         fail(f"demo: {error}")
+    except asyncio.CancelledError:
+        fail("demo: told to stop before its end", NEGATIVE)
     return 0 if held else NEGATIVE
+
+
+async def _play() -> bool:
+    playing = asyncio.current_task()
+    assert playing is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # Ctrl-C cancels by itself
+        asyncio.get_running_loop().add_signal_handler(number, playing.cancel)
+    return await demo.run(typer.echo)

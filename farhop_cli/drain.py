@@ -85,8 +85,9 @@ def _word(options: Options) -> Override:
     try:
         words.check(word)
     except OverrideError as error:
-        names = {"for_s": "--for", "over_s": "--over", "why": "--why", "author": "--author"}
-        fail(f"{names.get(error.field, error.field)}: {error.message}")
+        told = {"for_s": "--for: give 1s to 7d", "over_s": "--over: give 0s to 1h"}
+        option = f"--{error.field}" if error.field in ("why", "author") else error.field
+        fail(told.get(error.field, f"{option}: {error.message}"))
     return word
 
 

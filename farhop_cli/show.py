@@ -31,13 +31,20 @@ def json(document: object) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim: frozenset[int] = frozenset()) -> None:
     """A table. Columns that begin with `>` hold numbers; rows whose index is in `dim` step back."""
+    console().print(built(title, columns, rows, dim))
+
+
+def built(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim: frozenset[int] = frozenset()
+) -> Table:
+    """The same table for whoever prints it."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         number = column.startswith(">")
         made.add_column(column.lstrip(">"), justify="right" if number else "left", no_wrap=number)
     for index, row in enumerate(rows):
         made.add_row(*map(printable, row), style="dim" if index in dim else None)
-    console().print(made)
+    return made
 
 
 def line(text: str, style: str | None = None) -> None:

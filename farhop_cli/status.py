@@ -1,15 +1,19 @@
-"""`farhop status`: the regions as each global balancer sees them, and the replicas and queue of each region.
+"""`farhop status`: the regions as each global balancer sees them, what operators said of them, and each region's work.
 
-A balancer that does not answer is a row, not an end.
+A balancer that does not answer is a row, not an end; what one does not tell is a dash.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from farhop_cli import admin, running, show
@@ -19,9 +23,16 @@ from farhop_cli.show import number, word
 from farhop_lab.world_file import RegionFile
 
 _VIEW = (
-    "seen from", "region", "state", ">rtt ms", ">wait ms", ">slots", ">in flight", ">report age s", "why",
+    "seen from", "region", "state", ">rtt ms", ">wait ms", ">used", ">foreign tok", ">slots", ">in flight",
+    ">report age s", "why",
 )  # fmt: skip
-_REGIONAL = ("region", "state", ">under way", ">queued", ">queued tok", ">trie nodes", "why")
+_OVERRIDES = ("region", "word", "by", "until", ">minutes left", "why")
+_GLOBAL = ("region", "state", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
+_PREFIXES = ("seen from", "region", "stream", ">nodes", ">believed tok", ">cached tok", ">error")
+_REGIONAL = (
+    "region", "state", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok", ">error",
+    "why",
+)  # fmt: skip
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
     ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
@@ -29,12 +40,13 @@ _REPLICAS = (
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one balancer said, or why it did not."""
+    """What one balancer said, or why it did not. `spills`: requests it sent past a hot region, by where they went."""
 
     region: str
     url: str
     status: dict[str, Any] | None
     error: str = ""
+    spills: dict[str, int] | None = None
 
 
 def run(path: Path, as_json: bool) -> int:
@@ -45,12 +57,25 @@ def run(path: Path, as_json: bool) -> int:
     if as_json:
         show.json({"global": upper, "regional": lower, "down": down})
     else:
-        show.table("regions, as each global balancer sees them", _VIEW, [row for one in upper for row in _views(one)])
-        show.table("regional balancers", _REGIONAL, [_balancer(one) for one in lower])
-        show.table("replicas", _REPLICAS, [row for one in lower for row in _replicas(one)])
+        _tell(upper, lower)
     if down:
         fail(f"down: {', '.join(down)}", NEGATIVE)
     return 0
+
+
+def _tell(upper: list[Seen], lower: list[Seen]) -> None:
+    show.table("regions, as each global balancer sees them", _VIEW, [row for one in upper for row in _views(one)])
+    said = overrides(upper)
+    if said:
+        show.table("operators' words", _OVERRIDES, [_override(name, one) for name, one in said.items()])
+    show.table("global balancers", _GLOBAL, [_global(one, upper) for one in upper])
+    prefixes = [
+        _prefixes(one, region) for one in upper for region in _parts(one, "regions") if "prefix_nodes" in region
+    ]
+    if prefixes:
+        show.table("prefixes in each region, as each global balancer knows them", _PREFIXES, prefixes)
+    show.table("regional balancers", _REGIONAL, [_balancer(one) for one in lower])
+    show.table("replicas", _REPLICAS, [row for one in lower for row in _replicas(one)])
 
 
 async def _ask_all(regions: dict[str, RegionFile]) -> tuple[list[Seen], list[Seen]]:
@@ -59,7 +84,8 @@ async def _ask_all(regions: dict[str, RegionFile]) -> tuple[list[Seen], list[See
         async def ask(region: str, url: str) -> Seen:
             try:
                 status = await admin.get(http, url, "/status")
-                return Seen(region, url, status, "" if status is not None else f"{url} has no /status")
+                spills = await _spills(http, url)
+                return Seen(region, url, status, "" if status is not None else f"{url} has no /status", spills)
             except AdminError as error:
                 return Seen(region, url, None, str(error))
 
@@ -67,6 +93,45 @@ async def _ask_all(regions: dict[str, RegionFile]) -> tuple[list[Seen], list[See
             return list(await asyncio.gather(*(ask(name, url_of(one)) for name, one in regions.items())))
 
         return await tier(lambda one: one.global_admin), await tier(lambda one: one.regional_admin)
+
+
+async def _spills(http: aiohttp.ClientSession, url: str) -> dict[str, int] | None:
+    try:
+        return spills(await admin.page(http, url, "/metrics"))
+    except AdminError:
+        return None  # a balancer whose metrics are elsewhere
+
+
+_SPILL = re.compile(r'farhop_spill_total\{(?:.*,)?to="([^"\\]{1,128})"(?:,.*)?\} ([0-9.e+]{1,32})')
+
+
+def spills(page: str) -> dict[str, int]:
+    """Requests spilled, by the region they went to, in a global balancer's metrics."""
+    found: dict[str, int] = {}
+    for line in page.splitlines():
+        match = _SPILL.fullmatch(line)
+        if match is not None:
+            with contextlib.suppress(ValueError):
+                found[match[1]] = found.get(match[1], 0) + int(float(match[2]))
+    return found
+
+
+def overrides(upper: list[Seen]) -> dict[str, dict[str, Any]]:
+    """Operators' words by region, as the first balancer that knows of one tells it."""
+    said: dict[str, dict[str, Any]] = {}
+    for one in upper:
+        for region in _parts(one, "regions"):
+            word_ = region.get("override")
+            if isinstance(word_, dict):
+                said.setdefault(str(region.get("region")), word_)
+    return said
+
+
+def _override(region: str, said: dict[str, Any]) -> list[str]:
+    left_s = said.get("left_s")
+    minutes = left_s / 60.0 if isinstance(left_s, int | float) else None
+    words = (word(said.get(field)) for field in ("action", "author", "until"))
+    return [region, *words, number(minutes), word(said.get("why"))]
 
 
 def down_regions(upper: list[Seen], lower: list[Seen]) -> list[str]:
@@ -78,7 +143,7 @@ def down_regions(upper: list[Seen], lower: list[Seen]) -> list[str]:
 
 def _views(one: Seen) -> list[list[str]]:
     if one.status is None:
-        return [[one.region, "", "unreachable", *[show.NONE] * 5, one.error]]
+        return [[one.region, "", "unreachable", *[show.NONE] * 7, one.error]]
     return [_view(one.region, region) for region in _parts(one, "regions")]
 
 
@@ -91,9 +156,11 @@ def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
     return [
         seen_from,
         word(region.get("region")),
-        word(region.get("state")) + (" (forced)" if region.get("forced") else ""),
+        _state(region),
         number(region.get("rtt_ms")),
         number(min(waits, default=None)),
+        percent(_most(region, offers, "used_share")),
+        number(_most(region, offers, "headroom_foreign_tokens"), 0),
         number(sum(slots) if slots else None),
         number(region.get("in_flight")),
         number(min((i["report_age_s"] for i in instances if "report_age_s" in i), default=None), 2),
@@ -101,12 +168,61 @@ def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
     ]
 
 
-def _balancer(one: Seen) -> list[str]:
+def _state(region: dict[str, Any]) -> str:
+    state, share = word(region.get("state")), region.get("share")
+    if isinstance(share, float) and share > 0.0:
+        return f"{state} ({percent(share)} left)"
+    return state + (" (forced)" if region.get("forced") else "")
+
+
+def _most(region: dict[str, Any], offers: list[list[dict[str, Any]]], field: str) -> object:
+    """A figure of the region, where it is told for the whole; else the most of any of its instances' models."""
+    told = [one.get(field) for models in offers for one in models]
+    return region.get(field, max((n for n in told if isinstance(n, int | float)), default=None))
+
+
+def percent(share: object) -> str:
+    """A share as a percentage, or a dash."""
+    told = isinstance(share, int | float) and not isinstance(share, bool) and math.isfinite(share)
+    return f"{share:.0%}".replace("%", " %") if told else show.NONE
+
+
+def _error(told: dict[str, Any]) -> list[str]:
+    """Tokens believed to be cached, those that were, and by how much the belief was too high (or, below 0, too low)."""
+    believed, cached = told.get("predicted_hit_tokens"), told.get("actual_hit_tokens")
+    off = None
+    if isinstance(believed, int | float) and isinstance(cached, int | float) and cached > 0:
+        off = (believed - cached) / cached
+    return [number(believed, 0), number(cached, 0), percent(off)]
+
+
+def _global(one: Seen, upper: list[Seen]) -> list[str]:
     status = one.status
     if status is None:
         return [one.region, "unreachable", *[show.NONE] * 4, one.error]
+    received = [seen.spills.get(one.region, 0) for seen in upper if seen.spills is not None]
+    sent = sum(one.spills.values()) if one.spills is not None else None
+    figures = (status.get("under_way"), sent, sum(received) if received else None, status.get("trie_nodes"))
+    trouble = status.get("store_trouble")
+    return [one.region, "answers", *(number(figure, 0) for figure in figures), f"etcd: {trouble}" if trouble else ""]
+
+
+def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
+    return [
+        one.region,
+        word(region.get("region")),
+        word(region.get("prefix_stream")),
+        number(region.get("prefix_nodes"), 0),
+        *_error(region),
+    ]
+
+
+def _balancer(one: Seen) -> list[str]:
+    status = one.status
+    if status is None:
+        return [one.region, "unreachable", *[show.NONE] * 7, one.error]
     figures = (number(status.get(f), 0) for f in ("under_way", "queued_requests", "queued_tokens", "trie_nodes"))
-    return [one.region, "answers", *figures, ""]
+    return [one.region, "answers", *figures, *_error(status), ""]
 
 
 def _replicas(one: Seen) -> list[list[str]]:

@@ -1,24 +1,41 @@
-"""`farhop up`: a whole world on this machine until Ctrl-C, described in a file so that the other commands find it."""
+"""`farhop up`: a whole world on this machine until Ctrl-C, described in a file so that the other commands find it.
+
+What can be known to be wrong is told in one line before anything runs. Invariant: however it ends, every process it
+started has ended, and its file is gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
 
 import typer
+import uvloop
 
+from farhop.store.contract import StoreError
+from farhop.store.etcd import EtcdStore
+from farhop_cli import fleet, live
 from farhop_cli.exits import fail
 from farhop_cli.tables import show_world
+from farhop_lab import etcd as lab_etcd
 from farhop_lab import world_file
 from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.etcd import EtcdLabError
-from farhop_lab.world import World, WorldError, WorldSettings
-from topology.problems import TopologyError
+from farhop_lab.world import HOST, World, WorldError, WorldSettings
+from farhop_lab.world_file import WorldFileError
+from topology import load as worlds
+from topology.problems import TopologyError, quoted
+
+SPEEDUP_MAX = 1000.0
 
 
 @dataclass(frozen=True)
@@ -37,76 +54,154 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Run the world asked for until told to stop."""
-    engines, _ = engines_of(options.engines)
-    up(
-        WorldSettings(
-            topology=options.topology,
-            model=options.model,
-            profile=options.profile,
-            replicas=options.replicas,
-            speedup=options.speedup,
-            engines=engines,
-            etcd=options.etcd,
-            entry_port=options.port,
-        ),
-        options.world,
+    """Run the world asked for until told to stop. Ends the command with one line if it cannot come up."""
+    settings = checked(options)
+    folder = Path(tempfile.mkdtemp(prefix="farhop-up-"))
+    try:
+        uvloop.run(_run(settings, folder, options.world))
+    except (WorldError, TopologyError, EtcdLabError, OSError) as error:
+        where = "" if str(folder) in str(error) else f"; logs are in {folder}"
+        fail(f"up: {error}{where}")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- before anything runs
+
+
+def checked(options: Options) -> WorldSettings:
+    """The world to run. Ends the command, naming the option, if it could not come up or would be in another's way."""
+    if options.profile not in PROFILES:
+        fail(f"--profile: {quoted(options.profile)} is unknown; use one of {', '.join(PROFILES)}")
+    if not (math.isfinite(options.speedup) and 0.0 < options.speedup <= SPEEDUP_MAX):
+        fail(f"--speedup: give a number above 0, at most {SPEEDUP_MAX:g}")
+    if not options.model.strip() or not options.model.isprintable():
+        fail("--model: give the name of a model")
+    engines = engines_of(options.engines)
+    regions = _regions(options.topology)
+    for region in engines:
+        fleet.known(region, regions, f"topology {quoted(options.topology)}")
+    _alone(options.world)
+    _ports_free(options.port, regions)
+    _etcd_there(options.etcd)
+    return WorldSettings(
+        topology=options.topology,
+        model=options.model,
+        profile=options.profile,
+        replicas=options.replicas,
+        speedup=options.speedup,
+        engines=engines,
+        etcd=options.etcd,
+        entry_port=options.port,
     )
 
 
-def up(settings: WorldSettings, described: Path) -> None:
-    """Run the world. Ends the command with one line if it cannot come up."""
-    if settings.profile not in PROFILES:
-        fail(f"--profile: {settings.profile!r} is unknown; use one of {', '.join(PROFILES)}")
-    folder = Path(tempfile.mkdtemp(prefix="farhop-up-"))
-    try:
-        asyncio.run(_run(settings, folder, described))
-    except (WorldError, TopologyError, EtcdLabError, OSError) as error:
-        fail(f"up: {error}; logs are in {folder}")
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _run(settings: WorldSettings, folder: Path, described: Path) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    starting = asyncio.create_task(_serve(settings, folder, described, stop))
-    stopping = asyncio.create_task(stop.wait())
-    done, _ = await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if starting not in done:
-        # Asked to stop while still starting: unwind what is up, in order.
-        if not described.exists():
-            starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-    else:
-        stopping.cancel()
-        starting.result()
-
-
-async def _serve(settings: WorldSettings, folder: Path, described: Path, stop: asyncio.Event) -> None:
-    typer.echo("starting etcd, engines and balancers ...", err=True)
-    async with World(settings, folder) as world:
-        told = world.describe(os.getpid())
-        world_file.write(described, told)
-        try:
-            show_world(told)
-            typer.echo("Ctrl-C ends it, and leaves nothing behind.", err=True)
-            await stop.wait()
-            typer.echo("stopping ...", err=True)
-        finally:
-            described.unlink(missing_ok=True)
-
-
-def engines_of(given: list[str]) -> tuple[dict[str, list[str]], bool]:
-    """`--engine` values, `emulated` or REGION=URL, as URLs by region, and whether emulated ones are wanted."""
+def engines_of(given: list[str]) -> dict[str, list[str]]:
+    """`--engine` values, `emulated` or REGION=URL, as URLs by region; the regions not named get emulated ones."""
     engines: dict[str, list[str]] = {}
     for value in given:
         if value == "emulated":
             continue
         region, _, url = value.partition("=")
-        if not region or not url.startswith("http://"):
-            fail(f"--engine: {value!r} must be `emulated` or REGION=http://host:port")
+        if not region or not _is_base(url):
+            fail(f"--engine: {quoted(value)} must be `emulated` or REGION=http://host:port")
         engines.setdefault(region, []).append(url)
-    return engines, not engines or "emulated" in given
+    return engines
+
+
+def _is_base(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return parts.scheme == "http" and bool(parts.hostname) and port != 0 and url.isprintable() and " " not in url
+
+
+def _regions(name: str) -> list[str]:
+    try:
+        return list(worlds.load(Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)).regions)
+    except TopologyError as error:
+        fail(f"--topology: {error}")
+
+
+def _alone(described: Path) -> None:
+    try:
+        running = world_file.read(described)
+    except WorldFileError:
+        return  # none, or one whose process is gone
+    fail(f"a world runs already (process {running.pid}, {described}); end it, or give another --world")
+
+
+def _ports_free(first: int, regions: list[str]) -> None:
+    """The entries' ports, from the first on. What is taken between now and then is told by who finds it so."""
+    for port, region in enumerate(regions, first) if first else ():
+        if port > 65535:
+            fail(f"--port: {first} leaves no port for {region}; give a lower one")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError as error:
+                fail(f"--port: {port}, for {region}, cannot be used: {error.strerror}; give another, or 0 for any")
+
+
+def _etcd_there(endpoint: str | None) -> None:
+    if endpoint is None:
+        try:
+            lab_etcd.find_binary()
+        except EtcdLabError as error:
+            fail(f"up: {error}")
+        return
+
+    async def knock() -> None:
+        store = EtcdStore(fleet.settings(endpoint), Random())
+        try:
+            await store.open()
+        finally:
+            await store.close()
+
+    try:
+        asyncio.run(knock())
+    except StoreError as error:
+        fail(f"--etcd: {error}")
+
+
+# -- the world
+
+
+async def _run(settings: WorldSettings, folder: Path, described: Path) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.Event()
+    world = asyncio.create_task(_serve(settings, folder, described, stop, serving))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((world, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not world.done() and not serving.is_set():
+        world.cancel()  # asked to stop while still starting: what is up is unwound in order
+    try:
+        await world
+    except asyncio.CancelledError:
+        typer.echo("stopped before it was up", err=True)
+
+
+async def _serve(
+    settings: WorldSettings, folder: Path, described: Path, stop: asyncio.Event, serving: asyncio.Event
+) -> None:
+    typer.echo("starting etcd, engines and balancers ...", err=True)
+    async with World(settings, folder) as world:
+        serving.set()
+        told = world.describe(os.getpid())
+        await asyncio.to_thread(world_file.write, described, told)
+        try:
+            show_world(told)
+            typer.echo("Ctrl-C ends it, and leaves nothing behind.", err=True)
+            await live.follow(told, stop)
+            typer.echo("stopping ...", err=True)
+        finally:
+            await asyncio.to_thread(described.unlink, missing_ok=True)

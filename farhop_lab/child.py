@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Looked up here: between fork and exec as little as possible may be done.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 LINE_BYTES_MAX = 64 * 1024
+_LAST_WORDS_BYTES = 4096
 
 
 class ChildError(Exception):
@@ -54,21 +58,25 @@ class Child:
                 stderr=log,
                 env={**os.environ, **self._environment},
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=partial(_die_with_parent, os.getpid()) if _PRCTL is not None else None,
                 limit=LINE_BYTES_MAX,
             )
-        assert self._process.stdout is not None
+        stdout = self._process.stdout
+        assert stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
-                line = await self._process.stdout.readline()
+                line = await stdout.readline()
         except TimeoutError:
             await self.kill()
             raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._last_words()}") from None
+        except BaseException:  # whoever waited was cancelled, or the line has no end: nobody will stop it but us
+            await self.kill()
+            raise
         if not line:
-            await self._process.wait()
+            await self.kill()  # it may have closed its stdout and live on
             raise ChildError(f"{self.name}: did not start; it said: {self._last_words()}")
-        self._drain = asyncio.create_task(self._swallow(self._process.stdout))
-        return line.decode().strip()
+        self._drain = asyncio.create_task(self._swallow(stdout))
+        return line.decode(errors="replace").strip()
 
     async def _swallow(self, stdout: asyncio.StreamReader) -> None:
         while await stdout.read(LINE_BYTES_MAX):
@@ -76,8 +84,9 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it runs."""
-        if self.pid is not None:
-            os.kill(self.pid, number)
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended, and nobody has told us yet
+                self._process.send_signal(number)
 
     async def kill(self) -> None:
         """SIGKILL, and wait for its end."""
@@ -101,12 +110,17 @@ class Child:
             await asyncio.gather(self._drain, return_exceptions=True)
 
     def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+            lines = log.read().decode(errors="replace").strip().splitlines()
             if lines:
                 return lines[-1][:500]
         return "nothing"
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _die_with_parent(parent: int) -> None:
+    """Runs in the child before its program does."""
+    assert _PRCTL is not None
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we could ask to be told
+        os._exit(1)

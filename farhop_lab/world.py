@@ -1,6 +1,7 @@
 """A whole world on this machine: real etcd, both tiers and emulated engines in every region, each its own process.
 
-`farhop up`, the demo and the tests of the whole run this. Wire times and engines are sped up alike. Never used by a
+`farhop up`, the demo and the tests of the whole run this. What crosses between regions crosses an emulated ocean; wire
+times and engines are sped up alike. Never used by a
 balancer, and leaves no process behind: children die with their parent.
 """
 
@@ -21,6 +22,7 @@ from farhop_lab.child import Child, ChildError
 from farhop_lab.collector import Collector
 from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.etcd import EmbeddedEtcd
+from farhop_lab.wan.ocean import Ocean
 from farhop_lab.world_file import RegionFile, WorldFile
 from topology import load as worlds
 
@@ -42,6 +44,7 @@ class WorldSettings(msgspec.Struct, frozen=True):
     speedup: float = 10.0
     engines: dict[str, list[str]] = {}
     etcd: str | None = None
+    seed: int = 0
     entry_port: int = 0  # the first region's entry; the others follow. 0: any free ones
 
 
@@ -69,6 +72,7 @@ class World:
         self.etcd: EmbeddedEtcd | None = None
         self.regions: dict[str, RegionRun] = {}
         self.topology_file = folder / "topology.yaml"
+        self.ocean: Ocean | None = None
         self._secret = secrets.token_urlsafe(32)
         self._etcd_endpoint = ""
 
@@ -91,6 +95,8 @@ class World:
         try:
             self._lay_out()
             await self.collector.start(HOST)
+            assert self.ocean is not None
+            await self.ocean.start()
             await self._start_etcd()
             await asyncio.gather(*(self.start_engines(name) for name in self.regions))
             await asyncio.gather(*(self.start_balancers(name) for name in self.regions))
@@ -106,6 +112,8 @@ class World:
         await asyncio.gather(*(engine.stop(1.0) for r in runs for engine in r.engines))
         if self.etcd is not None:
             await self.etcd.stop()
+        if self.ocean is not None:
+            await self.ocean.close()
         await self.collector.stop()
 
     # -- parts, also for drills
@@ -117,6 +125,10 @@ class World:
             run.engine_urls = list(settings.engines[region])
             return
         await asyncio.gather(*(self.start_engine(region, i) for i in range(settings.replicas)))
+
+    async def start_engines_again(self, region: str) -> None:
+        """The region's emulated replicas, after they were killed, on their old ports."""
+        await asyncio.gather(*(self.start_engine(region, i) for i in range(len(self.regions[region].engines))))
 
     async def start_engine(self, region: str, index: int) -> None:
         """One replica; one that ran before comes back on its old port, with an empty cache."""
@@ -166,8 +178,10 @@ class World:
     async def start_global(self, region: str) -> None:
         """The region's global balancer."""
         run = self.regions[region]
+        assert self.ocean is not None
         config = {
             **self._common(region, f"{region}-global", run.ports["global_admin"]),
+            "proxies": {other: self.ocean.link(region, other).url for other in self.regions if other != region},
             "listen": {"host": HOST, "port": run.ports["entry"]},
         }
         run.global_ = await self._run_tier("global", region, config)
@@ -210,7 +224,8 @@ class World:
         settings = self.settings
         name = settings.topology
         path = Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
-        worlds.load(path)  # every error at once, before anything runs
+        topology = worlds.load(path)  # every error at once, before anything runs
+        self.ocean = Ocean(topology.rtt, topology.local_rtt_ms, speedup=settings.speedup, seed=settings.seed)
         document: dict[str, Any] = worlds.document(path.read_text(), str(path))
         names = [region["name"] for region in document["regions"]]
         unknown = sorted(set(settings.engines) - set(names))

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farhop.balance import outcome
 from topology.law import Scope
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
     from topology.law import Law, Verdict
     from topology.model import Topology
 
@@ -48,6 +52,18 @@ def hints_allowed(request: Request, region: str, law: Law) -> bool:
 def records_allowed(request: Request, region: str, law: Law) -> bool:
     """Whether spans and decisions of the request may be recorded in `region`."""
     return region in law.verdict(request.tenant, request.model, Scope.LOGGING, request.narrow, request.key).lawful
+
+
+def turned_away(reason: Outcome) -> bool:
+    """Whether a region refused for the sake of others, and would take the request as the last resort."""
+    return reason is outcome.FOREIGN_FULL or reason is outcome.BROKEN_PROMISE
+
+
+def told(refusals: Mapping[str, Outcome], absent: Mapping[str, str]) -> str:
+    """What became of a request, region by region, for the client."""
+    said = [f"{region}: {reason.reason}" for region, reason in sorted(refusals.items())]
+    said += [f"{region}: {why}" for region, why in sorted(absent.items()) if region not in refusals]
+    return f"no lawful region can serve this request now ({'; '.join(said[:16])})"
 
 
 def summary(verdict: Verdict, lawful: frozenset[str]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from farhop.balance.machine import Address
 from farhop.shell.config import Listen, Part, Process, Seconds
 
 
@@ -17,12 +18,44 @@ class Watch(Part):
     report_age_s: Seconds = 3.0
 
 
+class Spill(Part):
+    """When a region is hot (shares of its use, seconds), how fast it is come back to, and what both cost its score."""
+
+    at: Annotated[float, Field(gt=0, le=10)] = 0.90
+    return_at: Annotated[float, Field(gt=0, le=10)] = 0.75
+    hold_s: Annotated[float, Field(ge=0, le=3600)] = 2.0
+    ramp_per_s: Annotated[float, Field(gt=0, le=1000)] = 0.05
+    penalty_ms: Annotated[float, Field(ge=0, le=60_000)] = 300.0
+
+    @model_validator(mode="after")
+    def _apart(self) -> Spill:
+        if self.return_at >= self.at:
+            raise ValueError(f"return_at {self.return_at} must be below at {self.at}")
+        return self
+
+
+Proxy = Annotated[str, Field(pattern=r"^http://[A-Za-z0-9.\-]+:[0-9]{1,5}$")]
+
+
 class GlobalConfig(Process):
-    """One global balancer. `trie_bytes` is the prompt text mirrored per region, not memory."""
+    """One global balancer. `trie_bytes` is the prompt text mirrored per region, not memory.
+
+    `proxies` gives, by region, the HTTP proxy (CONNECT) through which its balancers are reached; others directly.
+    """
 
     listen: Listen
     watch: Watch = Watch()
+    spill: Spill = Spill()
+    proxies: dict[str, Proxy] = Field(default_factory=dict)
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
+
+    def proxy(self, region: str) -> Address | None:
+        """The proxy on the way to a region, if there is one."""
+        url = self.proxies.get(region)
+        if url is None:
+            return None
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        return Address(host, int(port))
 
     @property
     def balancer(self) -> str:

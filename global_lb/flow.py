@@ -1,13 +1,15 @@
 """The global tier's machine: law -> policy -> pick, the next runner-up on refusal or failure, and what is learned.
 
 Invariants: a request is forwarded only to a region that is lawful by the law it came under *and* by the law of now;
-it is never tried twice at one region unless none is left untried after a transport failure; it holds at most one
-reservation; every request is concluded exactly once. Never awaits, never opens anything, never sees a body.
+it is never tried twice at one region unless none is left untried after a transport failure, or all that are left turned
+it away for the sake of others; it holds at most one reservation; every request is concluded exactly once. Never awaits,
+never opens anything, never sees a body.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +20,7 @@ from farhop.balance.health import LivenessConfig, State
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
 from global_lb import admission
-from global_lb.pick import Decision, Regions, pick
+from global_lb.pick import Decision, Regions, Spill, pick
 from global_lb.policy import Predictive
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
 
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from farhop.balance.reckoning import Reckoning
     from global_lb.policy import Policy
+    from global_lb.view import Instance
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 RETRY_AFTER_S = 2.0
+TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
 
@@ -45,14 +49,16 @@ class FlowConfig(msgspec.Struct, frozen=True):
     trie_bytes: int = 256 * 1024 * 1024
     held_max: int = 1024
     liveness: LivenessConfig = LivenessConfig()
+    spill: Spill = Spill()
 
 
 @dataclass(slots=True)
 class _Live:
     """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
 
-    `region` and `reckoning` are those of the attempt under way, "" and None without one; `due` is what its timer is set
-    for; `held_until` is when its patience ends, once it began.
+    `region` and `reckoning` are those of the attempt under way, "" and None without one; `instance` was asked last;
+    `last_resort`: no promise is made any more; `due` is what its timer is set for; `held_until` is when its patience
+    ends, once it began.
     """
 
     request: Request
@@ -63,6 +69,8 @@ class _Live:
     started: bool = False
     region: str = ""
     reckoning: Reckoning | None = None
+    instance: Instance | None = None
+    last_resort: bool = False
     decision: Decision | None = None
     refusals: dict[str, Outcome] = field(default_factory=dict)
     held_until: float | None = None
@@ -82,9 +90,10 @@ class GlobalFlow:
     ) -> None:
         self.config, self.law, self._rng, self._patience_s = config, law, rng, patience_s
         self._policy = policy or Predictive()
-        self._regions = Regions(config.trie_bytes, config.liveness)
+        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region)
         self.view, self.trie = self._regions.view, self._regions.trie
         self.liveness, self.residence = self._regions.liveness, self._regions.residence
+        self.hits, self.sent = self._regions.hits, self._regions.sent
         self.ledger = Ledger()
         self.estimates = Estimates()
         self._budget = retry.RetryBudget()
@@ -124,8 +133,6 @@ class GlobalFlow:
             lawful &= request.lawful
         live = self._live[request.id] = _Live(request, lawful)
         self._budget.began()
-        if now >= request.deadline:
-            return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
         return self._dispatch(live, now)
 
     def _began(self, event: machine.AttemptBegan, _now: float) -> list[Command]:
@@ -157,6 +164,8 @@ class GlobalFlow:
         self._regions.liveness_of(live.region).relay_succeeded()
         # What the region's machine refuses it has counted; its doors turn away uncounted (client, balancer).
         counted = event.outcome.source not in (Source.CLIENT, Source.BALANCER)
+        if live.instance is not None and event.outcome.source is Source.REGION:
+            self._regions.refused(live.instance, live.request.model, event.outcome, event.wait_ms)
         return self._came_back(live, event.outcome, now, counted=counted)
 
     def _failed(self, event: machine.AttemptFailed, now: float) -> list[Command]:
@@ -182,7 +191,7 @@ class GlobalFlow:
             return []
         if now < live.due:
             return [machine.SetTimer(event.id, live.due)]  # timers may fire a little early
-        if now >= live.request.deadline or live.region:
+        if live.region:
             return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
         live.refusals.clear()
         return self._dispatch(live, now)
@@ -205,23 +214,27 @@ class GlobalFlow:
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.view = event.view
-        self._regions.adopt(event.view)
+        self._regions.adopt(event.view, now)
         return self._wake(now)
 
     def _region_heard(self, event: RegionHeard, now: float) -> list[Command]:
-        self._regions.liveness_of(event.region).reported(now)
-        return self._wake(now)
+        liveness = self._regions.liveness_of(event.region)
+        return self._changed(event.region, lambda: liveness.reported(now, renewed=event.renewed), now)
 
     def _channel_changed(self, event: ChannelChanged, now: float) -> list[Command]:
-        self._regions.liveness_of(event.region).channel(event.up)
-        return self._wake(now)
+        liveness = self._regions.liveness_of(event.region)
+        return self._changed(event.region, lambda: liveness.channel(event.up), now)
 
     def _region_forced(self, event: RegionForced, now: float) -> list[Command]:
         override = self._regions.liveness_of(event.region).override
-        if event.drain:
-            override.force(State.DRAINING, event.why, event.until, now=now, over_s=event.over_s)
-        else:
-            override.lift()
+        force = partial(override.force, State.DRAINING, event.why, event.until, now=now, over_s=event.over_s)
+        return self._changed(event.region, force if event.drain else override.lift, now)
+
+    def _changed(self, region: str, change: Callable[[], None], now: float) -> list[Command]:
+        """A region's life changes. What it was until now may have come by time alone, unseen: see to both."""
+        self._regions.settle(region, now)
+        change()
+        self._regions.settle(region, now)
         return self._wake(now)
 
     def _wake(self, now: float) -> list[Command]:
@@ -255,13 +268,28 @@ class GlobalFlow:
         lawful = verdict.lawful if within is None else verdict.lawful & within
         offers, absent = self._regions.offers(request, lawful, now, without, self._rng)
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
-        return pick(request, output_tokens, offers, verdict, absent, self._policy, self._rng)
+        return pick(request, output_tokens, offers, verdict, absent, self._policy, self._rng, now)
+
+    def _decide(self, live: _Live, now: float) -> Decision:
+        """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,
+        without a promise, once nobody else is left or the client has waited for enough of them."""
+        decision = self.consider(live.request, now, live.lawful, frozenset(live.refusals))
+        away = [region for region, reason in live.refusals.items() if admission.turned_away(reason)]
+        few = len(away) < TURNED_AWAY_MAX and live.attempts + 1 < retry.ATTEMPTS_MAX
+        if not away or live.last_resort or (few and decision.chosen is not None):
+            live.last_resort |= not away and len(decision.field) == 1
+            return decision
+        live.last_resort = True
+        for region in away:
+            del live.refusals[region]
+        return self.consider(live.request, now, live.lawful, frozenset(live.refusals))
 
     def _dispatch(self, live: _Live, now: float) -> list[Command]:
         """Send the request to the best region it may go to, or conclude or hold it."""
         request = live.request
-        # The law twice: that of the request's arrival bounds that of now.
-        decision = live.decision = self.consider(request, now, live.lawful, frozenset(live.refusals))
+        if now >= request.deadline:
+            return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
+        decision = live.decision = self._decide(live, now)
         chosen = decision.chosen
         if chosen is None:
             return self._nowhere(live, decision, now)
@@ -270,12 +298,13 @@ class GlobalFlow:
         assert instance is not None  # it was among the offers, and no await lies between
         live.attempts += 1
         live.region, live.reckoning = chosen.region, self._regions.reckoning_of(instance)
+        live.instance, promised_ms = instance, None if live.last_resort else chosen.ttft_ms
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         live.reckoning.sent(request.prompt_bytes)
         lawful = live.lawful & decision.verdict.lawful
         return [
             self._timer(live, request.deadline),
-            machine.Forward(request.id, live.attempts, chosen.region, instance.tier, chosen.ttft_ms, lawful, decision),
+            machine.Forward(request.id, live.attempts, chosen.region, instance.tier, promised_ms, lawful, decision),
         ]
 
     def _nowhere(self, live: _Live, decision: Decision, now: float) -> list[Command]:
@@ -318,7 +347,8 @@ class GlobalFlow:
             live.budgeted = self._budget.take()
         if reason.source is Source.TRANSPORT:
             live.transport_retries += 1
-            if self.consider(live.request, now, live.lawful, frozenset(live.refusals)).chosen is None:
+            # A region that tells of its replica's failure has tried what it could; one that did not speak may yet.
+            if not counted and self.consider(live.request, now, live.lawful, frozenset(live.refusals)).chosen is None:
                 del live.refusals[region]  # better the same region again than none
         return self._dispatch(live, now)
 
@@ -367,9 +397,4 @@ class GlobalFlow:
 
 
 def _told(live: _Live) -> str:
-    """What became of the request, region by region, for the client."""
-    decision = live.decision
-    told = [f"{region}: {reason.reason}" for region, reason in sorted(live.refusals.items())]
-    if decision is not None:
-        told += [f"{region}: {why}" for region, why in sorted(decision.absent.items()) if region not in live.refusals]
-    return f"no lawful region can serve this request now ({'; '.join(told[:16])})"
+    return admission.told(live.refusals, live.decision.absent if live.decision is not None else {})

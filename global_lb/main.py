@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from farhop.balance.guard import GuardConfig
 from farhop.balance.health import LivenessConfig
 from farhop.balance.limits import ByteBudget
 from farhop.identity.hop import HopSigner
@@ -32,6 +33,8 @@ from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
 from global_lb.config import GlobalConfig
 from global_lb.flow import FlowConfig, GlobalFlow
+from global_lb.pick import Spill
+from global_lb.prefixes import Prefixes
 from global_lb.serve import DecisionReasons, GlobalDesk, GlobalTier
 from global_lb.watch import Watcher
 from topology.law import Law
@@ -56,7 +59,7 @@ class GlobalBalancer:
         for problem in self.tracing.problems:
             log.warning("telemetry", problem, problem=problem)
         liveness = LivenessConfig(report_age_s=config.watch.report_age_s)
-        flow_config = FlowConfig(config.region, trie_bytes=config.trie_bytes, liveness=liveness)
+        flow_config = FlowConfig(config.region, trie_bytes=config.trie_bytes, liveness=liveness, spill=_spill(config))
         self.flow = GlobalFlow(flow_config, Law(topology), rng, self._patience_s)
         self.observer = Observer(
             "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
@@ -75,8 +78,10 @@ class GlobalBalancer:
         self.door.relay = self.relay
         self.listener = Listener("listen", self.door, wiring.inbound(config.limits), self.budget)
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
+        prefixes = Prefixes(self.flow.trie, self.metrics.report_refused)
+        self.flow.sent.append(prefixes.sent)
         self.watcher = Watcher(
-            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng
+            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes
         )
         self.desk = GlobalDesk(config.instance, self.flow, self.keeper, self.door, self.watcher, self.clock)
         self.admin = Admin(self.desk, self.metrics, self.decisions)
@@ -123,6 +128,12 @@ class GlobalBalancer:
             self.admin.close,
             lambda: self.tracing.close(2.0),
         )
+
+
+def _spill(config: GlobalConfig) -> Spill:
+    told = config.spill
+    guard = GuardConfig(spill_at=told.at, return_at=told.return_at, hold_s=told.hold_s, ramp_per_s=told.ramp_per_s)
+    return Spill(guard, told.penalty_ms)
 
 
 def run(path: Path) -> None:

@@ -1,8 +1,9 @@
 """Scoring regions for one request: `predictive`, in milliseconds, lower is better.
 
     ttft_ms(r)  = rtt_ms(r) + upload_ms(r, bytes) + wait_ms(r) + (n - hit(r)) * prefill_ms_per_token(r)
-    score_ms(r) = ttft_ms(r) + beta * m * (tpot_ms(r) - min tpot)
+    score_ms(r) = ttft_ms(r) + beta * m * (tpot_ms(r) - min tpot) + penalty_ms(r)
 
+The penalty is that of a region that is hot, full for foreign work, or not fully returned to (global_lb.pick).
 Scoring never writes and never filters: law and liveness have spoken before.
 """
 
@@ -17,6 +18,7 @@ from farhop.balance import chain, cost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from farhop.balance.drift import Drift
     from farhop.balance.machine import Request
     from global_lb.view import Capacity, Instance
 
@@ -26,8 +28,9 @@ BETA = 0.25  # how much of a later token counts against the first (DESIGN: TTFT 
 class Offer(msgspec.Struct, frozen=True):
     """One region that may be chosen: its instance to ask, what it offers, and what the flow knows of it.
 
-    `outstanding_bytes` were sent there and not acknowledged yet; `depth` is the matched depth of the prefix chain and
-    `residence` (0..1) the share of such hits that proved true there lately.
+    `outstanding_bytes` were sent there and not acknowledged yet, and are about `outstanding_requests`; `depth` is the
+    matched depth of the prefix chain and `residence` (0..1) the share of such hits that proved true there lately;
+    `hot`: above its threshold, or full for work from here.
     """
 
     region: str
@@ -37,10 +40,19 @@ class Offer(msgspec.Struct, frozen=True):
     outstanding_bytes: float
     depth: int
     residence: float
+    outstanding_requests: float = 0.0
+    foreign: bool = False
+    hot: bool = False
+    penalty_ms: float = 0.0
+    drift: Drift | None = None
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """A region's score and what it is made of. `believed_tokens` are the hit before it was discounted by residence."""
+    """A region's score and what it is made of. `believed_tokens` are the hit before it was discounted by residence.
+
+    `headroom` is in slots: those free, less what was sent there and is not acknowledged, and no more than it takes from
+    other regions.
+    """
 
     region: str
     score_ms: float
@@ -54,6 +66,9 @@ class Scored(msgspec.Struct, frozen=True):
     prefill_ms: float
     tpot_ms: float
     slots_free: int
+    headroom: float = 0.0
+    penalty_ms: float = 0.0
+    hot: bool = False
 
 
 class Policy(Protocol):
@@ -88,9 +103,12 @@ def _score(request: Request, output_tokens: float, offer: Offer, tpot_best_ms: f
     upload_ms = cost.upload_ms(request.body_bytes, offer.rtt_ms)
     ttft_ms = cost.ttft_ms(offer.rtt_ms, upload_ms, wait_ms, n - hit, capacity.prefill_ms_per_token)
     score_ms = cost.score_ms(ttft_ms, output_tokens, capacity.tpot_ms, tpot_best_ms, BETA, 0.0, 0.0, 0.0)
+    left = capacity.slots_free - offer.outstanding_requests
+    if offer.foreign and left * (n - hit) > capacity.headroom_foreign_tokens:
+        left = capacity.headroom_foreign_tokens / (n - hit)
     return Scored(
         region=offer.region,
-        score_ms=score_ms,
+        score_ms=score_ms + offer.penalty_ms,
         ttft_ms=ttft_ms,
         rtt_ms=offer.rtt_ms,
         upload_ms=upload_ms,
@@ -101,4 +119,7 @@ def _score(request: Request, output_tokens: float, offer: Offer, tpot_best_ms: f
         prefill_ms=(n - hit) * capacity.prefill_ms_per_token,
         tpot_ms=capacity.tpot_ms,
         slots_free=capacity.slots_free,
+        headroom=left,
+        penalty_ms=offer.penalty_ms,
+        hot=offer.hot,
     )

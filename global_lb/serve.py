@@ -40,12 +40,19 @@ class GlobalTier(ObservedTier):
         super().__init__(observer, log)
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
 
+    def forwarded(self, journey: Journey) -> None:
+        """See relay.Tier. What was sent past a hot region is counted."""
+        super().forwarded(journey)
+        decision: Decision | None = journey.reasons
+        if decision is not None and decision.chosen is not None and decision.spilled_from is not None:
+            self.observer.spilled(decision.chosen.region)
+
     def upstream_headers(self, journey: Journey) -> bytes:
         """The hop token, stamped in the receiver's own clock, and the trace context."""
         visit: Visit = journey.context
         forward, request = journey.forward, journey.request
         assert forward is not None
-        now_ms = self._clock.now() * 1e3
+        now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
         token = self._signer.sign(
             HopClaims(
                 audience=forward.target,
@@ -58,7 +65,7 @@ class GlobalTier(ObservedTier):
                 deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
                 expires_ms=now_ms + self._clock_offset_ms(journey) + TOKEN_LIFE_MS,
                 decision_id=visit.decision_id,
-                promised_ttft_ms=min(forward.promised_ttft_ms, BUDGET_MAX_MS),
+                promised_ttft_ms=None if promised_ms is None else min(promised_ms, BUDGET_MAX_MS),
                 narrow=request.narrow,
             )
         )
@@ -103,6 +110,7 @@ class DecisionReasons:
                 a.WAIT_MS: chosen.wait_ms,
                 a.HIT_TOKENS: round(chosen.hit_tokens),
                 a.PROMISED_TTFT_MS: chosen.ttft_ms,
+                a.SPILL: decision.spilled_from is not None,
             }
         return said
 
@@ -112,6 +120,8 @@ class DecisionReasons:
             "policy": "predictive",
             "policy_epoch": decision.verdict.epoch,
             "entry_region": self._entry_region,
+            "spilled_from": decision.spilled_from,
+            "ties": dict(decision.ties),
             "chosen": decision.chosen.region if decision.chosen is not None else None,
             "candidates": [
                 {
@@ -126,6 +136,9 @@ class DecisionReasons:
                     "prefill_ms": s.prefill_ms,
                     "tpot_ms": s.tpot_ms,
                     "slots_free": s.slots_free,
+                    "headroom": s.headroom,
+                    "penalty_ms": s.penalty_ms,
+                    "hot": s.hot,
                 }
                 for s in decision.field
             ],
@@ -176,7 +189,7 @@ class GlobalDesk:
         flow = self._flow
         region, liveness = flow.view.regions.get(name), flow.liveness.get(name)
         health = liveness.read(now) if liveness is not None else None
-        residence = flow.residence.get(name)
+        residence, hits = flow.residence.get(name), flow.hits.get(name)
         return {
             "region": name,
             "state": health.state if health is not None else "down",
@@ -187,6 +200,10 @@ class GlobalDesk:
             "rtt_ms": region.rtt_ms if region is not None else None,
             "in_flight": flow.ledger.load(name).in_flight,
             "residence": residence.value if residence is not None else None,
+            "prefix_nodes": flow.trie.count(name) if name in flow.trie else 0,
+            "prefix_stream": self._watcher.prefixes.state(name),
+            "predicted_hit_tokens": hits.predicted_tokens if hits is not None else 0.0,
+            "actual_hit_tokens": hits.actual_tokens if hits is not None else 0.0,
             "instances": [_instance(i, now) for i in region.instances] if region is not None else [],
         }
 
@@ -208,6 +225,8 @@ def _instance(instance: Instance, now: float) -> dict[str, Any]:
                 "wait_ms": c.wait_ms,
                 "replicas_ready": c.replicas_ready,
                 "slots_free": c.slots_free,
+                "used_share": c.used_share,
+                "headroom_foreign_tokens": c.headroom_foreign_tokens,
                 "prefill_ms_per_token": c.prefill_ms_per_token,
                 "tpot_ms": c.tpot_ms,
             }

@@ -5,13 +5,18 @@ Never holds what must survive a swap: liveness, reservations and reckonings are 
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from farhop.balance.machine import Address, Event
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What one instance of a region offers for one model. Tokens are the model's, times in milliseconds."""
+    """What one instance of a region offers for one model. Tokens are the model's, times in milliseconds.
+
+    `used_share` is 0 and up; `headroom_foreign_tokens` are prompt tokens it takes from other regions before it refuses.
+    """
 
     wait_ms: float
     prefill_ms_per_token: float
@@ -19,6 +24,9 @@ class Capacity(msgspec.Struct, frozen=True):
     bytes_per_token: float
     replicas_ready: int
     slots_free: int
+    slots_total: int = 0
+    used_share: float = 0.0
+    headroom_foreign_tokens: float = inf
     usd_per_mtok: float = 0.0
 
 
@@ -64,9 +72,10 @@ class ViewSwapped(Event, frozen=True):
 
 
 class RegionHeard(Event, frozen=True):
-    """A report of the region was received, on whatever path."""
+    """A report of the region was received, on whatever path. `renewed`: of an incarnation not heard of before."""
 
     region: str
+    renewed: bool = False
 
 
 class ChannelChanged(Event, frozen=True):

@@ -15,10 +15,13 @@ import grpc
 from farhop_wire import region_pb2, region_pb2_grpc
 
 from farhop.balance.machine import Address
+from farhop.balance.trie import PrefixTrie
 from farhop.shell.tasks import Tasks
 from farhop.store.contract import REGION_PREFIX, ChangeKind, parse_report_key
 from farhop.store.report import ReportError, decode, from_wire
+from global_lb.distance import Distances
 from global_lb.overrides import Overrides
+from global_lb.prefixes import Prefixes, PrefixGapError
 from global_lb.view import Capacity, ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 FORGET_S = 60.0  # an instance not heard of for this long, and gone from etcd, is forgotten
 INSTANCES_MAX = 1024
+PINGS_LOST = 2  # in a row, before a channel counts as broken: one may be lost by chance
+HURRY = 0.25  # of the time between pings, after a lost one and while the wire time moves
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -53,8 +58,10 @@ class Watcher:
         refused: Callable[[str], None],
         clock: Callable[[], float],
         rng: Random,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._config, self._topology, self._store = config, topology, store
+        self.prefixes = prefixes if prefixes is not None else Prefixes(PrefixTrie(), refused)
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._reports: dict[tuple[str, str], tuple[RegionReport, float]] = {}
         self._links: dict[tuple[str, str], _Link] = {}
@@ -63,6 +70,7 @@ class Watcher:
         self._tasks = Tasks()
         self._retired = Tasks()
         self._closed = False
+        self.distances = Distances(topology, config.region)
         self.overrides = Overrides(store, topology.regions, react, refused, clock)
         self.store_trouble: str | None = None
 
@@ -71,6 +79,7 @@ class Watcher:
         self._tasks.start(self._follow(), "watch the reports of all regions")
         self._tasks.start(self.overrides.follow(), "watch the operators' words")
         self._tasks.start(self._tidy(), "forget what is gone")
+        self._tasks.start(self.prefixes.keep(self._clock), "forget prefixes that are gone")
 
     async def close(self) -> None:
         """Stop watching."""
@@ -135,6 +144,7 @@ class Watcher:
         ]
         for name in gone:
             del self._reports[name]
+            self.distances.forget(name)
             self._retire(self._links.pop(name))
             if self._up.pop(name, False):
                 self._channel_of(name[0])
@@ -160,7 +170,8 @@ class Watcher:
         now = self._clock()
         self._reports[name] = (report, now)
         self._link(name, report)
-        self._react(RegionHeard(report.region))
+        renewed = known is None or known[0].incarnation < report.incarnation
+        self._react(RegionHeard(report.region, renewed))
         self._react(ViewSwapped(self._view()))
 
     def _view(self) -> View:
@@ -172,8 +183,7 @@ class Watcher:
             # A silent one is left out where another speaks; a region's last one is the liveness's to judge.
             if name in speaking or name[0] not in regions:
                 instances.setdefault(name[0], []).append(self._instance(report, received_at))
-        here = self._config.region
-        return View({r: Region(r, self._topology.rtt_ms(here, r), tuple(i)) for r, i in instances.items()})
+        return View({r: Region(r, self.distances.rtt_ms(r), tuple(i)) for r, i in instances.items()})
 
     def _silent(self, name: tuple[str, str], now: float) -> bool:
         """Two signals against one instance: it does not report, and its channel is broken."""
@@ -181,13 +191,14 @@ class Watcher:
 
     def _instance(self, report: RegionReport, received_at: float) -> Instance:
         host, _, port = report.tier_address.rpartition(":")
+        offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
         return Instance(
             name=report.instance,
             region=report.region,
-            tier=Address(host.strip("[]"), int(port)),
+            tier=Address(host.strip("[]"), int(port), self._config.proxy(report.region)),
             incarnation=report.incarnation,
             received_at=received_at,
-            clock_offset_ms=report.clock_ms - received_at * 1e3,
+            clock_offset_ms=report.clock_ms - received_at * 1e3 if offset_ms is None else offset_ms,
             draining=report.draining,
             accepted=report.accepted_bytes.get(self._config.balancer, 0.0),
             models={
@@ -198,6 +209,9 @@ class Watcher:
                     bytes_per_token=m.bytes_per_token,
                     replicas_ready=m.replicas_ready,
                     slots_free=m.slots_free,
+                    slots_total=m.slots_total,
+                    used_share=m.used_share,
+                    headroom_foreign_tokens=m.headroom_foreign_tokens,
                     usd_per_mtok=m.usd_per_mtok,
                 )
                 for m in report.models
@@ -213,6 +227,11 @@ class Watcher:
         if known is not None:
             self._retire(known)
         self._links[name] = _Link(self, name, report.control_address, self._config)
+
+    def pinged(self, name: tuple[str, str], reply: region_pb2.PingReply, sent_at: float) -> None:
+        """A ping over a standing connection came back."""
+        if not self.distances.pinged(name, reply.incarnation, reply.clock_ms, sent_at, self._clock()):
+            self._refused("absurd_ping")
 
     def link_changed(self, name: tuple[str, str], up: bool) -> None:
         """One instance's channel broke, or is back."""
@@ -238,24 +257,32 @@ class Watcher:
             return
         self.heard(report)
 
+    def now(self) -> float:
+        """This process's monotonic clock, seconds."""
+        return self._clock()
+
     def jitter(self) -> float:
         """0.8 to 1.2, so that many balancers do not ask one region in step."""
         return 0.8 + 0.4 * self._rng.random()
 
 
 class _Link:
-    """The channel to one regional balancer: a stream of reports, and a ping that tells whether it lives."""
+    """The channel to one regional balancer: streams of reports and prefixes, and a ping that tells whether it lives."""
 
     def __init__(self, watcher: Watcher, name: tuple[str, str], address: str, config: GlobalConfig) -> None:
         self._watcher, self._name, self.address, self._config = watcher, name, address, config
         # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
         idle_ms = max(1000, int(2e3 * config.watch.ping_s))
-        keepalive = (("grpc.keepalive_time_ms", idle_ms), ("grpc.keepalive_timeout_ms", idle_ms))
-        self._channel = grpc.aio.insecure_channel(address, options=(*_OPTIONS, *keepalive))
+        waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+        keepalive = tuple((name, idle_ms) for name in waits)
+        self._channel = grpc.aio.insecure_channel(
+            address, options=(*_OPTIONS, *keepalive, *_proxy_options(config.proxy(name[0])))
+        )
         self._stub = region_pb2_grpc.RegionStub(self._channel)
         self._tasks = Tasks()
         self._tasks.start(self._ping(), f"ping {address}")
         self._tasks.start(self._reports(), f"read the reports of {address}")
+        self._tasks.start(self._prefixes(), f"read the prefixes of {address}")
 
     async def close(self) -> None:
         """Stop asking."""
@@ -263,16 +290,24 @@ class _Link:
         await self._channel.close(None)
 
     async def _ping(self) -> None:
-        watch, nonce = self._config.watch, 0
+        watch, watcher, nonce = self._config.watch, self._watcher, 0
+        lost = PINGS_LOST
         while True:
             nonce += 1
             request = region_pb2.PingRequest(nonce=nonce, balancer=self._config.balancer)
             try:
-                await self._stub.Ping(request, timeout=watch.ping_timeout_s)
-                self._watcher.link_changed(self._name, True)
+                sent_at = watcher.now()
+                reply = await self._stub.Ping(request, timeout=watch.ping_timeout_s)
+                if lost == 0:  # else it may have waited for the connection, too
+                    watcher.pinged(self._name, reply, sent_at)
+                lost = 0
+                watcher.link_changed(self._name, True)
             except grpc.aio.AioRpcError:
-                self._watcher.link_changed(self._name, False)
-            await asyncio.sleep(watch.ping_s * self._watcher.jitter())
+                lost += 1
+                if lost >= PINGS_LOST:
+                    watcher.link_changed(self._name, False)
+            soon = 0 < lost < PINGS_LOST or watcher.distances.moving(self._name[0])
+            await asyncio.sleep(watch.ping_s * watcher.jitter() * (HURRY if soon else 1.0))
 
     async def _reports(self) -> None:
         request = region_pb2.ReportsRequest(balancer=self._config.balancer, region=self._config.region)
@@ -283,3 +318,39 @@ class _Link:
             except grpc.aio.AioRpcError:
                 pass  # the ping tells; here only the next try counts
             await asyncio.sleep(self._config.watch.ping_s * self._watcher.jitter())
+
+    async def _prefixes(self) -> None:
+        config, watcher = self._config, self._watcher
+        while True:
+            stream = watcher.prefixes.begin(self._name)
+            call = self._stub.Prefixes(
+                region_pb2.PrefixesRequest(
+                    balancer=config.balancer,
+                    region=config.region,
+                    known_incarnation=stream.known_incarnation,
+                    known_seq=stream.known_seq,
+                )
+            )
+            pause_s = config.watch.ping_s
+            try:
+                async for message in call:
+                    await stream.take(message)
+            except PrefixGapError:
+                pass  # what was refused is counted; the next stream begins with what is missing
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    pause_s *= 10  # an older build
+            finally:
+                call.cancel()
+                stream.ended(watcher.now())
+            await asyncio.sleep(pause_s * watcher.jitter())
+
+
+def _proxy_options(proxy: Address | None) -> tuple[tuple[str, str], ...]:
+    """Channel arguments for a proxy. By address, for any target: `grpc.http_proxy` would heed a stray no_proxy."""
+    if proxy is None:
+        return ()
+    return (
+        ("grpc.address_http_proxy", str(proxy)),
+        ("grpc.address_http_proxy_enabled_addresses", "0.0.0.0/0,::/0"),
+    )

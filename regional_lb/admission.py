@@ -1,7 +1,8 @@
 """Whether a request may enter this region at all: the law once more, the model, the time left.
 
-The law is this region's own copy; with the hop token's set the intersection holds. Never weighs one against another,
-and never fails open: what is unknown is refused.
+The law is this region's own copy; with the hop token's set the intersection holds. Work from other regions enters only
+beside a reserve for this region's own, and only if the promise it was sent on can be kept; without a promise nobody
+else would take it, and it enters as own work does. Never fails open: what is unknown is refused.
 """
 
 from __future__ import annotations
@@ -11,12 +12,32 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.balance import outcome
+from topology.law import Scope
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop.balance.ledger import Ledger
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
-    from regional_lb.view import View
-    from topology.law import Law
+    from regional_lb.view import Replica, View
+    from topology.law import Law, Verdict
+
+
+class Foreign(msgspec.Struct, frozen=True):
+    """`reserve_share` of slots and KV tokens is kept for own work; a promise is broken beyond factor * it + slack."""
+
+    reserve_share: float = 0.1
+    promise_factor: float = 2.0
+    promise_slack_ms: float = 500.0
+
+
+class Headroom(msgspec.Struct, frozen=True):
+    """What replicas have left beside the reserve, and whether any of them is idle."""
+
+    slots: int
+    kv_tokens: float
+    idle: bool
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -24,6 +45,11 @@ class Refusal(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     detail: str
+
+
+def hints(request: Request, law: Law) -> Verdict:
+    """Where a trace of the request's prefix may be known."""
+    return law.verdict(request.tenant, request.model, Scope.HINTS, request.narrow, request.key)
 
 
 def refusal(request: Request, region: str, law: Law, view: View, now: float) -> Refusal | None:
@@ -37,4 +63,43 @@ def refusal(request: Request, region: str, law: Law, view: View, now: float) -> 
         return Refusal(outcome.MODEL_NOT_HERE, f"no replica in region {region} serves this model")
     if now >= request.deadline:
         return Refusal(outcome.DEADLINE, "the request's deadline passed")
+    return None
+
+
+def headroom(replicas: Sequence[Replica], ledger: Ledger, reserve_share: float) -> Headroom:
+    """What these healthy replicas have left for work from other regions. Of few slots, less than one is reserved."""
+    slots = free = kv_tokens = kv_taken = 0
+    idle = False
+    for replica in replicas:
+        load = ledger.load(replica.name)
+        slots += replica.slots
+        free += max(0, replica.slots - load.in_flight)
+        kv_tokens += replica.kv_tokens
+        kv_taken += min(load.kv_tokens, replica.kv_tokens)
+        idle |= load.in_flight == 0
+    kv_left = (1.0 - reserve_share) * kv_tokens - kv_taken
+    return Headroom(max(0, free - int(reserve_share * slots)), max(0.0, kv_left), idle)
+
+
+def is_guest(request: Request, region: str) -> bool:
+    """Whether it comes from another region, and another one could take it, too."""
+    return request.promised_ttft_ms is not None and request.entry_region not in ("", region)
+
+
+def guest(
+    request: Request,
+    kv_tokens: float,
+    left: Headroom,
+    queued: int,
+    expected_ttft_ms: float,
+    terms: Foreign,
+) -> Refusal | None:
+    """Why a guest may not enter; None if it may. `kv_tokens`: what it would take of the cache."""
+    # An idle engine takes anything, as for own work: what it can never hold it refuses itself.
+    if queued or left.slots < 1 or (kv_tokens > left.kv_tokens and not left.idle):
+        return Refusal(outcome.FOREIGN_FULL, "what is free is kept for this region's own requests")
+    promised_ms = request.promised_ttft_ms
+    if promised_ms is not None and expected_ttft_ms > terms.promise_factor * promised_ms + terms.promise_slack_ms:
+        detail = f"its first token would take {expected_ttft_ms:.0f} ms, and {promised_ms:.0f} ms were promised"
+        return Refusal(outcome.BROKEN_PROMISE, detail)
     return None

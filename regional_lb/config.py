@@ -72,6 +72,14 @@ class Queue(Part):
     starvation_s: Seconds = 10.0
 
 
+class Foreign(Part):
+    """Work from other regions: what share is kept from it, and when a promised time to first token is broken."""
+
+    reserve_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    promise_factor: Annotated[float, Field(ge=1, le=1000)] = 2.0
+    promise_slack_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 500.0
+
+
 class Watch(Part):
     """How often replicas are looked at, and when they count as down. Seconds, and counts in a row."""
 
@@ -83,7 +91,10 @@ class Watch(Part):
 
 
 class RegionalConfig(Process):
-    """One regional balancer. `advertise` is the host by which the global tier reaches it."""
+    """One regional balancer. `advertise` is the host by which the global tier reaches it.
+
+    `prefix_nodes_per_s` bounds what each global balancer is told of the caches: 8 B a node.
+    """
 
     tier: Listen
     control: Listen
@@ -92,7 +103,9 @@ class RegionalConfig(Process):
     engine_key: Secret | None = None
     replicas: Annotated[list[ReplicaConfig], Field(min_length=1, max_length=4096)]
     queue: Queue = Queue()
+    foreign: Foreign = Foreign()
     watch: Watch = Watch()
+    prefix_nodes_per_s: Annotated[int, Field(ge=1000, le=10_000_000)] = 50_000
 
     @field_validator("advertise")
     @classmethod

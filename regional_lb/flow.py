@@ -19,7 +19,7 @@ from farhop.balance.health import HealthConfig
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
 from regional_lb import admission
-from regional_lb.pick import Fleet, Pick, any_room, expected_wait_ms, pick
+from regional_lb.pick import Fleet, Pick, any_room, expected_wait_ms, least_prefill, pick
 from regional_lb.policy import Need, Predictive
 from regional_lb.queue import WaitingRoom
 from regional_lb.view import ReplicaProbed, ViewSwapped
@@ -49,6 +49,7 @@ class FlowConfig(msgspec.Struct, frozen=True):
     queue_wait_s: float = 30.0
     starvation_s: float = 10.0
     health: HealthConfig = HealthConfig()
+    foreign: admission.Foreign = admission.Foreign()
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class RegionalFlow:
         self._policy = policy or Predictive()
         self._fleet = Fleet(config.health)
         self.view, self.health = self._fleet.view, self._fleet.health
-        self.speeds, self.trie = self._fleet.speeds, self._fleet.trie
+        self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger = Ledger()
         self.estimates = Estimates()
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
@@ -131,6 +132,8 @@ class RegionalFlow:
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
         live = self._live[request.id] = _Live(request, self.need_of(request))
         self._budget.began()
+        if admission.is_guest(request, self.config.region) and (turned := self._turned_away(request, live.need, now)):
+            return [self._refuse(live, turned.outcome, turned.detail, now)]
         placed = self._place(live, now) if self.queue.waiting(request.model) == 0 else []
         return placed or self._hold(live, now)
 
@@ -142,7 +145,7 @@ class RegionalFlow:
         self.ledger.began(event.id)
         self._fleet.answered(live.replica, event.status, now)
         if event.status < 400:
-            self._fleet.caches(live.replica, live.request.chain)
+            self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
             speed, chosen = self.speeds.get(live.replica), live.chosen
             if live.request.stream:
                 live.prefilled_at = now
@@ -156,7 +159,7 @@ class RegionalFlow:
             return []
         self._over(live)
         if event.status < 400:
-            self._fleet.caches(live.replica, live.request.chain)
+            self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
             if event.usage is not None:
                 self._learn(live, event.usage, now)
         return self._fill(live.replica, now)
@@ -238,6 +241,16 @@ class RegionalFlow:
             return None
         hits = self.trie.match(request.chain)
         return pick(need, replicas, hits, self.ledger, self.speeds, self._policy, now, self._rng)
+
+    def _turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
+        """Why this guest may not enter. Nobody healthy is for the queue to say."""
+        replicas = self._fleet.healthy(request.model, now)
+        if not replicas:
+            return None
+        left = admission.headroom(replicas, self.ledger, self.config.foreign.reserve_share)
+        uncached, prefill_ms = least_prefill(need, replicas, self.trie.match(request.chain), self.speeds)
+        queued, expected_ms = self.queue.waiting(request.model), self.wait_ms(request.model, now) + prefill_ms
+        return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self.config.foreign)
 
     def _place(self, live: _Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
         """Forward the request if some replica but those `aside` has room; [] otherwise."""

@@ -7,6 +7,7 @@ connections, requests under way finish, everything closes.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from pathlib import Path
 from random import Random
@@ -36,6 +37,7 @@ from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
+from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
 from regional_lb.flow import FlowConfig, RegionalFlow
 from regional_lb.report import Reporter
@@ -53,6 +55,10 @@ _CONTROL = (
     # Global balancers ping an idle channel, too: only so do they notice a path that swallows everything.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
+    # And a global balancer behind such a path must not hold its stream here for hours.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
 )
 
 
@@ -76,6 +82,7 @@ class RegionalBalancer:
             queue_wait_s=queue.wait_s,
             starvation_s=queue.starvation_s,
             health=HealthConfig(rise=config.watch.rise, fall=config.watch.fall),
+            foreign=Foreign(**config.foreign.model_dump()),
         )
         self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight)
         self.observer = Observer(
@@ -150,6 +157,7 @@ class RegionalBalancer:
             self.flow,
             self.clock.now,
             incarnation=time.time_ns() // 1_000_000,
+            prefix_nodes_per_s=config.prefix_nodes_per_s,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         await self.control.start()
@@ -188,9 +196,12 @@ class RegionalBalancer:
 def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass  # gRPC would say why it cannot, too, but in lines of its own on stderr and not to us
         return server.add_insecure_port(where)
-    except RuntimeError:
-        raise PortTakenError(f"control: cannot listen on {where}; choose another port") from None
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "it is taken"
+        raise PortTakenError(f"control: cannot listen on {where}: {reason}; choose another port") from None
 
 
 def run(path: Path) -> None:

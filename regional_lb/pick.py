@@ -7,13 +7,15 @@ where it can still go to whichever replica frees first. Never reserves: the flow
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.balance import choose, outcome
+from farhop.balance import chain, choose, outcome
 from farhop.balance.estimate import Speed
 from farhop.balance.health import HealthMachine, State, may_eject
+from farhop.balance.journal import Journal
 from farhop.balance.trie import PrefixTrie
 from regional_lb.policy import Need, Scored
 from regional_lb.view import view_of
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from regional_lb.policy import Policy
     from regional_lb.view import Replica, Sample, View
+    from topology.law import Verdict
 
 SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
 TIE_SHARE = 0.05  # scores this close are equal within what prefill speed is known to
@@ -49,6 +52,7 @@ class Fleet:
         self.health: dict[str, HealthMachine] = {}
         self.speeds: dict[str, Speed] = {}
         self.trie = PrefixTrie()
+        self.journal = Journal(self.trie)
 
     def adopt(self, view: View, estimates: Estimates) -> None:
         """Take a new view: what came is not heard of yet, what left is forgotten."""
@@ -95,10 +99,15 @@ class Fleet:
         else:
             health.failed(now, may_eject=self._may_eject(now))
 
-    def caches(self, name: str, chain: tuple[int, ...]) -> None:
-        """The replica holds this prefix now."""
-        if name in self.trie:
-            self.trie.insert(name, chain)
+    def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
+        """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
+        if name not in self.trie:
+            return
+        if hints is None:
+            self.journal.insert(name, chain, frozenset())
+        else:
+            self.journal.under(hints.epoch)
+            self.journal.insert(name, chain, hints.lawful if hints.excluded else None)
 
     def _may_eject(self, now: float) -> bool:
         down = sum(health.read(now).state is State.DOWN for health in self.health.values())
@@ -165,6 +174,19 @@ def pick(
 def any_room(replicas: Sequence[Replica], ledger: Ledger, now: float) -> bool:
     """Whether some replica has room for the smallest request there is: if not, there is no point in scoring."""
     return any(has_room(replica, ledger.load(replica.name), _NOTHING, 0.0, now) for replica in replicas)
+
+
+def least_prefill(
+    need: Need, replicas: Sequence[Replica], hits: Mapping[str, int], speeds: Mapping[str, Speed]
+) -> tuple[float, float]:
+    """Uncached tokens and prefill in ms at the replica where that is shortest, were it idle. At least one replica."""
+    shortest = (need.prompt_tokens, inf)
+    for replica in replicas:
+        uncached = max(0.0, need.prompt_tokens - chain.bytes_at(hits.get(replica.name, 0)) / need.bytes_per_token)
+        prefill_ms = uncached * speeds[replica.name].prefill_ms_per_token
+        if prefill_ms < shortest[1]:
+            shortest = (uncached, prefill_ms)
+    return shortest
 
 
 def expected_wait_ms(

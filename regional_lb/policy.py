@@ -70,17 +70,17 @@ class Predictive:
         speeds: Mapping[str, Speed],
     ) -> list[Scored]:
         """See the module's head."""
-        tpot_best_ms = min((speeds[r.name].tpot_ms for r in replicas), default=0.0)
+        tpots_ms = [speeds[replica.name].tpot_ms for replica in replicas]
+        tpot_best_ms = min(tpots_ms, default=0.0)
+        prompt, output = need.prompt_tokens, need.output_tokens
+        hit_of, load_of = hits.get, ledger.load
         scored: list[Scored] = []
-        for replica in replicas:
+        for replica, tpot_ms in zip(replicas, tpots_ms, strict=True):
             name = replica.name
-            speed = speeds[name]
-            depth = hits.get(name, 0)
-            hit = min(chain.bytes_at(depth) / need.bytes_per_token, need.prompt_tokens) if depth else 0.0
-            uncached = need.prompt_tokens - hit
-            backlog = ledger.load(name).prefill_tokens
-            score_ms = cost.replica_score_ms(
-                backlog, uncached, speed.prefill_ms_per_token, need.output_tokens, speed.tpot_ms, tpot_best_ms, BETA
-            )
-            scored.append(Scored(name, score_ms, hit, uncached, backlog, speed.prefill_ms_per_token, speed.tpot_ms))
+            depth = hit_of(name)
+            hit = min(chain.bytes_at(depth) / need.bytes_per_token, prompt) if depth else 0.0
+            uncached, backlog = prompt - hit, load_of(name).prefill_tokens
+            prefill_ms = speeds[name].prefill_ms_per_token
+            score_ms = cost.replica_score_ms(backlog, uncached, prefill_ms, output, tpot_ms, tpot_best_ms, BETA)
+            scored.append(Scored(name, score_ms, hit, uncached, backlog, prefill_ms, tpot_ms))
         return scored

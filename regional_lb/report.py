@@ -20,12 +20,15 @@ from farhop.store.contract import StoreError, report_key
 from farhop.store.report import (
     ACCEPTED_LIMIT,
     RATE_LIMIT_MS,
+    USED_LIMIT,
     WAIT_LIMIT_MS,
     ModelReport,
     RegionReport,
     encode,
     to_wire,
 )
+from regional_lb import admission
+from regional_lb.prefixes import NODES_PER_S, PrefixTeller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -53,6 +56,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         flow: RegionalFlow,
         clock: Callable[[], float],
         incarnation: int,
+        prefix_nodes_per_s: int = NODES_PER_S,
     ) -> None:
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
@@ -64,6 +68,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tasks = Tasks()
         self._publication: Publication | None = None
         self._streams = 0
+        self._prefixes = PrefixTeller(instance, flow, clock, incarnation, prefix_nodes_per_s)
 
     # -- what is said
 
@@ -92,6 +97,10 @@ class Reporter(region_pb2_grpc.RegionServicer):
         speeds = [flow.speeds[r.name] for r in ready] or [flow.speeds[r.name] for r in replicas]
         slots = sum(r.slots for r in ready)
         kv_tokens = sum(r.kv_tokens for r in ready)
+        in_flight, queued = sum(load.in_flight for load in loads), flow.queue.waiting(model)
+        kv_taken = sum(load.kv_tokens for load in loads)
+        used_share = max((in_flight + queued) / slots, kv_taken / kv_tokens) if ready else 0.0
+        left = admission.headroom(ready, flow.ledger, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
             replicas_ready=len(ready),
@@ -100,14 +109,16 @@ class Reporter(region_pb2_grpc.RegionServicer):
             slots_free=sum(max(0, r.slots - load.in_flight) for r, load in zip(ready, loads, strict=True)),
             kv_tokens_total=kv_tokens,
             kv_tokens_free=sum(max(0, r.kv_tokens - load.kv_tokens) for r, load in zip(ready, loads, strict=True)),
-            in_flight=sum(load.in_flight for load in loads),
-            queued_requests=flow.queue.waiting(model),
+            in_flight=in_flight,
+            queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(flow.wait_ms(model, now), WAIT_LIMIT_MS),
             prefill_ms_per_token=min(RATE_LIMIT_MS, *(s.prefill_ms_per_token for s in speeds)),
             tpot_ms=min(RATE_LIMIT_MS, *(s.tpot_ms for s in speeds)),
             bytes_per_token=flow.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
+            headroom_foreign_tokens=int(left.kv_tokens) if left.slots and not queued else 0,
+            used_share=min(used_share, USED_LIMIT),
             gpu_types=tuple(sorted({r.gpu for r in replicas if r.gpu})),
         )
 
@@ -153,6 +164,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def withdraw(self) -> None:
         """Say on both paths that nothing more is taken, then take the report away."""
         self.draining = True
+        self._prefixes.close()
         await self._tasks.close()
         await self._tell(self.build())
         if self._publication is not None:
@@ -170,11 +182,17 @@ class Reporter(region_pb2_grpc.RegionServicer):
         return region_pb2.PingReply(nonce=request.nonce, clock_ms=self._clock() * 1e3, incarnation=self._incarnation)
 
     async def Prefixes(  # noqa: N802 - the service's name for it
-        self, _request: region_pb2.PrefixesRequest, context: Any
+        self, request: region_pb2.PrefixesRequest, context: Any
     ) -> AsyncIterator[region_pb2.PrefixDelta]:
-        """Not offered: each global balancer learns what a region holds from what it sent there."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this build does not tell what its caches hold")
-        yield region_pb2.PrefixDelta()  # never reached; makes this a stream
+        """What the caches hold, and every change of it, as far as the asker may know."""
+        if self._prefixes.readers >= STREAMS_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
+        if not self._prefixes.knows(request.region):
+            # Nobody's law lets a hint go where the world has no region.
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: not in this region's topology; compare both")
+        async with contextlib.aclosing(self._prefixes.tell(request)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def Reports(  # noqa: N802 - the service's name for it
         self, _request: region_pb2.ReportsRequest, context: Any
@@ -213,6 +231,9 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
             (old.slots_free, new.slots_free),
             (old.kv_tokens_free, new.kv_tokens_free),
             (old.queued_tokens, new.queued_tokens),
+            (old.used_share, new.used_share),
+            # From none to some or back: the amount is that of the KV cache.
+            (float(old.headroom_foreign_tokens > 0), float(new.headroom_foreign_tokens > 0)),
             (old.prefill_ms_per_token * 1e3, new.prefill_ms_per_token * 1e3),
             (old.tpot_ms, new.tpot_ms),
             (old.bytes_per_token, new.bytes_per_token),

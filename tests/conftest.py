@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
 from farhop_lab.client import Result, answer
 from farhop_lab.world import World, WorldSettings
@@ -21,7 +22,7 @@ class RunningWorld:
 
     def __init__(self, settings: WorldSettings, folder: Path) -> None:
         self.world = World(settings, folder)
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 

@@ -30,7 +30,7 @@ _DEFAULT = GuardConfig()
 
 
 class HotGuard:
-    """One target's guard. A target never heard of is away."""
+    """One target's guard, made when it can first be used: who was never used has no share to come back to."""
 
     __slots__ = ("_above_since", "_away", "_config", "_hot", "_ramp_from")
 
@@ -71,8 +71,8 @@ class HotGuard:
             self._ramp_from = now
 
     def cold_share(self, now: float) -> float:
-        """The share of requests for which it counts as cold: 0 while hot, then growing to 1."""
-        if self._hot:
+        """The share of requests for which it counts as cold: 0 while hot or away, then growing to 1."""
+        if self._hot or self._away:
             return 0.0
         if self._ramp_from is None:
             return 1.0

@@ -290,9 +290,14 @@ class Liveness:
         self._relay_fails = 0
         self._relay_failed_at = -inf
 
-    def reported(self, now: float) -> None:
-        """A report of the region was received here at `now`, on whatever path; its own clock does not matter."""
+    def reported(self, now: float, *, renewed: bool = False) -> None:
+        """A report of the region was received here at `now`, on whatever path; its own clock does not matter.
+
+        `renewed`: of a new incarnation, which has nothing to do with how relaying to the one before failed.
+        """
         self._report_at = now
+        if renewed:
+            self._relay_fails = 0
 
     def channel(self, up: bool) -> None:
         """The gRPC channel to the region connected or broke."""

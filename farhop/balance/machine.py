@@ -49,10 +49,11 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where to connect. `host` is a name or literal address, `port` a TCP port."""
+    """Where to connect. `host` is a name or literal address, `port` a TCP port, `via` an HTTP proxy on the way."""
 
     host: str
     port: int
+    via: Address | None = None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -126,15 +127,15 @@ class Command(msgspec.Struct, frozen=True):
 class Forward(Command, frozen=True):
     """Send the request upstream as attempt number `attempt` (from 1). `target` is the region or replica chosen.
 
-    `promised_ttft_ms` is the prediction the choice rests on; `lawful` is what the next tier may use; `reasons` is the
-    tier's decision, for whoever explains it.
+    `promised_ttft_ms` is the prediction the choice rests on, None where there is no other choice: then it is no reason
+    to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it.
     """
 
     id: str
     attempt: int
     target: str
     address: Address
-    promised_ttft_ms: float
+    promised_ttft_ms: float | None
     lawful: frozenset[str] | None = None
     reasons: Any = None
 

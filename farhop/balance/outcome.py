@@ -85,6 +85,9 @@ QUEUE_TIMEOUT = _declare(Source.REGION, "queue_timeout", retryable=True)
 # The region does not accept our token: keys or clocks of the two tiers disagree. Not the client's doing.
 HOP_REJECTED = _declare(Source.REGION, "hop_token_rejected", retryable=True)
 MODEL_NOT_HERE = _declare(Source.REGION, "model_not_in_region", retryable=True)
+# To work from other regions only, and never where it is the last resort.
+FOREIGN_FULL = _declare(Source.REGION, "no_headroom_for_foreign_work", retryable=True)
+BROKEN_PROMISE = _declare(Source.REGION, "promise_would_be_broken", retryable=True)
 
 CONNECT_FAILED = _declare(Source.TRANSPORT, "connect_failed", retryable=True)
 CONNECT_TIMEOUT = _declare(Source.TRANSPORT, "connect_timeout", retryable=True)

@@ -12,12 +12,13 @@ from __future__ import annotations
 class Reckoning:
     """The counts towards one regional balancer instance. Every `sent` is followed by one `settled` or `came_back`."""
 
-    __slots__ = ("_accepted", "_incarnation", "_pending", "_resting", "_sent")
+    __slots__ = ("_accepted", "_incarnation", "_pending", "_requests", "_resting", "_sent")
 
     def __init__(self) -> None:
         self._sent = 0.0
         self._accepted = 0.0
         self._pending = 0.0
+        self._requests = 0  # that await their first byte
         self._incarnation = -1
         self._resting = False
 
@@ -26,20 +27,30 @@ class Reckoning:
         """Prompt bytes sent, not acknowledged, and not answered."""
         return max(0.0, min(self._sent - self._accepted, self._pending))
 
+    @property
+    def outstanding_requests(self) -> float:
+        """How many requests the outstanding bytes are, taking those that await their first byte as equally large."""
+        return self._requests * self.outstanding_bytes / self._pending if self._pending > 0.0 else 0.0
+
     def sent(self, n_bytes: float) -> None:
         """A request of this size is on its way."""
+        self._requests += 1
         self._sent += n_bytes
         self._pending += n_bytes
         self._resting = False
 
     def settled(self, n_bytes: float) -> None:
         """The receiver answered it, be it by a refusal: it has counted it, and it waits there no more."""
-        self._pending = max(0.0, self._pending - n_bytes)
+        self._answered(n_bytes)
 
     def came_back(self, n_bytes: float) -> None:
         """It never arrived, or nobody knows whether it did: count on no acknowledgement."""
-        self._pending = max(0.0, self._pending - n_bytes)
+        self._answered(n_bytes)
         self._sent = max(self._accepted, self._sent - n_bytes)
+
+    def _answered(self, n_bytes: float) -> None:
+        self._requests = max(0, self._requests - 1)
+        self._pending = max(0.0, self._pending - n_bytes)
 
     def acknowledged(self, incarnation: int, accepted: float) -> None:
         """A report says how many bytes the receiver has counted since its start."""

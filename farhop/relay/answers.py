@@ -46,6 +46,8 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.QUEUE_TIMEOUT: (503, "overloaded_error"),
     outcome.HOP_REJECTED: (502, "server_error"),
     outcome.MODEL_NOT_HERE: (404, "invalid_request_error"),
+    outcome.FOREIGN_FULL: (503, "overloaded_error"),
+    outcome.BROKEN_PROMISE: (503, "overloaded_error"),
     outcome.CONNECT_FAILED: (502, "server_error"),
     outcome.CONNECT_TIMEOUT: (504, "timeout_error"),
     outcome.FIRST_BYTE_TIMEOUT: (504, "timeout_error"),

@@ -14,6 +14,7 @@ import httptools
 import msgspec
 
 from farhop.balance import outcome
+from farhop.relay import tunnel
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Address
@@ -277,9 +278,7 @@ class Pool:
     async def _connect(self, address: Address, attempt: Attempt) -> None:
         try:
             async with asyncio.timeout(self.limits.connect_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: Outbound(self, address), address.host, address.port
-                )
+                connection = await self._open(address)
         except TimeoutError:
             attempt.lost(outcome.CONNECT_TIMEOUT)
         except OSError:
@@ -289,6 +288,12 @@ class Pool:
                 connection.lend(attempt)
             else:
                 attempt.lost(outcome.DIED_BEFORE_START)  # accepted, and closed at once
+
+    async def _open(self, address: Address) -> Outbound:
+        if address.via is not None:
+            return await tunnel.connect(address.via, address, lambda: Outbound(self, address))
+        _, connection = await self._loop.create_connection(lambda: Outbound(self, address), address.host, address.port)
+        return connection
 
     def opened(self, connection: Outbound) -> None:
         """Count a connection in."""

@@ -145,6 +145,10 @@ class Observer:
             visit.trace.child(self._decide, self._clock.wall_ns(visit.since), now_ns, said)
             visit.decided = journey.reasons
 
+    def spilled(self, to: str) -> None:
+        """An attempt went past a region that is hot or not fully returned to."""
+        self._metrics.spilled(to)
+
     def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
         """An attempt ended."""
         visit: Visit = journey.context

@@ -25,6 +25,7 @@ INCARNATION_LIMIT = 2**63 - 1  # int64 on the wire
 CLOCK_LIMIT_MS = 1e15
 BYTES_PER_TOKEN_LIMIT = 4096.0
 USD_LIMIT = 1e6
+USED_LIMIT = 1e6
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})):([0-9]{1,5})")
@@ -43,7 +44,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """Capacity of one model and version at one balancer instance. Tokens are the model's own, slots are sequences.
 
     `wait_ms` is what a new request would wait before its prefill begins; `usable_share` (0..1) is what health, slow
-    start and draining leave; `headroom_foreign_tokens` are prompt tokens it takes from other regions.
+    start and draining leave; `headroom_foreign_tokens` are prompt tokens it takes from other regions; `used_share` (0
+    and up) is requests here per slot, or the share of KV tokens taken, whichever is more.
     """
 
     model: str
@@ -65,6 +67,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     headroom_foreign_tokens: int = 0
     gpu_types: tuple[str, ...] = ()
     usd_per_mtok: float = 0.0
+    used_share: float = 0.0
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +174,7 @@ _NUMBERS = {
     "bytes_per_token": BYTES_PER_TOKEN_LIMIT,
     "usable_share": 1.0,
     "usd_per_mtok": USD_LIMIT,
+    "used_share": USED_LIMIT,
 }
 _PARTS = (("replicas_ready", "replicas_total"), ("slots_free", "slots_total"), ("kv_tokens_free", "kv_tokens_total"))
 

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance.machine import Usage
 from farhop_lab.engine.core import EngineCore, EngineFullError
-from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.engine.sequence import Sequence, Voice, Wanted
+from farhop_lab.engine.sequence import Sequence, Wanted
 from farhop_lab.engine.text import token_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farhop_lab.engine.core import Step
     from farhop_lab.engine.profiles import Profile
+    from farhop_lab.engine.sequence import Voice
     from farhop_lab.sim.timeline import Call, Timeline
 
 WAITING_MAX = 8192
@@ -158,11 +156,3 @@ class Gpu:
     def metrics(self) -> tuple[int, int, float]:
         """See Engine."""
         return self._core.waiting, self._core.running, self._core.kv.usage
-
-
-def gpu(profile: str, *, model: str, seed: int = 0, answer_tokens_mean: float = 200.0) -> Callable[[Timeline], Engine]:
-    """A maker of engines of this profile, for a Site. LookupError for one that nobody has measured."""
-    if profile not in PROFILES:
-        raise LookupError(f"profile: {profile!r} is none of {', '.join(sorted(PROFILES))}")
-    voice = Voice(model, seed, answer_tokens_mean)
-    return lambda timeline: Gpu(timeline, PROFILES[profile], voice)

@@ -7,7 +7,7 @@ cancelled never happens. Never reads a clock: an hour passes as fast as its even
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from math import inf, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,11 +71,10 @@ class Timeline:
         """Do it `delay_s` from now."""
         return self.at(self.now + delay_s, act, *args)
 
-    def run(self, until: float = inf) -> None:
-        """Let everything happen that is due up to `until`, that moment included; then it is `until` (if finite)."""
+    def run(self, until: float) -> None:
+        """Let everything happen that is due up to `until`, that moment included; then it is `until`."""
         due = self._due
         while due and due[0][0] <= until:
             self.now, _, call = heappop(due)
             self.happened += call.happen()
-        if self.now < until < inf:
-            self.now = until
+        self.now = max(self.now, until)

@@ -51,16 +51,15 @@ class Line:
 class Shaper:
     """First in, first out; each item after the delay in force when it was put, give or take a uniform jitter.
 
-    FIFO makes jitter a floor for whatever follows: on a dense stream delays lean to `delay + jitter`, as in a router's
-    queue. `lost`: the path has forgotten this connection, and nothing comes out any more.
+    Nothing overtakes: what is due before what stands ahead of it waits for that, so on a dense stream delays lean to
+    `delay + jitter`, as in a router's queue. `lost`: the path has forgotten this connection; nothing more comes out.
     """
 
-    __slots__ = ("_last_due", "_line", "_queue", "_rng", "_wire", "lost", "queued_bytes")
+    __slots__ = ("_line", "_queue", "_rng", "_wire", "lost", "queued_bytes")
 
     def __init__(self, wire: Wire, line: Line, rng: Random) -> None:
         self._wire, self._line, self._rng = wire, line, rng
         self._queue: deque[tuple[float, bytes | Mark]] = deque()
-        self._last_due = 0.0
         self.queued_bytes = 0
         self.lost = False
 
@@ -80,8 +79,7 @@ class Shaper:
         late_s = wire.delay_s
         if wire.jitter_s:
             late_s = max(0.0, late_s + wire.jitter_s * (2.0 * self._rng.random() - 1.0))
-        self._last_due = due = max(self._last_due, start + late_s)
-        return due
+        return start + late_s
 
     @property
     def due(self) -> float | None:
@@ -122,8 +120,8 @@ class Shaper:
         queue, self._queue = self._queue, deque()
         for due, item in queue:
             size = len(item) if isinstance(item, bytes) else 0
-            self._last_due = max(self._arrival(size, now), due)
-            self._queue.append((self._last_due, item))
+            # Never earlier than it was due: whoever waits for it need not be woken sooner.
+            self._queue.append((max(self._arrival(size, now), due), item))
 
     def clear(self) -> None:
         """Drop all that is under way."""

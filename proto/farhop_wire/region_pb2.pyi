@@ -157,6 +157,7 @@ class ModelCapacity(_message.Message):
     HEADROOM_FOREIGN_TOKENS_FIELD_NUMBER: _builtins.int
     GPU_TYPES_FIELD_NUMBER: _builtins.int
     USD_PER_MTOK_FIELD_NUMBER: _builtins.int
+    USED_SHARE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the name clients ask for"""
     version: _builtins.str
@@ -193,6 +194,8 @@ class ModelCapacity(_message.Message):
     """prompt tokens it takes from other regions before it refuses"""
     usd_per_mtok: _builtins.float
     """US dollars per million tokens"""
+    used_share: _builtins.float
+    """0 and up: requests here per slot, or KV tokens taken, whichever is more"""
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """distinct, such as "H100-80GB" """
@@ -219,10 +222,11 @@ class ModelCapacity(_message.Message):
         headroom_foreign_tokens: _builtins.int = ...,
         gpu_types: _abc.Iterable[_builtins.str] | None = ...,
         usd_per_mtok: _builtins.float = ...,
+        used_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_token", b"bytes_per_token", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "usd_per_mtok", b"usd_per_mtok", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_token", b"bytes_per_token", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "usd_per_mtok", b"usd_per_mtok", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,7 +238,6 @@ class PrefixesRequest(_message.Message):
 
     BALANCER_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
-    MODELS_FIELD_NUMBER: _builtins.int
     KNOWN_INCARNATION_FIELD_NUMBER: _builtins.int
     KNOWN_SEQ_FIELD_NUMBER: _builtins.int
     balancer: _builtins.str
@@ -245,22 +248,17 @@ class PrefixesRequest(_message.Message):
     """of the sender, as last seen; 0: never"""
     known_seq: _builtins.int
     """last seq applied of that incarnation; with a gap the sender starts with a snapshot"""
-    @_builtins.property
-    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """only these; empty: all"""
-
     def __init__(
         self,
         *,
         balancer: _builtins.str = ...,
         region: _builtins.str = ...,
-        models: _abc.Iterable[_builtins.str] | None = ...,
         known_incarnation: _builtins.int = ...,
         known_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "known_incarnation", b"known_incarnation", "known_seq", b"known_seq", "models", b"models", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "known_incarnation", b"known_incarnation", "known_seq", b"known_seq", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,8 +266,9 @@ Global___PrefixesRequest: _TypeAlias = PrefixesRequest  # noqa: Y015
 
 @_typing.final
 class PrefixDelta(_message.Message):
-    """A change of what the region's caches hold. Whoever sees seq jump, or a new incarnation, drops what it knew of the
-    instance and asks again.
+    """What changed in what the region's caches hold, or a slice of all they hold. Nodes are hashes of whole paths, seeded by
+    model, salt and hint scope, so that no model need be named. Whoever sees `after` differ from the last seq applied, or
+    a new incarnation without a snapshot, asks again; nothing is forgotten until the new snapshot is whole.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -277,44 +276,39 @@ class PrefixDelta(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    STORED_FIELD_NUMBER: _builtins.int
-    EVICTED_FIELD_NUMBER: _builtins.int
-    CLEARED_FIELD_NUMBER: _builtins.int
     SLICE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     incarnation: _builtins.int
     """as in Report"""
     seq: _builtins.int
-    """counts deltas of this incarnation, from 1; slices of a snapshot share one seq"""
-    model: _builtins.str
+    """the state after this message; all slices of a snapshot share one: deltas go on from there"""
+    after: _builtins.int
+    """the seq that these changes follow: the one sent before"""
     @_builtins.property
-    def stored(self) -> Global___PrefixStored: ...
+    def slice(self) -> Global___PrefixSlice:
+        """if set, there are no changes"""
+
     @_builtins.property
-    def evicted(self) -> Global___PrefixEvicted: ...
-    @_builtins.property
-    def cleared(self) -> Global___PrefixCleared: ...
-    @_builtins.property
-    def slice(self) -> Global___PrefixSlice: ...
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixChange]:
+        """in order"""
+
     def __init__(
         self,
         *,
         instance: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         seq: _builtins.int = ...,
-        model: _builtins.str = ...,
-        stored: Global___PrefixStored | None = ...,
-        evicted: Global___PrefixEvicted | None = ...,
-        cleared: Global___PrefixCleared | None = ...,
         slice: Global___PrefixSlice | None = ...,
+        after: _builtins.int = ...,
+        changes: _abc.Iterable[Global___PrefixChange] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "evicted", b"evicted", "slice", b"slice", "stored", b"stored", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slice", b"slice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "evicted", b"evicted", "incarnation", b"incarnation", "instance", b"instance", "model", b"model", "seq", b"seq", "slice", b"slice", "stored", b"stored", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "changes", b"changes", "incarnation", b"incarnation", "instance", b"instance", "seq", b"seq", "slice", b"slice"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["stored", "evicted", "cleared", "slice"]  # noqa: Y015
-    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefixDelta: _TypeAlias = PrefixDelta  # noqa: Y015
 
@@ -326,11 +320,8 @@ class PrefixPath(_message.Message):
 
     PARENT_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
-    HOTNESS_FIELD_NUMBER: _builtins.int
     parent: _builtins.int
     """hash of the node above the first; 0: the first is a root"""
-    hotness: _builtins.float
-    """touches per second, decayed; how likely the blocks stay"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """xxh3-64 chain hashes, downwards"""
@@ -340,35 +331,46 @@ class PrefixPath(_message.Message):
         *,
         parent: _builtins.int = ...,
         nodes: _abc.Iterable[_builtins.int] | None = ...,
-        hotness: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hotness", b"hotness", "nodes", b"nodes", "parent", b"parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "parent", b"parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefixPath: _TypeAlias = PrefixPath  # noqa: Y015
 
 @_typing.final
-class PrefixStored(_message.Message):
+class PrefixChange(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PATHS_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixPath]: ...
+    def stored(self) -> Global___PrefixPath:
+        """some may be known already"""
+
+    @_builtins.property
+    def evicted(self) -> Global___PrefixEvicted: ...
+    @_builtins.property
+    def cleared(self) -> Global___PrefixCleared: ...
     def __init__(
         self,
         *,
-        paths: _abc.Iterable[Global___PrefixPath] | None = ...,
+        stored: Global___PrefixPath | None = ...,
+        evicted: Global___PrefixEvicted | None = ...,
+        cleared: Global___PrefixCleared | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "evicted", b"evicted", "stored", b"stored", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["paths", b"paths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "evicted", b"evicted", "stored", b"stored", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["stored", "evicted", "cleared"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
-Global___PrefixStored: _TypeAlias = PrefixStored  # noqa: Y015
+Global___PrefixChange: _TypeAlias = PrefixChange  # noqa: Y015
 
 @_typing.final
 class PrefixEvicted(_message.Message):
@@ -377,7 +379,7 @@ class PrefixEvicted(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """gone from every replica of the region, with all below them"""
+        """gone from every replica of this instance, with all below them"""
 
     def __init__(
         self,
@@ -409,7 +411,7 @@ Global___PrefixCleared: _TypeAlias = PrefixCleared  # noqa: Y015
 
 @_typing.final
 class PrefixSlice(_message.Message):
-    """Part of all that is held. The first slice (0) says: forget what you knew of this instance and model."""
+    """Part of all that is held. What was known of this instance stays until the last slice is here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -38,6 +38,7 @@ class FakeWorld:
     explained: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     status: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     span_names: tuple[str, ...] = ("farhop.global", "farhop.regional", "llm_request")
+    pages: dict[tuple[str, str], str] = field(default_factory=dict)
     requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
     questions: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     ports: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class FakeWorld:
         made.router.add_post("/v1/chat/completions", self._infer)
         made.router.add_post("/v1/completions", self._infer)
         made.router.add_get("/status", self._status)
+        made.router.add_get("/metrics", self._metrics)
         made.router.add_get("/decisions/{id}", self._decision)
         made.router.add_post("/explain", self._explain)
         made.router.add_get("/traces/{id}", self._trace)
@@ -82,6 +84,10 @@ class FakeWorld:
 
     async def _status(self, request: web.Request) -> web.Response:
         return json(self.status[self._who(request)])
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        page = self.pages.get(self._who(request))
+        return web.Response(text=page or "", status=404 if page is None else 200)
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self.records.get(self._who(request))

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from farhop_cli import status
+
 REGIONS = ("virginia", "frankfurt", "tokyo")
 
 
@@ -21,7 +23,7 @@ async def test_all_is_well(healthy, cli):
     assert not result.stderr
     views = [line.split() for line in result.stdout.splitlines() if "why up" in line]
     assert len(views) == 9
-    assert views[0] == ["virginia", "virginia", "up", "9.2", "1.5", "512", "3", "0.25", "why", "up"]
+    assert views[0] == ["virginia", "virginia", "up", "9.2", "1.5", "–", "–", "512", "3", "0.25", "why", "up"]
     assert result.stdout.count("137,280") == 3
 
 
@@ -72,3 +74,43 @@ def test_no_world(cli, tmp_path):
     said = cli.failed(cli.run("status", "--world", str(tmp_path / "none.json")), 2)
     assert "farhop up" in said
     assert said.count("\n") == 1
+
+
+async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made):
+    for name in REGIONS:
+        told = healthy.status[name, "global_admin"]
+        told["trie_nodes"] = 1234
+        for region in told["regions"]:
+            believed = {"prefix_nodes": 77, "predicted_hit_tokens": 110.0, "actual_hit_tokens": 100.0}
+            region |= {"used_share": 0.5, "headroom_foreign_tokens": 40, "prefix_stream": "connected", **believed}
+        healthy.status[name, "regional_admin"] |= {"predicted_hit_tokens": 45.0, "actual_hit_tokens": 50.0}
+        healthy.pages[name, "global_admin"] = (
+            "# TYPE farhop_spill counter\n"
+            f'farhop_spill_total{{balancer="g",region="{name}",to="tokyo"}} 3.0\n'
+            'farhop_spill_total{to="frankfurt"} 2.0\nfarhop_spill_total{to="x"} much\n'
+        )
+    result = await cli.in_thread("status")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["virginia", "tokyo", "up", "9.2", "1.5", "50", "%", "40", "512", "3", "0.25", "why", "up"] in rows
+    assert ["tokyo", "answers", "–", "5", "9", "1,234"] in rows
+    assert ["virginia", "answers", "–", "5", "0", "1,234"] in rows
+    assert ["frankfurt", "tokyo", "connected", "77", "110", "100", "10", "%"] in rows
+    assert ["tokyo", "answers", "5", "2", "700", "11", "45", "50", "-10", "%"] in rows
+
+
+async def test_operators_words_are_told_once(healthy, cli):
+    word = {"action": "drain", "why": "new racks", "author": "ann@ops", "until": "2026-05-01T12:30:00", "left_s": 90.0}
+    for name in REGIONS[1:]:
+        region = healthy.status[name, "global_admin"]["regions"][2]
+        region |= {"state": "draining", "forced": True, "share": 0.25, "override": word}
+    result = await cli.in_thread("status")
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines()]
+    said = ["tokyo", "drain", "ann@ops", "2026-05-01T12:30:00", "1.5", "new", "racks"]
+    assert rows.count(said) == 1
+    assert result.stdout.count("draining (25 % left)") == 2
+
+
+@pytest.mark.parametrize("share", [None, True, "much", float("nan"), float("inf")])
+def test_a_share_that_is_none(share):
+    assert status.percent(share) == "–"

@@ -24,6 +24,7 @@ class Rider:
     attempt: int = 0
     target: str = ""
     timer: float | None = None
+    refused_by: tuple[str, ...] = ()  # since it was last on hold
 
 
 class Referee:
@@ -76,6 +77,8 @@ class Referee:
             elif isinstance(event, machine.AttemptBegan):
                 rider.state = "started"
             else:
+                if isinstance(event, machine.AttemptRefused):
+                    rider.refused_by += (rider.target,)
                 rider.state = "failed" if rider.state == "sent" else "broken"
 
     def _act(self, command: Command, now: float) -> None:
@@ -88,7 +91,7 @@ class Referee:
             rider.timer = command.at
         elif isinstance(command, machine.Hold):
             assert rider.state in ("new", "failed")
-            rider.state, rider.target = "held", ""
+            rider.state, rider.target, rider.refused_by = "held", "", ()
         else:
             assert isinstance(command, Forward), f"{command} is nothing a tier does by now"
             assert rider.state in ("new", "failed", "held"), f"{command} while {rider}"

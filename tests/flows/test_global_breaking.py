@@ -54,6 +54,15 @@ def test_the_only_lawful_region_is_tried_again_after_a_transport_failure(play) -
     )  # fmt: skip
 
 
+def test_a_region_that_tells_of_its_replicas_failure_is_not_asked_again(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt"))
+        .on(AttemptRefused("a", 1, outcome.DIED_BEFORE_START)).expect(answered("a", outcome.NO_REGION))
+    )  # fmt: skip
+
+
 def test_all_refused(play) -> None:
     flow = worldwide()
     told = "frankfurt: no_replica_serving; london: queue_full; tokyo: queue_timeout"
@@ -148,6 +157,9 @@ def test_the_deadline_ends_what_is_under_way(play) -> None:
         .at(5.0).on(TimerFired("a")).expect(answered("a", outcome.DEADLINE))
         .on(RequestArrived(request("late", deadline=5.0))).expect(answered("late", outcome.DEADLINE))
         .on(TimerFired("unknown")).expect()
+        .on(RequestArrived(request("b", deadline=6.0))).expect(sent("b", "london"))
+        # Its timer is late: the failure is heard first, and nobody is asked any more.
+        .at(6.1).on(AttemptFailed("b", 1, outcome.CONNECT_TIMEOUT)).expect(answered("b", outcome.DEADLINE))
     )  # fmt: skip
     assert flow.under_way == 0
 

@@ -7,6 +7,7 @@ from playbook import Expected, answered, held, sent, timer
 from worlds import MODEL, OTHER_MODEL, SEED, capacity, everywhere, heard, instance, law, request, seen, text, worldwide
 
 from farhop.balance import chain, machine, outcome
+from farhop.balance.guard import GuardConfig
 from farhop.balance.machine import (
     AttemptBegan,
     AttemptEnded,
@@ -18,6 +19,7 @@ from farhop.balance.machine import (
     Usage,
 )
 from global_lb.flow import ASK_AGAIN_S
+from global_lb.pick import Spill
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard
 from topology.model import Residency, Rule
 
@@ -186,7 +188,7 @@ def test_sizes_are_learned(play) -> None:
 
 
 def test_a_drain_moves_traffic_and_ends_by_itself(play) -> None:
-    flow = worldwide()
+    flow = worldwide(spill=Spill(GuardConfig(ramp_per_s=1.0)))  # the return at once
     (
         play(flow)
         .on(RegionForced("london", True, "new racks", until=30.0)).expect()
@@ -195,7 +197,8 @@ def test_a_drain_moves_traffic_and_ends_by_itself(play) -> None:
         .at(1.0).on(RegionHeard("london")).expect()
         .at(29.9).on(RegionHeard("london")).expect().on(RegionHeard("frankfurt")).expect()
         .on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))
-        .at(30.0).on(RequestArrived(request("c"))).expect(sent("c", "london"))
+        .at(30.0).on(RegionHeard("london")).expect()
+        .on(RequestArrived(request("c"))).expect(sent("c", "london"))
         .on(RegionForced("london", True, "again")).expect()
         .on(RequestArrived(request("d"))).expect(sent("d", "frankfurt"))
         .on(RegionForced("london", False)).expect()

@@ -135,16 +135,15 @@ def capacity(**fields: Any) -> global_view.Capacity:
 
 def instance(region: str, name: str = "a", **fields: Any) -> global_view.Instance:
     """One balancer of a region; capacity fields are those of its only model."""
-    own = {"incarnation", "draining", "accepted", "models"}
+    own = {"incarnation", "draining", "accepted", "models", "received_at"}
     about = {k: v for k, v in fields.items() if k in own}
     models = {MODEL: capacity(**{k: v for k, v in fields.items() if k not in own})}
     return global_view.Instance(
         name=name,
         region=region,
         tier=Address(f"{region}-{name}.example", 9000),
-        received_at=0.0,
         clock_offset_ms=0.0,
-        **{"incarnation": 1, "draining": False, "accepted": 0.0, "models": models, **about},
+        **{"received_at": 0.0, "incarnation": 1, "draining": False, "accepted": 0.0, "models": models, **about},
     )
 
 

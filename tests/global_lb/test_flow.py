@@ -27,6 +27,8 @@ REFUSALS = (
     outcome.UNLAWFUL_HERE,
     outcome.STOPPING,
     outcome.DEADLINE,
+    outcome.FOREIGN_FULL,
+    outcome.BROKEN_PROMISE,
     outcome.CONNECT_FAILED,  # a region tells of its replica's failure
 )
 FAILURES = (outcome.CONNECT_FAILED, outcome.FIRST_BYTE_TIMEOUT, outcome.DIED_BEFORE_START, outcome.BAD_FRAMING)
@@ -60,6 +62,8 @@ class GlobalMachine(RuleBasedStateMachine):
     def _forwarded(self, rider: Rider, forward: Forward, now: float) -> None:
         lawful = rider.lawful & self._lawful(rider.request)
         assert forward.target in lawful
+        # Asked twice only without a promise, once: who turned it away for the sake of others takes it at last.
+        assert rider.refused_by.count(forward.target) <= (forward.promised_ttft_ms is None)
         assert forward.lawful is not None
         assert forward.lawful <= lawful
         assert self.flow.liveness[forward.target].read(now).state in (State.UP, State.SUSPECT)
@@ -192,9 +196,12 @@ class GlobalMachine(RuleBasedStateMachine):
             self._tell(RegionHeard(region))
             self._tell(RegionForced(region, False))
 
-    @rule(epoch=st.sampled_from((0, 0, 1, 2, 3)))
-    def law_changes(self, epoch: int) -> None:
+    @rule(epoch=st.sampled_from((1, 2, 3)), n=st.none() | st.integers(0, 9))
+    def law_changes(self, epoch: int, n: int | None) -> None:
+        """And perhaps an attempt fails right then."""
         self.flow.law = LAWS[epoch]
+        if n is not None and (rider := self._one(n, "sent")):
+            self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, outcome.DIED_BEFORE_START))
 
     # -- what always holds
 

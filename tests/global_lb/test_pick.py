@@ -21,7 +21,7 @@ NOBODY: frozenset[str] = frozenset()
 @pytest.fixture
 def regions() -> Regions:
     known = Regions(1 << 20, LivenessConfig())
-    known.adopt(seen(*(instance(region) for region in sorted(ALL))).view)
+    known.adopt(seen(*(instance(region) for region in sorted(ALL))).view, 0.0)
     for region in ALL:
         known.liveness_of(region).channel(True)
         known.liveness_of(region).reported(0.0)
@@ -44,7 +44,7 @@ def test_why_the_others_are_not_offered(regions: Regions) -> None:
     regions.liveness_of("frankfurt").channel(False)
     regions.liveness_of("oslo").channel(True)
     regions.liveness_of("oslo").reported(0.0)
-    regions.adopt(seen(instance("london", replicas_ready=0), instance("frankfurt"), instance("tokyo")).view)
+    regions.adopt(seen(instance("london", replicas_ready=0), instance("frankfurt"), instance("tokyo")).view, 0.0)
     names, absent = offered(regions, lawful=ALL | {"oslo", "mars"})
     assert names == ["tokyo"]
     assert absent == {
@@ -58,7 +58,7 @@ def test_why_the_others_are_not_offered(regions: Regions) -> None:
 
 def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions: Regions) -> None:
     a, b = instance("london", "a", wait_ms=5.0), instance("london", "b", wait_ms=9.0)
-    regions.adopt(seen(a, b).view)
+    regions.adopt(seen(a, b).view, 0.0)
     assert regions.best_instance("london", MODEL) == a
     regions.reckoning_of(a).sent(4096)  # 1024 tokens at 0.05 ms
     assert regions.best_instance("london", MODEL) == b
@@ -68,14 +68,14 @@ def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions
 
 def test_counts_of_an_instance_that_left_are_forgotten(regions: Regions) -> None:
     regions.reckoning_of(instance("london")).sent(1000)
-    regions.adopt(View({}))
+    regions.adopt(View({}), 0.0)
     assert regions._reckonings == {}
-    regions.adopt(seen(instance("london")).view)
+    regions.adopt(seen(instance("london")).view, 0.0)
     assert regions.reckoning_of(instance("london")).outstanding_bytes == 0.0
 
 
 def test_models_once_offered_exist(regions: Regions) -> None:
-    regions.adopt(seen(instance("london", models={OTHER_MODEL: capacity()})).view)
+    regions.adopt(seen(instance("london", models={OTHER_MODEL: capacity()})).view, 0.0)
     assert [regions.may_exist(m) for m in (MODEL, OTHER_MODEL, "nowhere")] == [True, True, False]
     assert Regions(1, LivenessConfig()).may_exist("nowhere")  # nobody has said anything yet
 
@@ -98,7 +98,7 @@ def test_residence_stays_within_its_bounds(regions: Regions) -> None:
 def choose(offers, seed=1):
     one = request("a")
     verdict = admission.processing(one, law())
-    return pick(one, 100.0, offers, verdict, {"mars": "down"}, Predictive(), Random(seed))
+    return pick(one, 100.0, offers, verdict, {"mars": "down"}, Predictive(), Random(seed), 0.0)
 
 
 def test_a_choice_gives_its_reasons(regions: Regions) -> None:
@@ -114,14 +114,14 @@ def test_a_choice_gives_its_reasons(regions: Regions) -> None:
 def test_near_ties_are_drawn_by_free_slots_and_clear_wins_are_not(regions: Regions) -> None:
     near = {"frankfurt": 1.5}
     view = seen(instance("london", slots_free=0), instance("frankfurt", slots_free=8), rtt_ms=near).view
-    regions.adopt(view)
+    regions.adopt(view, 0.0)
     offers, _ = regions.offers(request("a"), ALL, 0.0, NOBODY)
     assert {choose(offers, seed).chosen.region for seed in range(30)} == {"frankfurt"}
-    regions.adopt(seen(instance("london", slots_free=2), instance("frankfurt", slots_free=6), rtt_ms=near).view)
+    regions.adopt(seen(instance("london", slots_free=2), instance("frankfurt", slots_free=6), rtt_ms=near).view, 0.0)
     offers, _ = regions.offers(request("a"), ALL, 0.0, NOBODY)
     drawn = [choose(offers, seed).chosen.region for seed in range(400)]
     assert 0.6 < drawn.count("frankfurt") / 400 < 0.9
-    regions.adopt(seen(instance("london", slots_free=1), instance("frankfurt", slots_free=99)).view)  # 11 ms apart
+    regions.adopt(seen(instance("london", slots_free=1), instance("frankfurt", slots_free=99)).view, 0.0)  # 11 ms
     offers, _ = regions.offers(request("a"), ALL, 0.0, NOBODY)
     assert {choose(offers, seed).chosen.region for seed in range(30)} == {"london"}
 

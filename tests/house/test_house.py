@@ -22,6 +22,9 @@ TESTED_WHOLE = {
     "global_lb/main.py",
     "regional_lb/main.py",
     "farhop_lab/demo.py",
+    "farhop_lab/scenes_home.py",
+    "farhop_lab/scenes_ocean.py",
+    "farhop_lab/stage.py",
     "farhop_lab/world.py",
 }
 

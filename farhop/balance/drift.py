@@ -1,0 +1,54 @@
+"""How far a report is to be believed when it has grown old: by how fast what it says was changing.
+
+    doubt_ms = age * rate of wait + (age * rate of use - slots left, if positive) * ms until a slot frees
+
+Invariants: the doubt is never negative, never above DOUBT_MAX_MS, 0 at age 0 unless the slots are overdrawn, and 0 for
+a target that does not change. Never reads a clock: `now` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from farhop.balance.ewma import Ewma
+
+DOUBT_MAX_MS = 500.0  # beyond it, an ocean away would count as near
+MEMORY_S = 5.0
+GAP_MIN_S = 0.05  # reports closer than this measure jitter, not change
+AGE_MAX_S = 3.0  # an older report makes its region suspect: that is liveness's matter
+
+
+class Drift:
+    """Rates of change of one target's wait (ms per second) and of its slots taken (slots per second)."""
+
+    __slots__ = ("_at", "_slots", "_use", "_wait", "_wait_ms")
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._wait_ms = 0.0
+        self._slots = 0
+        self._wait = Ewma(MEMORY_S)
+        self._use = Ewma(MEMORY_S)
+
+    def reported(self, wait_ms: float, slots_free: int, at: float) -> None:
+        """The target says so; received at `at`. What is not newer, or too close to what is known, changes nothing."""
+        before_ms, before_at = self._wait_ms, self._at
+        if before_at is not None:
+            gap_s = at - before_at
+            if gap_s < GAP_MIN_S:
+                return
+            self._wait.update(abs(wait_ms - before_ms) / gap_s, at)
+            self._use.update(max(0, self._slots - slots_free) / gap_s, at)
+        self._at, self._wait_ms, self._slots = at, wait_ms, slots_free
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing was seen to change: then there is no doubt, however old the report."""
+        return not self._wait.value and not self._use.value
+
+    def doubt_ms(self, now: float, slots_left: float, slot_ms: float) -> float:
+        """By how much the wait may be off at `now`. `slot_ms`: how long until one more slot frees."""
+        if self._at is None:
+            return 0.0
+        age_s = min(max(0.0, now - self._at), AGE_MAX_S)
+        overflow = age_s * (self._use.value or 0.0) - max(0.0, slots_left)
+        doubt_ms = age_s * (self._wait.value or 0.0) + max(0.0, overflow) * slot_ms
+        return min(doubt_ms, DOUBT_MAX_MS)

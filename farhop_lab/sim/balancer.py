@@ -1,0 +1,169 @@
+"""One global balancer in virtual time: its shipped machine, what it hears of the regions, and its hops to them.
+
+Does what global_lb's tier does, in its words: a deadline travels as what is left of it. Never decides, and never
+compares its clock with a region's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop_lab.sim.carrier import Carrier, Journey
+from farhop_lab.sim.hearing import Hearing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from farhop.balance.machine import Answer, Flow, Forward, Request, Usage
+    from farhop.balance.outcome import Outcome
+    from farhop_lab.sim.region import RegionProcess
+    from farhop_lab.sim.stage import Stage
+    from farhop_lab.sim.timeline import Call
+
+
+class Hop:
+    """One attempt at a region: the request goes there, its answer comes back, each over the wire."""
+
+    __slots__ = ("_balancer", "_began", "_journey", "_over", "_region", "_watch", "forward", "id", "number", "request")
+
+    def __init__(self, balancer: BalancerProcess, journey: Journey, forward: Forward, region: RegionProcess) -> None:
+        self._balancer, self._journey, self.forward, self._region = balancer, journey, forward, region
+        self.number = forward.attempt
+        self.id = f"{forward.id}/{forward.attempt}"
+        self._began = self._over = False
+        self.request = self._signed(journey.request, balancer.carrier.clock())
+        stage = balancer.stage
+        self._watch: Call = stage.timeline.after(stage.watching.first_byte_s, self._late)
+        stage.wire.send(balancer.region, region.name, self._arrive)
+
+    def _signed(self, request: Request, now: float) -> Request:
+        """The request as its hop token will say it; the deadline still as what is left of it."""
+        balancer, forward = self._balancer, self.forward
+        return msgspec.structs.replace(
+            request,
+            id=self.id,
+            deadline=max(0.0, request.deadline - now),
+            key="",  # a token does not carry it
+            entry_region=balancer.region,
+            issuer=balancer.name,
+            lawful=forward.lawful if forward.lawful is not None else frozenset(),
+            promised_ttft_ms=forward.promised_ttft_ms,
+        )
+
+    def _arrive(self) -> None:
+        region, request = self._region, self.request
+        if region.alive:
+            request = msgspec.structs.replace(request, deadline=region.carrier.clock() + request.deadline)
+        if not region.serve(Journey(request, self._journey.prompt, self)):
+            self._back(self._lost, outcome.CONNECT_FAILED)
+
+    def _back(self, act: Callable[..., None], *args: object) -> None:
+        self._balancer.stage.wire.send(self._region.name, self._balancer.region, act, *args)
+
+    # -- there: the region's client
+
+    def began(self, status: int) -> None:
+        """See carrier.Client."""
+        self._back(self._hear_began, status)
+
+    def ended(self, status: int, usage: Usage | None) -> None:
+        """See carrier.Client."""
+        self._back(self._hear_ended, status, usage)
+
+    def refused(self, answer: Answer) -> None:
+        """See carrier.Client."""
+        self._balancer.stage.measures.refused(self._region.name, answer.outcome)
+        self._back(self._hear_refused, answer.outcome, answer.wait_ms)
+
+    def broke(self, outcome: Outcome) -> None:
+        """See carrier.Client."""
+        self._back(self._lost, outcome)
+
+    # -- here
+
+    def _hear_began(self, status: int) -> None:
+        if self._over:
+            return
+        self._began = True
+        self._watch.cancel()
+        stage = self._balancer.stage
+        self._watch = stage.timeline.after(stage.watching.between_bytes_s, self._quiet)
+        self._balancer.carrier.began(self._journey, self, status)
+
+    def _hear_ended(self, status: int, usage: Usage | None) -> None:
+        if self._end():
+            self._balancer.carrier.ended(self._journey, self, status, usage)
+
+    def _hear_refused(self, reason: Outcome, wait_ms: float | None) -> None:
+        if self._end():
+            self._balancer.carrier.refused(self._journey, self, reason, wait_ms)
+
+    def _lost(self, reason: Outcome) -> None:
+        """The connection broke; a stream breaks without a word of the region's reasons."""
+        if self._end():
+            known = reason is outcome.CONNECT_FAILED or reason is outcome.FIRST_BYTE_TIMEOUT
+            died = outcome.DIED_MID_STREAM if self._began else outcome.DIED_BEFORE_START
+            self._balancer.carrier.failed(self._journey, self, reason if known else died)
+
+    def _late(self) -> None:
+        self._give_up(outcome.FIRST_BYTE_TIMEOUT)
+
+    def _quiet(self) -> None:
+        """Chunks are not simulated: they come all the time, unless the link is frozen."""
+        stage = self._balancer.stage
+        frozen_at = stage.wire.frozen_since(self._region.name, self._balancer.region)
+        heard_at = stage.timeline.now if frozen_at is None else frozen_at
+        due = heard_at + stage.watching.between_bytes_s
+        if due <= stage.timeline.now:
+            self._give_up(outcome.STALLED)
+        else:
+            self._watch = stage.timeline.at(due, self._quiet)
+
+    def _give_up(self, reason: Outcome) -> None:
+        self.abort()
+        self._balancer.carrier.failed(self._journey, self, reason)
+
+    def _end(self) -> bool:
+        """Whether this is news."""
+        if self._over:
+            return False
+        self._over = True
+        self._watch.cancel()
+        return True
+
+    def abort(self) -> None:
+        """See carrier.Attempt."""
+        if self._end():
+            self._balancer.stage.wire.send(self._balancer.region, self._region.name, self._region.leave, self.id)
+
+
+class BalancerProcess:
+    """See the module's head. `regions` are all there are, by name, living or not."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        region: str,
+        instance: str,
+        regions: Mapping[str, RegionProcess],
+        make: Callable[[str, Random], Flow],
+    ) -> None:
+        self.stage, self.region, self.name = stage, region, f"{region}/{instance}"
+        self._regions = regions
+        self._rng = stage.rng(f"balancer {self.name}")
+        self.flow = make(region, self._rng)
+        self.carrier = Carrier(
+            f"global {self.name}", self.flow, stage.timeline, self._rng.uniform(10.0, 1e5), stage.journal, self._attempt
+        )
+        self.hearing = Hearing(stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng)
+
+    def _attempt(self, journey: Journey, forward: Forward) -> Hop:
+        request, lawful = journey.request, forward.lawful
+        verdict = self.stage.law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
+        if forward.target not in verdict.lawful or (lawful is not None and not lawful <= verdict.lawful):
+            self.stage.journal.violated(f"{request.id} was sent to {forward.target} against the law")
+        return Hop(self, journey, forward, self._regions[forward.target])

@@ -1,0 +1,229 @@
+"""The relay's twin in virtual time: tells one machine what happened, and does what it wants done.
+
+Invariants, counted as violations where the machine breaks them: a command names a request that is under way; a request
+has one attempt at a time, numbered from 1 without a gap; after its last word on a request a machine says no more of it;
+whoever is not concluded is on hold or has an attempt, with a timer. Never chooses. A machine that raises ends the run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farhop.balance import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Answer, Command, Event, Flow, Forward, Request, Usage
+    from farhop.balance.outcome import Outcome
+    from farhop_lab.sim.measures import Journal
+    from farhop_lab.sim.timeline import Call, Timeline
+
+TIMER_LATE_S = 1e-6  # a loop's timer is a little late; to the dot, rounding between clocks could make it early forever
+
+
+class Client(Protocol):
+    """Who sent a request. Hears `began` and then `ended` or `broke`, or `refused` alone, or nothing once it left."""
+
+    def began(self, status: int) -> None:
+        """The first byte."""
+
+    def ended(self, status: int, usage: Usage | None) -> None:
+        """The answer is whole."""
+
+    def refused(self, answer: Answer) -> None:
+        """No, before the first byte."""
+
+    def broke(self, outcome: Outcome) -> None:
+        """The stream ended before its end."""
+
+
+class Attempt(Protocol):
+    """One attempt under way; tells the carrier how it goes."""
+
+    number: int
+
+    def abort(self) -> None:
+        """Stop the work at once; tells nobody."""
+
+
+class Prompt:
+    """What a machine does not see of a request. `answer_tokens` None: as long as the model likes."""
+
+    __slots__ = ("answer_tokens", "text")
+
+    def __init__(self, text: bytes, answer_tokens: int | None) -> None:
+        self.text, self.answer_tokens = text, answer_tokens
+
+
+class Journey:
+    """One request at one tier. `target` is where the last attempt went, "" before the first."""
+
+    __slots__ = ("attempt", "attempts", "client", "held", "prompt", "request", "started", "target", "timer")
+
+    def __init__(self, request: Request, prompt: Prompt, client: Client) -> None:
+        self.request, self.prompt, self.client = request, prompt, client
+        self.attempt: Attempt | None = None
+        self.attempts = 0
+        self.timer: Call | None = None
+        self.target = ""
+        self.started = self.held = False
+
+
+class Carrier:
+    """Drives one machine. `clock_s` is how far this process's clock is ahead of the timeline's."""
+
+    def __init__(
+        self,
+        name: str,
+        flow: Flow,
+        timeline: Timeline,
+        clock_s: float,
+        journal: Journal,
+        attempt: Callable[[Journey, Forward], Attempt],
+    ) -> None:
+        self.name, self.flow = name, flow
+        self._timeline, self._clock_s, self._journal, self._attempt = timeline, clock_s, journal, attempt
+        self._live: dict[str, Journey] = {}
+        self._most = 0
+        self._perform: dict[type[Command], Callable[[Journey, Any], None]] = {
+            machine.Forward: self._forward,
+            machine.Hold: self._hold,
+            machine.Answer: self._answer,
+            machine.Cancel: self._cancel,
+            machine.SetTimer: self._set_timer,
+        }
+
+    def clock(self) -> float:
+        """Monotonic seconds of this process."""
+        return self._timeline.now + self._clock_s
+
+    @property
+    def under_way(self) -> int:
+        """Requests neither answered nor given up."""
+        return len(self._live)
+
+    def most_under_way(self) -> int:
+        """The most there were since this was asked last."""
+        most, self._most = self._most, len(self._live)
+        return most
+
+    def start(self, journey: Journey) -> None:
+        """Take a request."""
+        self._live[journey.request.id] = journey
+        self.react(machine.RequestArrived(journey.request))
+
+    def react(self, event: Event) -> None:
+        """Let the machine decide, then act."""
+        commands: list[Any] = self.flow.handle(event, self.clock())
+        self._journal.note(self.name, event, commands)
+        for command in commands:
+            journey = self._live.get(command.id)
+            if journey is None:
+                self._wrong(f"{type(command).__name__} for {command.id}, which is over")
+                continue
+            self._perform[type(command)](journey, command)
+        name = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", "")
+        self._most = max(self._most, len(self._live))  # after the machine had its say: a refusal occupies nothing
+        journey = self._live.get(name)
+        if journey is not None and (journey.timer is None or (journey.attempt is None and not journey.held)):
+            self._wrong(f"{name} was forgotten after {type(event).__name__}")
+
+    def _wrong(self, what: str) -> None:
+        self._journal.violated(f"{self.name}: {what}")
+
+    # -- what happened to an attempt
+
+    def began(self, journey: Journey, attempt: Attempt, status: int) -> None:
+        """The first byte is here."""
+        if journey.attempt is attempt:
+            self.react(machine.AttemptBegan(journey.request.id, attempt.number, status))
+            if journey.attempt is attempt:
+                journey.started = True
+                journey.client.began(status)
+
+    def ended(self, journey: Journey, attempt: Attempt, status: int, usage: Usage | None) -> None:
+        """The answer is whole."""
+        if journey.attempt is attempt:
+            self._forget(journey)
+            journey.attempt = None
+            self.react(machine.AttemptEnded(journey.request.id, attempt.number, status, usage))
+            journey.client.ended(status, usage)
+
+    def refused(self, journey: Journey, attempt: Attempt, reason: Outcome, wait_ms: float | None) -> None:
+        """The tier below said no."""
+        if journey.attempt is attempt:
+            journey.attempt = None
+            self.react(machine.AttemptRefused(journey.request.id, attempt.number, reason, wait_ms))
+
+    def failed(self, journey: Journey, attempt: Attempt, reason: Outcome) -> None:
+        """The attempt broke."""
+        if journey.attempt is attempt:
+            journey.attempt = None
+            self.react(machine.AttemptFailed(journey.request.id, attempt.number, reason))
+
+    def client_left(self, request_id: str) -> bool:
+        """Cancel what runs upstream, and tell the machine. False if the request is over."""
+        journey = self._live.get(request_id)
+        if journey is None:
+            return False
+        self._forget(journey)
+        self._stop(journey)
+        self.react(machine.ClientLeft(request_id))
+        return True
+
+    def die(self) -> list[Journey]:
+        """The process is gone, and its machine with it. Returns what it leaves behind, so that clients can be told."""
+        orphans = list(self._live.values())
+        for journey in orphans:
+            self._forget(journey)
+            self._stop(journey)
+        return orphans
+
+    # -- what the machine wants done
+
+    def _forward(self, journey: Journey, command: Forward) -> None:
+        request_id = journey.request.id
+        if journey.attempt is not None or journey.started:
+            self._wrong(f"{request_id} was forwarded while an attempt is under way")
+            self._stop(journey)
+        if command.attempt != journey.attempts + 1:
+            self._wrong(f"{request_id}: attempt {command.attempt} after {journey.attempts}")
+        if self.clock() >= journey.request.deadline:
+            self._wrong(f"{request_id} was forwarded past its deadline")
+        journey.attempts, journey.target, journey.held = command.attempt, command.target, False
+        journey.attempt = self._attempt(journey, command)
+
+    def _hold(self, journey: Journey, _command: machine.Hold) -> None:
+        journey.held = True
+
+    def _answer(self, journey: Journey, command: Answer) -> None:
+        self._forget(journey)
+        self._stop(journey)
+        if journey.started:
+            journey.client.broke(command.outcome)
+        else:
+            journey.client.refused(command)
+
+    def _cancel(self, journey: Journey, command: machine.Cancel) -> None:
+        if journey.attempt is not None and journey.attempt.number == command.attempt:
+            self._stop(journey)
+
+    def _set_timer(self, journey: Journey, command: machine.SetTimer) -> None:
+        if journey.timer is not None:
+            journey.timer.cancel()
+        journey.timer = self._timeline.at(
+            command.at - self._clock_s + TIMER_LATE_S, self.react, machine.TimerFired(command.id)
+        )
+
+    # -- endings
+
+    def _stop(self, journey: Journey) -> None:
+        attempt, journey.attempt = journey.attempt, None
+        if attempt is not None:
+            attempt.abort()
+
+    def _forget(self, journey: Journey) -> None:
+        del self._live[journey.request.id]
+        if journey.timer is not None:
+            journey.timer.cancel()

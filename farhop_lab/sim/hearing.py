@@ -1,0 +1,128 @@
+"""What one global balancer hears of the regions in virtual time: their reports, and the pings that come back.
+
+The twin of global_lb.watch, with its kernels and its constants, and with nothing of etcd: reports come by the fast path
+alone. Invariants: an older report never undoes a newer one; no clock is compared with another's. Never decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop.balance.machine import Address
+from farhop.store.report import ModelReport
+from global_lb.distance import Distances
+from global_lb.view import Capacity, ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped
+from global_lb.watch import HURRY, PINGS_LOST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from farhop.balance.machine import Event
+    from farhop.store.report import RegionReport
+    from farhop_lab.sim.region import RegionProcess
+    from farhop_lab.sim.stage import Stage
+
+# A report's figures are the view's, under the same names.
+_TOLD = tuple(name for name in Capacity.__struct_fields__ if name in ModelReport.__struct_fields__)
+
+
+class Hearing:
+    """See the module's head. `react` is told events; `clock` is the balancer's."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        here: str,
+        balancer: str,
+        regions: Mapping[str, RegionProcess],
+        react: Callable[[Event], None],
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._stage, self._here, self._balancer, self._regions = stage, here, balancer, regions
+        self._react, self._clock, self._rng = react, clock, rng
+        self.distances = Distances(stage.topology, here)
+        self.reports: dict[str, tuple[RegionReport, float]] = {}
+        self._up: dict[str, bool] = {}
+        self._lost: dict[str, int] = {}
+
+    # -- reports
+
+    def report(self, report: RegionReport) -> None:
+        """Take a report if it is newer than what is known, and swap the view."""
+        region, now = report.region, self._clock()
+        known = self.reports.get(region)
+        if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
+            return
+        self.reports[region] = (report, now)
+        if known is None:
+            self._lost[region] = PINGS_LOST
+            self._ping(region)
+        self._react(RegionHeard(region, known is None or known[0].incarnation < report.incarnation))
+        self._react(ViewSwapped(self._view()))
+
+    def _view(self) -> View:
+        return View(
+            {
+                name: Region(name, self.distances.rtt_ms(name), (self._instance(report, received_at),))
+                for name, (report, received_at) in self.reports.items()
+            }
+        )
+
+    def _instance(self, report: RegionReport, received_at: float) -> Instance:
+        offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
+        return Instance(
+            name=report.instance,
+            region=report.region,
+            tier=Address(report.region, 1),
+            incarnation=report.incarnation,
+            received_at=received_at,
+            clock_offset_ms=report.clock_ms - received_at * 1e3 if offset_ms is None else offset_ms,
+            draining=report.draining,
+            accepted=report.accepted_bytes.get(self._balancer, 0.0),
+            models={m.model: Capacity(**{name: getattr(m, name) for name in _TOLD}) for m in report.models},
+        )
+
+    # -- pings
+
+    def _ping(self, region: str) -> None:
+        """What comes of it is known now, and heard a round trip or a time-out later."""
+        stage, watching, there = self._stage, self._stage.watching, self._regions[region]
+        sent_at = self._clock()
+        if stage.wire.frozen_since(self._here, region) is not None:
+            stage.timeline.after(watching.ping_timeout_s, self._no_pong, region)
+            return
+        rtt_s = stage.wire.rtt_ms(self._here, region) / 1e3 * (1.0 + watching.ping_jitter * self._rng.random())
+        if there.alive:
+            # Its clock as it will be when the ping gets there.
+            clock_ms = (there.carrier.clock() + rtt_s / 2.0) * 1e3
+            stage.timeline.after(rtt_s, self._pong, region, there.incarnation, clock_ms, sent_at)
+        else:
+            stage.timeline.after(rtt_s, self._no_pong, region)
+
+    def _pong(self, region: str, incarnation: int, clock_ms: float, sent_at: float) -> None:
+        if self._lost[region] == 0:
+            name = (region, self.reports[region][0].instance)
+            if not self.distances.pinged(name, incarnation, clock_ms, sent_at, self._clock()):
+                self._stage.journal.violated(f"{self._balancer}: an absurd ping of {region}")
+        self._lost[region] = 0
+        self._channel(region, True)
+        self._again(region)
+
+    def _no_pong(self, region: str) -> None:
+        self._lost[region] += 1
+        if self._lost[region] >= PINGS_LOST:
+            self._channel(region, False)
+        self._again(region)
+
+    def _again(self, region: str) -> None:
+        soon = 0 < self._lost[region] < PINGS_LOST or self.distances.moving(region)
+        jitter = 0.8 + 0.4 * self._rng.random()
+        self._stage.timeline.after(self._stage.watching.ping_s * jitter * (HURRY if soon else 1.0), self._ping, region)
+
+    def _channel(self, region: str, up: bool) -> None:
+        if self._up.get(region) != up:
+            self._up[region] = up
+            self._react(ChannelChanged(region, up))
+            self._react(ViewSwapped(self._view()))

@@ -1,0 +1,186 @@
+"""What a run of the simulator has shown: each request's fate, each region's use over time, and what must never be.
+
+Invariants: an arrival is concluded once, or counted as a violation; the digest covers every event that any machine was
+told and every command it gave, so equal digests mean equal runs. Bounded: past RECORDS_MAX requests only counts go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+import xxhash
+
+from farhop.balance import machine
+from farhop.balance.outcome import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from farhop.balance.machine import Command, Event
+    from farhop.balance.outcome import Outcome
+    from farhop_lab.sim.timeline import Timeline
+
+RECORDS_MAX = 2_000_000
+LINES_MAX = 1_000_000
+SAID_MAX = 100
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """One concluded request. Seconds of the timeline; `ttft_ms` None where no first byte came. `region` is where it was
+    answered, "" if nowhere; `direct`: it came straight to its region, past the global tier."""
+
+    id: str
+    tenant: str
+    entry: str
+    region: str
+    outcome: str
+    arrived_at: float
+    ended_at: float
+    ttft_ms: float | None
+    attempts: int
+    direct: bool = False
+
+
+class Use(msgspec.Struct, frozen=True):
+    """A region in one stretch of time that ends at `at`: requests there over its slots, at the end and at the most.
+
+    Above 1 they wait.
+    """
+
+    at: float
+    share: float
+    peak: float
+
+
+class Journal:
+    """All that machines are told and say, as one digest; with `keep`, as lines, too."""
+
+    def __init__(self, timeline: Timeline, *, keep: bool = False) -> None:
+        self._timeline = timeline
+        self._hash = xxhash.xxh3_64()
+        self.lines: list[str] | None = [] if keep else None
+        self.violations = 0
+        self.said: list[str] = []
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits."""
+        return self._hash.hexdigest()
+
+    def note(self, name: str, event: Event, commands: Sequence[Command]) -> None:
+        """A machine was told something."""
+        line = f"{self._timeline.now:.9f} {name} {_event(event)}" + "".join(f" > {_command(c)}" for c in commands)
+        self._hash.update(line.encode())
+        if self.lines is not None and len(self.lines) < LINES_MAX:
+            self.lines.append(line)
+
+    def violated(self, what: str) -> None:
+        """Something happened that must never happen."""
+        self.violations += 1
+        if len(self.said) < SAID_MAX:
+            self.said.append(f"{self._timeline.now:.3f} s: {what}")
+
+
+def _event(event: Event) -> str:
+    kind = type(event).__name__
+    if isinstance(event, machine.RequestArrived):
+        return f"{kind} {event.request.id} {event.request.tenant} {event.request.prompt_bytes}"
+    if isinstance(event, machine.AttemptFailed | machine.AttemptRefused):
+        return f"{kind} {event.id} {event.attempt} {event.outcome.reason}"
+    words = (getattr(event, name, None) for name in ("id", "attempt", "region", "target", "up", "ok"))
+    return " ".join([kind, *(str(word) for word in words if word is not None)])
+
+
+def _command(command: Command) -> str:
+    kind = type(command).__name__
+    if isinstance(command, machine.Forward):
+        return f"{kind} {command.id} {command.attempt} {command.target}"
+    if isinstance(command, machine.Answer):
+        return f"{kind} {command.id} {command.outcome.reason}"
+    if isinstance(command, machine.SetTimer):
+        return f"{kind} {command.id} {command.at:.6f}"
+    return f"{kind} {getattr(command, 'id', '')}"
+
+
+class Measures:
+    """See the module's head."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.arrived = 0
+        self.concluded = 0
+        self.fates: list[Fate] = []
+        self.outcomes: Counter[str] = Counter()
+        self.served: Counter[tuple[str, str]] = Counter()  # by (entry, region)
+        self.refusals: Counter[tuple[str, str]] = Counter()  # of a region towards the global tier, by reason
+        self.use: dict[str, list[Use]] = {}
+        self._open: set[str] = set()
+
+    @property
+    def violations(self) -> int:
+        """What must never be, how often it was. `journal.said` has the first of them."""
+        return self.journal.violations
+
+    @property
+    def open(self) -> int:
+        """Arrivals not concluded yet."""
+        return len(self._open)
+
+    def came(self, request_id: str) -> None:
+        """A request arrived."""
+        self.arrived += 1
+        self._open.add(request_id)
+
+    def went(self, fate: Fate) -> None:
+        """A request was concluded."""
+        if fate.id not in self._open:
+            self.journal.violated(f"{fate.id} was concluded twice, the second time as {fate.outcome}")
+            return
+        self._open.discard(fate.id)
+        self.concluded += 1
+        self.outcomes[fate.outcome] += 1
+        if fate.region:
+            self.served[fate.entry, fate.region] += 1
+        if len(self.fates) < RECORDS_MAX:
+            self.fates.append(fate)
+
+    def refused(self, region: str, outcome: Outcome) -> None:
+        """A region sent a request back to the global tier."""
+        if outcome.source is not Source.CLIENT:
+            self.refusals[region, outcome.reason] += 1
+
+    # -- questions
+
+    def spilled(self) -> Counter[str]:
+        """Requests answered by another region than they entered at, by that region."""
+        found: Counter[str] = Counter()
+        for (entry, region), count in self.served.items():
+            if entry != region:
+                found[region] += count
+        return found
+
+    def ttft_ms(self, tenant: str | None = None, since: float = 0.0) -> list[float]:
+        """Times to first byte, ascending, of those who arrived at `since` or later."""
+        return sorted(f.ttft_ms for f in self._of(tenant, since) if f.ttft_ms is not None)
+
+    def _of(self, tenant: str | None, since: float) -> Iterator[Fate]:
+        return (f for f in self.fates if f.arrived_at >= since and tenant in (None, f.tenant))
+
+    def peak(self, region: str | None = None, since: float = 0.0) -> float:
+        """The most a region was used, of all regions if none is named; 0 if nothing was measured."""
+        measured = [self.use[region]] if region is not None else self.use.values()
+        return max((use.peak for uses in measured for use in uses if use.at > since), default=0.0)
+
+    def mean_use(self, region: str, since: float = 0.0) -> float:
+        """The mean over time; 0 if nothing was measured."""
+        shares = [use.share for use in self.use.get(region, ()) if use.at > since]
+        return sum(shares) / len(shares) if shares else 0.0
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The value that `share` (0..1) of a sorted sequence does not exceed (nearest rank). ValueError if it is empty."""
+    if not ascending:
+        raise ValueError("a quantile of nothing: measure something first")
+    return ascending[min(len(ascending) - 1, max(0, -int(-share * len(ascending) // 1) - 1))]

@@ -1,0 +1,309 @@
+"""What the regions say they hold: their prefix streams, applied to the trie; and what was sent there, until confirmed.
+
+Invariants: a region holds a node while any of its instances does, or while we sent it there and it may yet be
+confirmed; a new snapshot replaces the old when it is whole, so that there is no moment in which all is forgotten; of a
+message that is not what it must be, nothing is applied and the stream begins anew; work between two awaits is bounded.
+Never decides.
+
+Memory: beside the trie's entry, one set entry per node and instance (30 to 70 B, and 36 B for the integer).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from farhop.balance.chain import DEPTH_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Sequence
+
+    from farhop_wire import region_pb2
+
+    from farhop.balance.trie import PrefixTrie
+
+FORGET_S = 60.0  # what an instance said is kept for this long after its stream ended
+CONFIRM_S = 5.0  # what we sent, and its region has not confirmed after once to twice this, is gone
+MESSAGE_NODES_MAX = 16_384
+INSTANCE_NODES_MAX = 1 << 20
+SENT_NODES_MAX = 262_144  # beyond it what we send a region stands until its next snapshot, or is evicted with age
+_TURN_NODES = 500  # applied between two awaits: some 2 ms
+
+
+class PrefixGapError(Exception):
+    """The stream does not go on from what is known: ask again. The text says why."""
+
+
+class _Instance:
+    """What one regional balancer said. `arriving` is the snapshot under way; `session` counts its streams."""
+
+    __slots__ = (
+        "arriving", "connected", "incarnation", "lost_at", "nodes", "seq", "session", "slice", "snapshot_id", "told",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.nodes: set[int] = set()
+        self.arriving: set[int] | None = None
+        self.incarnation = self.seq = self.session = self.slice = self.snapshot_id = 0
+        self.connected = False  # a stream is open, and its snapshot, if there was one, whole
+        self.told = False  # it ever was
+        self.lost_at: float | None = None
+
+    def whole(self) -> None:
+        """What is known is all there is, as of now."""
+        self.connected = self.told = True
+        self.lost_at = None
+
+    def abandon(self) -> None:
+        """No more of this snapshot comes: what came of it is kept with the rest, and the next stream begins anew."""
+        if self.arriving is not None:
+            self.nodes |= self.arriving
+            self.arriving = None
+            self.incarnation = self.seq = 0
+
+    def holds(self, node: int) -> bool:
+        return node in self.nodes or (self.arriving is not None and node in self.arriving)
+
+
+class _Region:
+    """The instances of one region, and what was sent there in this period (`young`) and the one before (`old`)."""
+
+    __slots__ = ("instances", "old", "steady", "young", "young_nodes")
+
+    def __init__(self) -> None:
+        self.instances: dict[str, _Instance] = {}
+        self.young: list[Sequence[int]] = []
+        self.old: list[Sequence[int]] = []
+        self.young_nodes: set[int] = set()
+        self.steady = False  # all instances were connected in the whole period
+
+    def holds(self, node: int) -> bool:
+        return any(one.holds(node) for one in self.instances.values())
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.instances) and all(one.connected for one in self.instances.values())
+
+
+class Prefixes:
+    """All regions. `refused` is told of what is not believed, by reason."""
+
+    def __init__(self, trie: PrefixTrie, refused: Callable[[str], None], forget_s: float = FORGET_S) -> None:
+        self._trie, self._refused, self._forget_s = trie, refused, forget_s
+        self._regions: dict[str, _Region] = {}
+
+    # -- by the links
+
+    def begin(self, name: tuple[str, str]) -> PrefixStream:
+        """A stream of this (region, instance) begins; an earlier one of it is void."""
+        region = self._regions.setdefault(name[0], _Region())
+        instance = region.instances.setdefault(name[1], _Instance())
+        instance.session += 1
+        instance.abandon()
+        return PrefixStream(self, name, region, instance)
+
+    def state(self, region: str) -> str:
+        """connected: all its instances tell; behind: what is known is old, or not whole; never: none ever told."""
+        known = self._regions.get(region)
+        if known is None or not any(one.told for one in known.instances.values()):
+            return "never"
+        return "connected" if known.connected else "behind"
+
+    # -- by the flow
+
+    def sent(self, region: str, chain: Sequence[int]) -> None:
+        """A prompt began to be served there and is in the trie: provisional, where the region tells what it holds."""
+        known = self._regions.get(region)
+        if known is None or self.state(region) == "never" or len(known.young_nodes) >= SENT_NODES_MAX:
+            return
+        if chain and not known.holds(chain[-1]):
+            known.young.append(chain)
+            known.young_nodes.update(chain)
+
+    # -- from time to time
+
+    async def keep(self, clock: Callable[[], float]) -> None:
+        """Endless: take back what was not confirmed, forget what nobody has spoken for."""
+        while True:
+            await asyncio.sleep(CONFIRM_S)
+            await self.tidy(clock())
+
+    async def tidy(self, now: float) -> None:
+        """One period is over."""
+        for name, region in tuple(self._regions.items()):
+            if not region.connected:
+                region.steady = False  # what comes first when it is back is not silence about what we sent
+            elif not region.steady:
+                region.steady = True
+            else:
+                await self._take_back(name, region)
+            for who, instance in tuple(region.instances.items()):
+                if instance.lost_at is not None and now - instance.lost_at > self._forget_s:
+                    del region.instances[who]
+                    await self._leave(name, region, instance.nodes)
+
+    async def _take_back(self, name: str, region: _Region) -> None:
+        doubtful, region.old, region.young = region.old, region.young, []
+        young_nodes, region.young_nodes = region.young_nodes, set()
+        for count, chain in enumerate(doubtful):
+            top = _first_missing(region, chain)
+            if top is not None and top not in young_nodes and name in self._trie:
+                self._trie.evict(name, top)
+            if count % 256 == 255:
+                await asyncio.sleep(0)
+
+    async def _leave(
+        self, name: str, region: _Region, nodes: Iterable[int], without: Container[int] = frozenset()
+    ) -> None:
+        """These, but for some, are said by one instance less."""
+        trie = self._trie
+        for count, node in enumerate(nodes):  # a set that is told of no more, or a copy
+            if node not in without and name in trie and not region.holds(node):
+                trie.evict(name, node)
+            if count % _TURN_NODES == _TURN_NODES - 1:
+                await asyncio.sleep(0)
+
+    async def _reconcile(self, name: str, region: _Region) -> None:
+        """All instances have told everything: what none of them holds, and we did not just send, is not there."""
+        sent = {node for chain in (*region.old, *region.young) for node in chain}
+        await self._leave(name, region, self._trie.all_nodes(), sent)
+
+
+def _first_missing(region: _Region, chain: Sequence[int]) -> int | None:
+    """The first node of this path that the region did not tell of."""
+    low, high = 0, len(chain)
+    while low < high:  # holding is monotone in depth
+        middle = (low + high) >> 1
+        if region.holds(chain[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    return chain[low] if low < len(chain) else None
+
+
+class PrefixStream:
+    """One stream of one instance. `known_incarnation` and `known_seq` are what it may go on from."""
+
+    def __init__(self, prefixes: Prefixes, name: tuple[str, str], region: _Region, instance: _Instance) -> None:
+        self._prefixes, self._region, self._instance = prefixes, region, instance
+        self._name, self._who = name
+        self._trie, self._session = prefixes._trie, instance.session
+        self.known_incarnation, self.known_seq = instance.incarnation, instance.seq
+
+    def ended(self, now: float) -> None:
+        """It is over, for whatever reason: what was said is kept for a while."""
+        instance = self._instance
+        if self._current:
+            instance.connected = False
+            instance.abandon()
+            instance.lost_at = now if instance.lost_at is None else instance.lost_at
+
+    @property
+    def _current(self) -> bool:
+        instance = self._instance
+        return instance.session == self._session and self._region.instances.get(self._who) is instance
+
+    async def take(self, message: region_pb2.PrefixDelta) -> None:
+        """Apply one message. Raises PrefixGapError where it does not follow or cannot be meant."""
+        why = self._absurd(message)
+        if why is not None:
+            self._prefixes._refused(why)
+            raise PrefixGapError(why)
+        if not self._current:
+            raise PrefixGapError("superseded, or forgotten meanwhile")
+        self._instance.lost_at = None  # it speaks, even if not all is told yet
+        if message.HasField("slice"):
+            await self._slice(message)
+        else:
+            await self._changes(message)
+
+    def _absurd(self, message: region_pb2.PrefixDelta) -> str | None:
+        """What no balancer in its right mind would send, judged before anything of it is applied."""
+        if message.instance != self._who or message.incarnation <= 0 or not message.seq:
+            return "prefixes_misplaced"
+        paths = [change.stored for change in message.changes if change.HasField("stored")]
+        paths += message.slice.paths
+        n_nodes = sum(len(path.nodes) for path in paths)
+        n_nodes += sum(len(change.evicted.nodes) for change in message.changes)
+        if n_nodes > MESSAGE_NODES_MAX or len(message.changes) + len(message.slice.paths) > MESSAGE_NODES_MAX:
+            return "prefixes_too_many"
+        for path in paths:
+            if not path.nodes or len(path.nodes) > DEPTH_MAX or path.parent in path.nodes or 0 in path.nodes:
+                return "prefixes_malformed"
+            if len(set(path.nodes)) < len(path.nodes):
+                return "prefixes_duplicate"
+        return None
+
+    async def _slice(self, message: region_pb2.PrefixDelta) -> None:
+        instance, slice_ = self._instance, message.slice
+        if slice_.slice == 0:
+            instance.abandon()
+            instance.arriving, instance.snapshot_id, instance.slice = set(), slice_.snapshot_id, 0
+            instance.connected = False
+        if instance.arriving is None or (slice_.snapshot_id, slice_.slice) != (instance.snapshot_id, instance.slice):
+            raise PrefixGapError("a slice is missing")
+        instance.slice += 1
+        done = 0
+        for path in slice_.paths:
+            self._stored(path.parent, tuple(path.nodes), instance.arriving)
+            done = await self._turn(done + len(path.nodes))
+        if not slice_.last:
+            return
+        before, instance.nodes, instance.arriving = instance.nodes, instance.arriving, None
+        instance.incarnation, instance.seq = message.incarnation, message.seq
+        instance.whole()
+        prefixes, region = self._prefixes, self._region
+        if region.connected and self._name in self._trie:
+            await prefixes._reconcile(self._name, region)
+        else:
+            await prefixes._leave(self._name, region, before)
+
+    async def _changes(self, message: region_pb2.PrefixDelta) -> None:
+        instance = self._instance
+        if instance.arriving is not None or (message.incarnation, message.after) != (
+            instance.incarnation,
+            instance.seq,
+        ):
+            raise PrefixGapError("changes are missing")
+        done = 0
+        for change in message.changes:
+            what = change.WhichOneof("what")
+            if what == "stored":
+                self._stored(change.stored.parent, tuple(change.stored.nodes), instance.nodes)
+                done += len(change.stored.nodes)
+            elif what == "evicted":
+                self._evicted(change.evicted.nodes)
+                done += len(change.evicted.nodes)
+            elif what == "cleared":
+                gone, instance.nodes = instance.nodes, set()
+                await self._prefixes._leave(self._name, self._region, gone)
+            done = await self._turn(done)
+        instance.seq = message.seq
+        instance.whole()
+
+    async def _turn(self, done: int) -> int:
+        """Let others run once enough was done; what was superseded meanwhile goes no further."""
+        if done < _TURN_NODES:
+            return done
+        await asyncio.sleep(0)
+        if not self._current:
+            raise PrefixGapError("a newer stream took over")
+        return 0
+
+    def _stored(self, parent: int, nodes: tuple[int, ...], known: set[int]) -> None:
+        if parent and parent not in known:
+            self._prefixes._refused("prefixes_unknown_parent")
+            return
+        if len(known) + len(nodes) > INSTANCE_NODES_MAX:
+            self._prefixes._refused("prefixes_too_many")
+            return
+        known.update(nodes)
+        if self._name in self._trie:
+            # False where the parent was evicted here for want of room: then its children have none either.
+            self._trie.extend(self._name, parent, nodes)
+
+    def _evicted(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            self._instance.nodes.discard(node)
+            if not self._region.holds(node) and self._name in self._trie:
+                self._trie.evict(self._name, node)

@@ -1,0 +1,137 @@
+"""Tells a global balancer what this region's caches hold: a snapshot in slices, then what changes, every 50 ms at most.
+
+Invariants: nothing the law keeps from the asker's region is sent, as it comes or as it goes; the loop is never held
+longer than one slice takes; what a reader is sent is bounded in rate, and one that falls behind the journal begins
+anew. Never decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from farhop_wire import region_pb2
+
+from farhop.balance.journal import Cleared, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from farhop.balance.journal import Evicted
+    from regional_lb.flow import RegionalFlow
+
+NODES_PER_S = 50_000  # to each reader: 0.4 MB/s
+BATCH_S = 0.05
+SLICE_NODES = 2000
+REST_S = 60.0  # after the last reader has left, its way back in is kept open for this long
+
+
+class PrefixTeller:
+    """The streams of one regional balancer. `nodes_per_s` bounds each of them; a second's worth may go at once."""
+
+    def __init__(
+        self, instance: str, flow: RegionalFlow, clock: Callable[[], float], incarnation: int, nodes_per_s: int
+    ) -> None:
+        self._instance, self._flow, self._clock = instance, flow, clock
+        self._incarnation, self._nodes_per_s = incarnation, nodes_per_s
+        self._journal = flow.journal
+        self._snapshots = 0
+        self._rest: asyncio.TimerHandle | None = None
+        self.readers = 0
+
+    def _delta(self, **fields: Any) -> region_pb2.PrefixDelta:
+        return region_pb2.PrefixDelta(instance=self._instance, incarnation=self._incarnation, **fields)
+
+    def knows(self, region: str) -> bool:
+        """Whether the world has this region."""
+        nobody = self._flow.law.verdict("", "")  # a verdict parts all regions, whomever it is about
+        return region in nobody.excluded or region in nobody.lawful
+
+    def close(self) -> None:
+        """Nothing is kept for readers that may come back."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    async def tell(self, request: region_pb2.PrefixesRequest) -> AsyncGenerator[region_pb2.PrefixDelta, None]:
+        """Endless; deltas go on from `known_seq` where the journal still reaches it, else a snapshot comes first."""
+        self.close()
+        self.readers += 1
+        self._journal.listen()
+        try:
+            same = request.known_incarnation == self._incarnation
+            stream = _Stream(self, request.region, request.known_seq if same else None)
+            if same and self._journal.reaches(request.known_seq):
+                yield self._delta(seq=request.known_seq, after=request.known_seq)  # so that it knows at once
+            while True:
+                async for delta in stream.news():
+                    yield delta
+                await asyncio.sleep(BATCH_S)
+        finally:
+            self.readers -= 1
+            if not self.readers:
+                self._rest = asyncio.get_running_loop().call_later(REST_S, self._journal.rest)
+
+
+class _Stream:
+    """One reader: `_told` is what it was sent, `_at` what was looked at for it."""
+
+    def __init__(self, teller: PrefixTeller, region: str, known_seq: int | None) -> None:
+        self._teller, self._region = teller, region
+        self._journal, self._clock = teller._journal, teller._clock
+        self._told = self._at = known_seq if known_seq is not None else -1
+        self._allowed, self._allowed_at = float(teller._nodes_per_s), teller._clock()
+
+    async def news(self) -> AsyncGenerator[region_pb2.PrefixDelta, None]:
+        """All that is new by now."""
+        journal, law = self._journal, self._teller._flow.law
+        while True:
+            journal.under(law.epoch)
+            if not journal.reaches(self._at):
+                async for delta in self._snapshot():
+                    yield delta
+                continue  # the journal may have run past it meanwhile
+            if self._at == journal.seq:
+                return
+            self._at, changes, n_nodes = journal.read(self._at, self._region, SLICE_NODES)
+            if changes:
+                yield self._teller._delta(after=self._told, seq=self._at, changes=[_wire(change) for change in changes])
+                self._told = self._at
+            await self._pace(n_nodes)
+
+    async def _snapshot(self) -> AsyncGenerator[region_pb2.PrefixDelta, None]:
+        teller, journal = self._teller, self._journal
+        teller._snapshots += 1
+        snapshot_id, number = teller._snapshots, 0
+        self._at = self._told = journal.seq
+        before: list[Stored] | None = None
+        for paths in journal.snapshot(self._region, SLICE_NODES):
+            if before:
+                yield self._slice(snapshot_id, number, before, last=False)
+                number += 1
+            await self._pace(sum(len(path.nodes) for path in paths))
+            before = paths
+        yield self._slice(snapshot_id, number, before or [], last=True)
+
+    def _slice(self, snapshot_id: int, number: int, paths: list[Stored], *, last: bool) -> region_pb2.PrefixDelta:
+        slice_ = region_pb2.PrefixSlice(snapshot_id=snapshot_id, slice=number, last=last, paths=map(_path, paths))
+        return self._teller._delta(seq=self._told, slice=slice_)
+
+    async def _pace(self, n_nodes: int) -> None:
+        """Give the loop to others, and wait until that many nodes may go."""
+        rate, now = self._teller._nodes_per_s, self._clock()
+        self._allowed = min(float(rate), self._allowed + (now - self._allowed_at) * rate) - n_nodes
+        self._allowed_at = now
+        await asyncio.sleep(max(0.0, -self._allowed / rate))
+
+
+def _path(path: Stored) -> region_pb2.PrefixPath:
+    return region_pb2.PrefixPath(parent=path.parent, nodes=path.nodes)
+
+
+def _wire(change: Stored | Evicted | Cleared) -> region_pb2.PrefixChange:
+    if isinstance(change, Stored):
+        return region_pb2.PrefixChange(stored=_path(change))
+    if isinstance(change, Cleared):
+        return region_pb2.PrefixChange(cleared=region_pb2.PrefixCleared())
+    return region_pb2.PrefixChange(evicted=region_pb2.PrefixEvicted(nodes=change.nodes))

@@ -1,0 +1,79 @@
+"""Which fleet a command is for: a world, a configuration, an etcd alone."""
+
+import pytest
+import typer
+import yaml
+
+from farhop_cli import fleet
+
+CONFIG = {
+    "region": "tokyo", "instance": "g1", "topology": "three-regions", "listen": {"port": 0},
+    "admin": {"host": "0.0.0.0", "port": 9100}, "etcd": {"endpoints": ["10.0.0.1:2379", "10.0.0.2:2379"]},
+    "hop": {"keys": {"k1": "env:FARHOP_TEST_HOP"}, "active": "k1"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv("FARHOP_TEST_HOP", "x" * 32)
+
+    def write(**fields):
+        path = tmp_path / "global.yaml"
+        path.write_text(yaml.safe_dump({**CONFIG, **fields}))
+        return path
+
+    return write
+
+
+def ended(capsys, *arguments) -> str:
+    with pytest.raises(typer.Exit) as exit_:
+        fleet.find(*arguments)
+    assert exit_.value.exit_code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+async def test_a_world(world):
+    found = fleet.find(world.path, None, None)
+    assert found.etcd.endpoints == ("127.0.0.1:2379",)
+    assert found.topology.name == "three-regions"
+    assert list(found.admins) == [one.global_admin for one in world.file.regions.values()]
+
+
+@pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("10.1.1.1", "10.1.1.1")])
+def test_a_configuration(config, tmp_path, host, asked):
+    found = fleet.find(tmp_path / "none.json", config(admin={"host": host, "port": 9100}), None)
+    assert found.etcd.endpoints == ("10.0.0.1:2379", "10.0.0.2:2379")
+    assert "tokyo" in found.topology.regions
+    assert found.admins == (f"http://{asked}:9100",)
+
+
+def test_an_etcd_alone(tmp_path):
+    found = fleet.find(tmp_path / "none.json", None, "10.0.0.1:2379")
+    assert (found.etcd.endpoints, found.topology, found.admins) == (("10.0.0.1:2379",), None, ())
+
+
+def test_what_is_wrong_is_one_line(config, tmp_path, capsys):
+    none = tmp_path / "none.json"
+    assert "farhop up" in ended(capsys, none, None, None)
+    assert "not both" in ended(capsys, none, config(), "h:1")
+    assert "is not HOST:PORT" in ended(capsys, none, None, "nonsense")
+    assert "--config" in ended(capsys, none, config(region="atlantis"), None)
+    assert "--config" in ended(capsys, none, config(listen=5, admin=7), None)
+    assert "--config" in ended(capsys, none, tmp_path / "no.yaml", None)
+
+
+async def test_who_is_silent_is_left_out(world, made):
+    for name in world.file.regions:
+        world.status[name, "global_admin"] = made.global_status(virginia="up")
+    world.silent.add(("tokyo", "global_admin"))
+    assert len(await fleet.find(world.path, None, None).statuses()) == 2
+
+
+def test_a_region_unknown_is_told_its_neighbour(capsys):
+    fleet.known("tokyo", ["tokyo"], "here")
+    for region, remedy in (("Tokio", 'did you mean "tokyo"?'), ("zzz", "there is frankfurt, tokyo")):
+        with pytest.raises(typer.Exit):
+            fleet.known(region, ["tokyo", "frankfurt"], "here")
+        assert remedy in capsys.readouterr().err

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farhop.balance import outcome
+from farhop_lab.sim.balancer import BalancerProcess
+from farhop_lab.sim.scenery import MODEL, Watching, flat, station
+from farhop_lab.sim.world import World
+
+
+def apart(rtt_ms: float = 100.0, **options: Any) -> World:
+    """A global balancer in an empty region, and one region with engines far from it."""
+    return World(
+        5, flat(["here", "there"], rtt_ms), {"there": station(8, 2.0, first_s=0.1)}, balancers={"here": 1}, **options
+    )
+
+
+def only(world: World) -> BalancerProcess:
+    return world.balancers["here"][0]
+
+
+def state(world: World, region: str = "there") -> str:
+    flow = only(world).flow
+    return str(flow.liveness[region].read(only(world).carrier.clock()).state)  # type: ignore[attr-defined]
+
+
+def test_a_far_answer_takes_a_round_trip_more() -> None:
+    world = apart(300.0)
+    world.at(5.0, world.arrive, "here", "t")
+    measures = world.run(10.0)
+    (fate,) = measures.fates
+    assert fate.outcome == "served"
+    assert (fate.entry, fate.region, fate.attempts) == ("here", "there", 1)
+    assert fate.ttft_ms == pytest.approx(300.0 + 1.0 + 100.0)  # wire, inside the region, engine
+    assert fate.ended_at == pytest.approx(5.0 + 0.3 + 0.001 + 2.0)
+
+
+def test_a_region_learns_who_sends_and_that_is_acknowledged() -> None:
+    world = apart()
+    world.at(5.0, world.arrive, "here", "t", 2048)
+    world.run(9.0)
+    flow = only(world).flow
+    assert world.regions["there"].flow.accepted_bytes == {"here/g0": 2048.0}
+    instance = flow.view.regions["there"].instances[0]  # type: ignore[attr-defined]
+    assert instance.accepted == 2048.0
+    assert MODEL in instance.models
+
+
+def test_clocks_of_two_processes_are_never_compared() -> None:
+    """They differ by hours here, and a deadline holds all the same on either side of the wire."""
+    world = apart()
+    clocks = [only(world).carrier.clock(), world.regions["there"].carrier.clock()]
+    assert abs(clocks[0] - clocks[1]) > 60.0
+    world.at(5.0, lambda: world.arrive("here", "t", deadline_s=1.0))
+    (fate,) = world.run(10.0).fates
+    assert fate.outcome == "deadline_exceeded"
+    assert fate.ended_at == pytest.approx(6.0, abs=0.01)
+
+
+def test_a_dead_region_refuses_connections_and_is_noticed() -> None:
+    world = apart()
+    world.at(5.0, world.kill, "there")
+    world.run(6.5)
+    assert state(world) == "suspect", "its channel broke; its last report is still young"
+    world.arrive("here", "t")
+    measures = world.run(9.0)
+    assert measures.outcomes == {"no_region_serving": 1}
+    assert state(world) == "down"
+    world.at(10.0, world.revive, "there")
+    world.run(30.0)
+    assert state(world) == "up"
+
+
+def test_a_stream_that_dies_with_its_region_breaks_half_a_round_trip_later() -> None:
+    world = apart()
+    world.at(5.0, world.arrive, "here", "t")
+    world.at(6.0, world.kill, "there")
+    (fate,) = world.run(10.0).fates
+    assert fate.outcome == "upstream_died_mid_stream"
+    assert fate.ended_at == pytest.approx(6.05)
+
+
+def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_word_too_much() -> None:
+    world = apart(watching=Watching(first_byte_s=4.0, between_bytes_s=3.0))
+    world.at(5.0, world.arrive, "here", "t")
+    world.at(5.5, world.freeze, "here", "there")
+    world.at(5.6, lambda: world.arrive("here", "t", deadline_s=30.0))
+    measures = world.run(8.9)
+    first, *others = measures.fates
+    assert (first.outcome, first.ended_at) == (outcome.STALLED.reason, pytest.approx(8.5))
+    assert not others, "its first byte may still come"
+    world.run(10.0)
+    assert measures.fates[1].outcome in ("no_region_serving", "first_byte_timeout")
+    world.at(12.0, world.heal, "here", "there")
+    world.run(40.0)
+    assert world.regions["there"].carrier.under_way == 0, "what was given up is cancelled there once the link is back"
+    assert (measures.arrived, measures.concluded, measures.violations) == (2, 2, 0)

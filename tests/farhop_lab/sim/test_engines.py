@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from farhop.balance.machine import Usage
+from farhop_lab.engine.profiles import PROFILES
+from farhop_lab.engine.sequence import Voice
+from farhop_lab.sim.engines import Engine, Gpu, Station
+from farhop_lab.sim.timeline import Timeline
+
+
+@dataclass
+class Said:
+    """A job that notes when it heard what."""
+
+    timeline: Timeline
+    id: str
+    prompt: bytes = b"x" * 400
+    max_tokens: int | None = 50
+    answer_tokens: int | None = None
+    heard: list[tuple[str, float]] = field(default_factory=list)
+    usage: Usage | None = None
+
+    def first(self) -> None:
+        self.heard.append(("first", round(self.timeline.now, 6)))
+
+    def done(self, usage: Usage) -> None:
+        self.heard.append(("done", round(self.timeline.now, 6)))
+        self.usage = usage
+
+
+def jobs(timeline: Timeline, engine: Engine, count: int, **fields: object) -> list[Said]:
+    made = [Said(timeline, f"j{i}", **fields) for i in range(count)]  # type: ignore[arg-type]
+    assert all(engine.submit(job) for job in made)
+    return made
+
+
+def test_a_station_serves_as_many_as_it_has_slots_and_the_others_after() -> None:
+    timeline = Timeline()
+    station = Station(timeline, slots=2, service_s=4.0, first_s=1.0, answer_tokens=7)
+    first, second, third = jobs(timeline, station, 3)
+    assert station.metrics() == (1, 2, 1.0)
+    timeline.run(20.0)
+    assert first.heard == second.heard == [("first", 1.0), ("done", 4.0)]
+    assert third.heard == [("first", 5.0), ("done", 8.0)]
+    assert third.usage == Usage(100, 7)
+    assert station.metrics() == (0, 0, 0.0)
+
+
+def test_what_leaves_a_station_makes_room_at_once_and_hears_nothing_more() -> None:
+    timeline = Timeline()
+    station = Station(timeline, slots=1, service_s=4.0, first_s=1.0, answer_tokens=7)
+    running, waiting, last = jobs(timeline, station, 3)
+    timeline.run(2.0)
+    station.abort(waiting.id)
+    station.abort(running.id)
+    station.abort("unheard of")
+    timeline.run(20.0)
+    assert running.heard == [("first", 1.0)]
+    assert waiting.heard == []
+    assert last.heard == [("first", 3.0), ("done", 6.0)]
+
+
+def test_a_station_refuses_past_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farhop_lab.sim.engines.WAITING_MAX", 1)
+    timeline = Timeline()
+    station = Station(timeline, slots=1, service_s=1.0, first_s=0.0, answer_tokens=1)
+    jobs(timeline, station, 2)
+    assert not station.submit(Said(timeline, "one too many"))
+
+
+def test_a_station_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="first_s 5"):
+        Station(Timeline(), slots=1, service_s=4.0, first_s=5.0, answer_tokens=1)
+
+
+def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
+    timeline, profile = Timeline(), PROFILES["a100"]
+    engine = Gpu(timeline, profile, Voice("llama"))
+    (job,) = jobs(timeline, engine, 1, answer_tokens=10, prompt=b"tell me all " * 200)
+    timeline.run(0.01)
+    assert engine.metrics()[:2] == (0, 1)
+    timeline.run(60.0)
+    tokens = 600
+    assert job.heard[0] == ("first", pytest.approx(profile.step_ms(tokens, 0) / 1e3))
+    decode_s = 9 * profile.step_ms(0, 1) / 1e3
+    assert job.heard[1] == ("done", pytest.approx(job.heard[0][1] + decode_s))
+    assert job.usage == Usage(tokens, 10, 0)
+    again = Said(timeline, "again", prompt=job.prompt, answer_tokens=10)
+    engine.submit(again)
+    timeline.run(120.0)
+    assert again.usage is not None
+    assert again.usage.cached_tokens is not None
+    assert again.usage.cached_tokens > 500
+
+
+def test_a_gpu_forgets_what_is_aborted_and_refuses_what_can_never_fit() -> None:
+    timeline = Timeline()
+    engine = Gpu(timeline, PROFILES["l4"], Voice("llama"))
+    (job,) = jobs(timeline, engine, 1, answer_tokens=100)
+    timeline.run(1.0)
+    engine.abort(job.id)
+    timeline.run(30.0)
+    assert [what for what, _ in job.heard] == ["first"]
+    assert engine.metrics() == (0, 0, 0.0)
+    assert not engine.submit(Said(timeline, "huge", prompt=b"x" * 4_000_000))

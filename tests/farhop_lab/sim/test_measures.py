@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farhop.balance import machine, outcome
+from farhop_lab.sim.measures import Fate, Journal, Measures, Use, quantile
+from farhop_lab.sim.timeline import Timeline
+
+
+def measures() -> Measures:
+    return Measures(Journal(Timeline(), keep=True))
+
+
+def fate(request_id: str, **fields: Any) -> Fate:
+    return Fate(
+        **{
+            "id": request_id,
+            "tenant": "t",
+            "entry": "a",
+            "region": "a",
+            "outcome": "served",
+            "arrived_at": 1.0,
+            "ended_at": 2.0,
+            "ttft_ms": 30.0,
+            "attempts": 1,
+            **fields,
+        }
+    )
+
+
+def test_who_came_goes_once() -> None:
+    seen = measures()
+    seen.came("r1")
+    seen.came("r2")
+    seen.went(fate("r1"))
+    assert (seen.arrived, seen.concluded, seen.open, seen.violations) == (2, 1, 1, 0)
+    seen.went(fate("r1"))
+    seen.went(fate("r9"))
+    assert (seen.concluded, seen.violations) == (1, 2)
+    assert "r1 was concluded twice" in seen.journal.said[0]
+
+
+def test_what_became_of_them() -> None:
+    seen = measures()
+    fates = [
+        fate("r1"),
+        fate("r2", region="b", ttft_ms=90.0),
+        fate("r3", region="", ttft_ms=None, outcome="no_region_serving"),
+        fate("r4", region="b", tenant="u", arrived_at=5.0, ttft_ms=60.0),
+    ]
+    for one in fates:
+        seen.came(one.id)
+        seen.went(one)
+    assert seen.outcomes == {"served": 3, "no_region_serving": 1}
+    assert seen.served == {("a", "a"): 1, ("a", "b"): 2}
+    assert seen.spilled() == {"b": 2}
+    assert seen.ttft_ms() == [30.0, 60.0, 90.0]
+    assert seen.ttft_ms("t") == [30.0, 90.0]
+    assert seen.ttft_ms(since=2.0) == [60.0]
+
+
+def test_past_its_bound_only_counts_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farhop_lab.sim.measures.RECORDS_MAX", 1)
+    seen = measures()
+    for name in ("r1", "r2"):
+        seen.came(name)
+        seen.went(fate(name))
+    assert (seen.concluded, len(seen.fates)) == (2, 1)
+
+
+def test_a_refusal_by_a_region_is_one_a_clients_fault_is_not() -> None:
+    seen = measures()
+    seen.refused("b", outcome.QUEUE_FULL)
+    seen.refused("b", outcome.HOP_EXPIRED)
+    assert seen.refusals == {("b", "queue_full"): 1}
+
+
+def test_use_over_time() -> None:
+    seen = measures()
+    seen.use["a"] = [Use(1.0, 2.0, 3.0), Use(2.0, 0.5, 0.8), Use(3.0, 0.7, 0.9)]
+    seen.use["b"] = [Use(3.0, 1.0, 1.1)]
+    assert seen.peak("a", since=1.0) == 0.9
+    assert seen.peak() == 3.0
+    assert seen.peak(since=1.0) == 1.1
+    assert seen.mean_use("a", since=1.0) == pytest.approx(0.6)
+    assert (seen.mean_use("nowhere"), seen.peak("b", since=9.0)) == (0.0, 0.0)
+
+
+def test_the_digest_tells_every_word_apart() -> None:
+    def told(event: machine.Event, *commands: machine.Command) -> str:
+        journal = Journal(Timeline())
+        journal.note("global a", event, commands)
+        return journal.digest
+
+    left = machine.ClientLeft("r1")
+    cancel = machine.Cancel("r1", 1)
+    digests = {
+        told(left),
+        told(machine.ClientLeft("r2")),
+        told(left, cancel),
+        told(left, machine.SetTimer("r1", 1.0)),
+        told(left, machine.SetTimer("r1", 2.0)),
+        told(left, machine.Answer("r1", outcome.NO_REGION, "")),
+        told(machine.AttemptFailed("r1", 1, outcome.CONNECT_FAILED)),
+        told(machine.AttemptFailed("r1", 1, outcome.CONNECT_TIMEOUT)),
+    }
+    assert len(digests) == 8
+    assert told(left, cancel) == told(left, cancel)
+
+
+def test_lines_are_kept_only_where_they_are_wanted() -> None:
+    kept, dropped = Journal(Timeline(), keep=True), Journal(Timeline())
+    for journal in (kept, dropped):
+        journal.note("global a", machine.ClientLeft("r1"), [])
+    assert kept.lines == ["0.000000000 global a ClientLeft r1"]
+    assert dropped.lines is None
+    assert kept.digest == dropped.digest
+
+
+def test_quantiles_by_nearest_rank() -> None:
+    values = [float(n) for n in range(1, 11)]
+    assert [quantile(values, share) for share in (0.0, 0.5, 0.9, 0.91, 1.0)] == [1.0, 5.0, 9.0, 10.0, 10.0]
+    with pytest.raises(ValueError, match="nothing"):
+        quantile([], 0.5)

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from farhop_lab.sim.scenery import Reporting, Watching, flat
+from farhop_lab.sim.stage import Stage
+
+
+def stage(seed: int = 1) -> Stage:
+    return Stage(seed, flat(["a"]), Reporting(), Watching())
+
+
+def test_every_part_has_dice_of_its_own_from_the_one_seed() -> None:
+    first, second = stage().rng("region a"), stage().rng("region b")
+    assert first.random() != second.random()
+    assert stage().rng("region a").random() == stage().rng("region a").random()
+    assert stage(1).rng("region a").random() != stage(2).rng("region a").random()
+
+
+def test_what_is_done_every_so_often_stays_on_its_grid() -> None:
+    world = stage()
+    seen: list[float] = []
+    world.every(0.1, lambda: seen.append(world.timeline.now))
+    world.timeline.run(100.05)
+    assert len(seen) == 1001
+    assert all(abs(at - n * 0.1) < 1e-9 for n, at in enumerate(seen))

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farhop_lab import child
+from farhop_lab.child import Child, ChildError
+
+LINGERS = 'print("up", flush=True)\ntime.sleep(60)'
+ENGINE = ["engine", "--port", "0"]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def gone(pid: int, within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while alive(pid):
+            await asyncio.sleep(0.01)
+
+
+def script(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    """Have children run this instead of `python -m farhop_cli`."""
+    path = folder / "script"
+    path.write_text(f"#!{sys.executable}\nimport sys, time, os, signal\n{text}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(child.sys, "executable", str(path))
+
+
+async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
+    one = Child("an engine", ENGINE, tmp_path / "log", {})
+    assert one.pid is None
+    ready = await one.start()
+    assert ready.split()[-1].startswith("127.0.0.1:")
+    pid = one.pid
+    assert pid is not None
+    assert alive(pid)
+    assert os.getsid(pid) == pid  # a terminal's Ctrl-C is its parent's to pass on
+    assert await one.stop() == 0
+    assert one.pid is None
+    assert not alive(pid)
+    assert await one.stop() == 0  # again is no harm
+    one.signal(signal.SIGTERM)
+    await one.kill()
+
+
+async def test_what_dies_before_it_is_ready_is_told_with_its_last_words(tmp_path: Path) -> None:
+    one = Child("an engine", [*ENGINE, "--profile", "abacus"], tmp_path / "log", {})
+    with pytest.raises(ChildError, match=r"an engine: did not start; it said: .*abacus"):
+        await one.start()
+    assert one.pid is None
+
+
+async def test_its_environment_is_ours_and_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_OURS", "1")
+    script(monkeypatch, tmp_path, 'print(os.environ["FARHOP_TEST_OURS"] + os.environ["GIVEN"], flush=True)')
+    one = Child("a script", [], tmp_path / "log", {"GIVEN": "2"})
+    assert await one.start() == "12"
+    await one.stop()
+
+
+async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, tmp_path, 'print("still thinking", file=sys.stderr, flush=True)\ntime.sleep(60)')
+    one = Child("a script", [], tmp_path / "log", {})
+    with pytest.raises(ChildError, match=r"a script: not ready within 0\.5 s; it said: still thinking"):
+        await one.start(timeout_s=0.5)
+    assert one.pid is None
+
+
+async def test_what_closes_its_output_without_a_word_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, tmp_path, "os.close(1)\ntime.sleep(60)")
+    one = Child("a script", [], tmp_path / "log", {})
+    async with asyncio.timeout(5.0):
+        with pytest.raises(ChildError, match="a script: did not start; it said: nothing"):
+            await one.start()
+    assert one.pid is None
+
+
+async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, tmp_path, "time.sleep(60)")
+    one = Child("a script", [], tmp_path / "log", {})
+    starting = asyncio.create_task(one.start())
+    while one.pid is None:
+        await asyncio.sleep(0.01)
+    pid = one.pid
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not alive(pid)
+
+
+async def test_what_does_not_stop_in_its_grace_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(
+        monkeypatch, tmp_path, 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint("up", flush=True)\ntime.sleep(60)'
+    )
+    one = Child("a script", [], tmp_path / "log", {})
+    await one.start()
+    assert await one.stop(grace_s=0.2) == -signal.SIGKILL
+
+
+async def test_a_frozen_one_can_be_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a balancer is, it has a handler for SIGTERM, which does not run while it is frozen."""
+    script(monkeypatch, tmp_path, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{LINGERS}")
+    one = Child("a script", [], tmp_path / "log", {})
+    await one.start()
+    one.signal(signal.SIGSTOP)
+    assert await one.stop(grace_s=0.2) == -signal.SIGKILL
+
+
+async def test_one_that_talks_on_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, tmp_path, 'print("up", flush=True)\nprint("x" * 1_000_000, flush=True)\nsys.exit(7)')
+    one = Child("a script", [], tmp_path / "log", {})
+    assert await one.start() == "up"
+    async with asyncio.timeout(5.0):
+        while one.pid is not None:
+            await asyncio.sleep(0.01)
+    assert await one.stop() == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+async def test_a_child_dies_with_its_parent_whatever_kills_that(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, pathlib
+from farhop_lab.child import Child
+async def main():
+    one = Child("an engine", {ENGINE!r}, pathlib.Path({str(tmp_path / "log")!r}), {{}})
+    await one.start()
+    print(one.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    try:
+        pid = int(await parent.stdout.readline())
+        assert alive(pid)
+    finally:
+        parent.kill()
+        await parent.wait()
+    await gone(pid)

@@ -1,0 +1,225 @@
+"""What a process of either tier does with a configuration or surroundings it cannot use, and when told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from inprocess import HOP, HOP_KEY
+
+from farhop_lab.etcd import EmbeddedEtcd
+
+START_S = 5.0  # how long it may take to say what is wrong
+NOBODY = "127.0.0.1:9"  # the discard port
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[str]:
+    """One etcd for this module's processes, which do not meet: each has its own instance name."""
+    loop = asyncio.new_event_loop()
+    embedded = EmbeddedEtcd()
+    try:
+        loop.run_until_complete(embedded.start())
+        yield embedded.endpoint
+    finally:
+        loop.run_until_complete(embedded.stop())
+        loop.close()
+
+
+def document(of: str, endpoint: str, **more: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {"listen": {"port": 0}}
+    if of == "regional":
+        replica = {"url": f"http://{NOBODY}", "models": ["m"]}
+        own = {"tier": {"port": 0}, "control": {"port": 0}, "client": {"port": 0}, "replicas": [replica]}
+    return {
+        "region": "virginia",
+        "instance": f"{of}-1",
+        "admin": {"port": 0},
+        "etcd": {"endpoints": [endpoint]},
+        "hop": HOP,
+        "limits": {"drain_s": 1.0},
+        **own,
+        **more,
+    }
+
+
+def written(folder: Path, content: dict[str, Any] | str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def environment(**more: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    return {**clean, "FARHOP_TEST_HOP": HOP_KEY, **more}
+
+
+def command(tier: str, path: Path) -> list[str]:
+    return [sys.executable, "-m", "farhop_cli", tier, "--config", str(path)]
+
+
+def refused(tier: str, path: Path, **more: str) -> list[str]:
+    """Run it, expecting it not to start; the lines it says."""
+    began = time.monotonic()
+    ended = subprocess.run(
+        command(tier, path), capture_output=True, text=True, timeout=20.0, env=environment(**more), check=False
+    )
+    took_s = time.monotonic() - began
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    assert took_s < START_S
+    return ended.stderr.splitlines()
+
+
+@contextmanager
+def started(tier: str, path: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run it until it is ready; its ready line. Killed at the end if it still runs."""
+    process = subprocess.Popen(
+        command(tier, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**more)
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        yield process, process.stdout.readline()
+    finally:
+        process.kill()
+        process.wait(10.0)
+        process.stdout.close()
+        process.stderr.close()
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield held.getsockname()[1]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (line,) = refused("global", tmp_path / "nowhere.yaml")
+    assert line.startswith(f"global: {tmp_path}/nowhere.yaml: cannot be read")
+
+
+def test_every_error_of_a_configuration_in_a_line_each(tmp_path: Path) -> None:
+    wrong = document("regional", NOBODY, instance="", admin={"port": "x"}, log_level="loud", surprise=1)
+    lines = refused("regional", written(tmp_path, wrong))
+    assert len(lines) == 4
+    for field in ("instance", "admin.port", "log_level", "surprise"):
+        assert [line for line in lines if f": {field}: " in line]
+
+
+@pytest.mark.parametrize(
+    ("tier", "more", "words"),
+    [
+        ("global", {"topology": "no-such-world"}, "no ready-made world of that name"),
+        ("regional", {"region": "atlantis"}, "region: 'atlantis' is not in topology 'three-regions'; it has frankfurt"),
+        ("global", {"etcd": {}}, "etcd.endpoints: none given, and hub 'main' of the topology has none"),
+        ("global", {"etcd": {"endpoints": [NOBODY]}}, f"etcd at {NOBODY}"),
+        ("regional", {"etcd": {"endpoints": [NOBODY]}}, f"etcd at {NOBODY}"),
+        ("regional", {"etcd": {"endpoints": [NOBODY], "ca_file": "/nowhere/ca.pem"}}, "/nowhere/ca.pem"),
+        ("regional", {"hop": {"keys": {"k1": "env:FARHOP_TEST_SHORT"}, "active": "k1"}}, "at least 16 are needed"),
+    ],
+)
+def test_surroundings_that_do_not_fit_are_one_line(tier: str, more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (line,) = refused(tier, written(tmp_path, document(tier, NOBODY, **more)), FARHOP_TEST_SHORT="hunter2")
+    assert line.startswith(f"{tier}: ")
+    assert words in line
+    assert "hunter2" not in line
+
+
+def test_a_bad_topology_is_told_with_all_its_problems(tmp_path: Path) -> None:
+    (tmp_path / "world.yaml").write_text("name: x\nepoch: -1\nregions: []\n")
+    path = written(tmp_path, document("global", NOBODY, topology=str(tmp_path / "world.yaml")))
+    lines = refused("global", path)
+    assert "problems" in lines[0]
+    assert [line for line in lines if "epoch" in line]
+
+
+@pytest.mark.parametrize(
+    ("tier", "port"),
+    [("global", "listen"), ("global", "admin"), ("regional", "tier"), ("regional", "client")],
+)
+def test_a_port_that_is_taken_is_one_line(tier: str, port: str, tmp_path: Path, etcd: str) -> None:
+    with taken_port() as number:
+        (line,) = refused(tier, written(tmp_path, document(tier, etcd, **{port: {"port": number}})))
+    assert line.startswith(f"{tier}: {port}: cannot listen on 127.0.0.1:{number}")
+    assert line.endswith("; choose another port")
+
+
+def test_two_balancers_cannot_share_a_port(tmp_path: Path, etcd: str) -> None:
+    """By default gRPC would share its port in silence, and each would get half of the pings."""
+    with taken_port() as number:
+        pass
+    first = written(tmp_path, document("regional", etcd, control={"port": number}))
+    with started("regional", first) as (_, line):
+        assert "region virginia" in line
+        (told,) = refused("regional", first)
+    assert told.startswith(f"regional: control: cannot listen on 127.0.0.1:{number}")
+
+
+@pytest.mark.parametrize(("tier", "number"), [("global", signal.SIGINT), ("regional", signal.SIGTERM)])
+def test_told_to_stop_it_stops_in_order(tier: str, number: signal.Signals, tmp_path: Path, etcd: str) -> None:
+    """At rest at once, and with a client that stays when the drain of 1 s is over."""
+    for stays in (False, True):
+        with started(tier, written(tmp_path, document(tier, etcd))) as (process, line), ExitStack() as stack:
+            assert line.startswith(f"{tier}: region virginia: ")
+            if stays:
+                port = int(line.split("clients on 127.0.0.1:")[1].split(",")[0])
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
+            began = time.monotonic()
+            process.send_signal(number)
+            assert process.wait(10.0) == 0
+            took_s = time.monotonic() - began
+            assert (0.9 if stays else 0.0) < took_s < 4.0
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+
+
+def test_told_to_stop_before_it_was_up_it_stops(tmp_path: Path) -> None:
+    """An etcd that takes connections and says nothing holds the start up for 2 s: it does not hold up the stop."""
+    with taken_port() as silent:
+        path = written(tmp_path, document("regional", f"127.0.0.1:{silent}"))
+        process = subprocess.Popen(
+            command("regional", path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        try:
+            status = Path(f"/proc/{process.pid}/status")
+            while "SigCgt:\t0000000000000000" in status.read_text() or not _handles(status, signal.SIGTERM):
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=5.0)
+        finally:
+            process.kill()
+            process.wait(5.0)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def _handles(status: Path, number: signal.Signals) -> bool:
+    caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_wrong_otel_variable_does_not_keep_a_balancer_down(tmp_path: Path, etcd: str) -> None:
+    path = written(tmp_path, document("global", etcd))
+    with started("global", path, OTEL_EXPORTER_OTLP_ENDPOINT="nonsense") as (process, line):
+        assert line.startswith("global: region virginia")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10.0) == 0
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT=nonsense" in said
+    assert len(said.splitlines()) == 1

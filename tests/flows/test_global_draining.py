@@ -1,0 +1,98 @@
+"""The global machine while a region is drained at a pace, and as it comes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from playbook import sent
+from worlds import REGIONS, heard, request, worldwide
+
+from farhop.balance import outcome
+from farhop.balance.machine import Answer, AttemptEnded, AttemptFailed, RequestArrived
+from global_lb.flow import GlobalFlow
+from global_lb.view import ChannelChanged, RegionForced, RegionHeard
+
+
+def taken(flow: GlobalFlow, now: float, count: int = 400, **fields: object) -> Counter[str]:
+    """Where so many requests go, one after the other."""
+    heard(flow, REGIONS, now)
+    where: Counter[str] = Counter()
+    for i in range(count):
+        name = f"{now}-{i}"
+        *_, last = flow.handle(RequestArrived(request(name, deadline=now + 60.0, **fields)), now)
+        where[getattr(last, "target", "nowhere")] += 1
+        if not isinstance(last, Answer):
+            flow.handle(AttemptEnded(name, 1, 500, None), now)
+    return where
+
+
+@pytest.fixture
+def draining() -> GlobalFlow:
+    flow = worldwide()
+    flow.handle(RegionForced("london", True, "new racks", over_s=10.0), 0.0)
+    return flow
+
+
+def test_the_share_falls_to_nothing_and_nothing_is_refused(draining) -> None:
+    shares = [taken(draining, now) for now in (0.0, 2.5, 5.0, 7.5, 10.0)]
+    assert all(sum(share.values()) == 400 and not share["nowhere"] for share in shares)
+    kept = [share["london"] / 400 for share in shares]
+    assert kept[0] == 1.0
+    assert kept[-1] == 0.0
+    for expected, share in zip((0.75, 0.5, 0.25), kept[1:-1], strict=True):
+        assert share == pytest.approx(expected, abs=0.08)
+
+
+def test_who_may_go_nowhere_else_is_served_until_the_end(draining) -> None:
+    assert taken(draining, 9.9, 50, tenant="german") == {"frankfurt": 50}
+    draining.handle(RegionForced("frankfurt", True, "x", over_s=10.0), 9.9)
+    assert taken(draining, 19.8, 50, tenant="german") == {"frankfurt": 50}
+    assert taken(draining, 20.0, 50, tenant="german") == {"nowhere": 50}
+
+
+def test_said_again_it_gives_nothing_back(draining) -> None:
+    draining.handle(RegionForced("london", True, "still", over_s=10.0), 9.0)
+    assert taken(draining, 9.0)["london"] < 80
+    assert taken(draining, 10.0)["london"] == 0
+    draining.handle(RegionForced("london", True, "still", over_s=3600.0), 10.0)
+    assert taken(draining, 11.0)["london"] == 0
+
+
+def test_without_a_pace_it_is_at_once() -> None:
+    flow = worldwide()
+    flow.handle(RegionForced("london", True, "fire"), 0.0)
+    assert taken(flow, 0.0)["london"] == 0
+
+
+def test_a_region_that_dies_while_it_fades_is_not_asked(draining) -> None:
+    assert draining.liveness["london"].read(1.0).share > 0.8
+    draining.handle(ChannelChanged("london", False), 5.0)
+    for region in ("frankfurt", "tokyo"):
+        draining.handle(RegionHeard(region), 5.0)
+    (*_, forward) = draining.handle(RequestArrived(request("a")), 5.0)
+    assert forward.target == "frankfurt"
+    assert draining.liveness["london"].read(5.0).share == 0.0
+
+
+def test_it_ends_by_itself_and_the_next_drain_starts_anew() -> None:
+    flow = worldwide()
+    flow.handle(RegionForced("london", True, "x", until=5.0, over_s=1.0), 0.0)
+    assert taken(flow, 4.9)["london"] == 0
+    assert taken(flow, 500.0)["london"] > 0
+    flow.handle(RegionForced("london", True, "x", until=900.0, over_s=10.0), 600.0)
+    assert flow.liveness["london"].read(600.0).share == 1.0
+
+
+def test_what_is_under_way_finishes_and_a_retry_goes_elsewhere(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 64))).expect(sent("a", "london"))
+        .on(RequestArrived(request("b", 64))).expect(sent("b", "london"))
+        .on(RegionForced("london", True, "new racks")).expect()
+        .on(AttemptEnded("a", 1, 200, None)).expect()
+        .on(AttemptFailed("b", 1, outcome.DIED_BEFORE_START)).expect(sent("b", "frankfurt", attempt=2))
+        .on(AttemptEnded("b", 2, 200, None)).expect()
+    )  # fmt: skip
+    assert flow.under_way == 0

@@ -1,0 +1,194 @@
+"""The global machine beside hot regions, those that turn guests away, and those that come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from playbook import answered, sent
+from worlds import REGIONS, heard, instance, request, seen, worldwide
+
+from farhop.balance import outcome
+from farhop.balance.guard import GuardConfig
+from farhop.balance.machine import AttemptEnded, AttemptFailed, AttemptRefused, RequestArrived
+from global_lb.flow import GlobalFlow
+from global_lb.pick import Spill
+from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
+
+FULL = outcome.FOREIGN_FULL
+
+
+def at(now: float, **used: float) -> ViewSwapped:
+    """Reports of all regions, received now, with these shares of 16 slots used."""
+    told = {"received_at": now, "slots_total": 16}
+    return seen(*(instance(region, used_share=used.get(region, 0.1), **told) for region in REGIONS))
+
+
+def taken(flow: GlobalFlow, now: float, count: int = 300, **fields: object) -> Counter[str]:
+    """Where so many requests go, each over before the next."""
+    where: Counter[str] = Counter()
+    for i in range(count):
+        name = f"{now}-{i}"
+        *_, last = flow.handle(RequestArrived(request(name, deadline=now + 60.0, **fields)), now)
+        where[last.target] += 1
+        flow.handle(AttemptEnded(name, 1, 500, None), now)
+    return where
+
+
+def hot() -> GlobalFlow:
+    flow = worldwide(view=at(0.0))
+    for now in (0.5, 1.5, 2.6):
+        flow.handle(at(now, london=0.95), now)
+        heard(flow, REGIONS, now)
+    return flow
+
+
+def test_heat_that_lasts_sends_work_on_and_says_so(play) -> None:
+    def reasons(decision) -> bool:
+        london = next(s for s in decision.field if s.region == "london")
+        return london.hot and london.penalty_ms == 300.0 and decision.spilled_from == "london"
+
+    play(hot()).at(2.6).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt", reasons=reasons))
+
+
+def test_heat_that_does_not_last_moves_nothing() -> None:
+    flow = worldwide(view=at(0.0))
+    flow.handle(at(0.5, london=0.99), 0.5)
+    flow.handle(at(1.0, london=0.99), 1.0)
+    assert taken(flow, 1.1) == {"london": 300}
+
+
+def test_a_hot_region_serves_who_may_go_nowhere_else_or_only_much_further(play) -> None:
+    def alone(decision) -> bool:
+        return decision.spilled_from is None and decision.chosen.hot
+
+    book = play(hot()).at(2.6)
+    book.on(RequestArrived(request("a", narrow=(("uk",),)))).expect(sent("a", "london", reasons=alone))
+    far = worldwide(view=at(0.0), spill=Spill(penalty_ms=100.0))
+    for now in (0.5, 2.6):
+        far.handle(at(now, london=0.95), now)
+    play(far).at(2.6).on(RequestArrived(request("a", narrow=(("uk", "apac"),)))).expect(sent("a", "london"))
+
+
+def test_what_was_hot_is_returned_to_at_a_pace() -> None:
+    flow = hot()
+    flow.handle(at(3.0, london=0.5), 3.0)
+    shares = [taken(flow, now)["london"] / 300 for now in (3.0, 12.0)]
+    assert shares == [pytest.approx(0.05, abs=0.04), pytest.approx(0.5, abs=0.08)]
+    heard(flow, REGIONS, 23.0)
+    assert taken(flow, 23.0) == {"london": 300}
+
+
+def test_a_region_that_was_down_or_drained_is_returned_to_at_a_pace() -> None:
+    flow = worldwide(view=at(0.0))
+    flow.handle(ChannelChanged("london", False), 1.0)
+    heard(flow, ["frankfurt", "tokyo"], 4.0)  # London has said nothing for three seconds
+    assert taken(flow, 4.0) == {"frankfurt": 300}
+    heard(flow, ["london"], 5.0)
+    assert taken(flow, 5.0)["london"] < 40
+    heard(flow, REGIONS, 30.0)
+    assert taken(flow, 30.0) == {"london": 300}
+    flow.handle(RegionForced("london", True, "racks"), 30.0)
+    flow.handle(RegionForced("london", False), 31.0)
+    assert taken(flow, 31.0)["london"] < 40
+
+
+def test_the_destination_of_a_failure_is_not_damped(play) -> None:
+    flow = worldwide(view=at(0.0))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.on(AttemptFailed("a", 1, outcome.CONNECT_FAILED)).expect(
+        sent("a", "frankfurt", reasons=lambda d: d.chosen.penalty_ms == 0.0))  # fmt: skip
+
+
+def test_regions_that_come_back_together_keep_their_order() -> None:
+    flow = worldwide(view=at(0.0))
+    for region in REGIONS:
+        flow.handle(ChannelChanged(region, False), 1.0)
+    heard(flow, REGIONS, 10.0)  # this process was stopped for a while: all were silent
+    assert taken(flow, 15.0 - 3.0) == {"london": 300}
+
+
+def test_who_is_turned_away_everywhere_is_taken_by_the_best_without_a_promise(play) -> None:
+    def promised(ms: float | None) -> bool:
+        return ms is not None
+
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london", promised_ttft_ms=promised))
+        .on(AttemptRefused("a", 1, outcome.BROKEN_PROMISE, 900.0)).expect(
+            sent("a", "frankfurt", promised_ttft_ms=promised))
+        .on(AttemptRefused("a", 2, FULL, 50.0)).expect(sent("a", "tokyo", promised_ttft_ms=promised))
+        .on(AttemptRefused("a", 3, FULL, 5.0)).expect(sent("a", "frankfurt", attempt=4, promised_ttft_ms=None))
+        .on(AttemptRefused("a", 4, outcome.QUEUE_FULL, 50.0)).expect(sent("a", "tokyo", promised_ttft_ms=None))
+        .on(AttemptRefused("a", 5, outcome.QUEUE_FULL, 5.0)).expect(sent("a", "london", promised_ttft_ms=None))
+        .on(AttemptRefused("a", 6, outcome.QUEUE_FULL, 5.0)).expect(answered("a", outcome.NO_REGION))
+    )  # fmt: skip
+
+
+def test_the_only_region_gets_no_promise_to_break(play) -> None:
+    flow = worldwide()
+    play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt", promised_ttft_ms=None))
+
+
+def test_a_refusal_tells_of_its_wait_until_the_next_report(play) -> None:
+    flow = worldwide(view=at(0.0))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.QUEUE_FULL, 5000.0)).expect(sent("a", "frankfurt"))
+        .on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))
+        .on(AttemptEnded("a", 2, 500, None)).expect()
+        .on(AttemptEnded("b", 1, 500, None)).expect()
+        .at(1.0).on(at(1.0)).expect()
+        .on(RequestArrived(request("c"))).expect(sent("c", "london"))
+    )  # fmt: skip
+
+
+def test_a_region_full_for_guests_is_asked_last_until_it_reports(play) -> None:
+    flow = worldwide(view=at(0.0))
+    here = {"narrow": (("eu", "apac"),)}
+    (
+        play(flow)
+        .on(RequestArrived(request("a", **here))).expect(sent("a", "frankfurt"))
+        .on(AttemptRefused("a", 1, FULL, 0.0)).expect(sent("a", "tokyo"))
+        .on(RequestArrived(request("b", **here))).expect(
+            sent("b", "tokyo", reasons=lambda d: d.spilled_from == "frankfurt"))
+        .at(1.0).on(at(1.0)).expect()
+        .on(RequestArrived(request("c", **here))).expect(sent("c", "frankfurt"))
+    )  # fmt: skip
+
+
+def moving(flow: GlobalFlow, **slots_free: int) -> None:
+    """Waits that swing by 100 ms a second, the last report a second ago."""
+    for i, wait_ms in enumerate((5.0, 105.0, 5.0)):
+        told = {"wait_ms": wait_ms, "received_at": float(i), "slots_total": 16, "used_share": 0.7}
+        flow.handle(seen(*(instance(r, slots_free=slots_free.get(r, 5), **told) for r in REGIONS)), float(i))
+        heard(flow, REGIONS, float(i))
+
+
+def test_within_the_doubt_about_waits_headroom_decides() -> None:
+    flow = worldwide()
+    moving(flow, london=5, frankfurt=15)
+    drawn = taken(flow, 3.0)
+    assert drawn["frankfurt"] / 300 == pytest.approx(0.6, abs=0.1)  # of 5 + 15 + 5: Tokyo is within 200 ms, too
+    assert taken(flow, 2.0) == {"london": 300}  # nothing can have changed since the report
+
+
+def test_nobody_is_drawn_away_from_an_idle_local_region() -> None:
+    flow = worldwide()
+    moving(flow, frankfurt=15)
+    flow.handle(at(3.0), 3.0)
+    heard(flow, REGIONS, 3.0)
+    assert taken(flow, 4.0) == {"london": 300}
+
+
+def test_a_region_that_restarted_is_sure_at_once(play) -> None:
+    flow = worldwide(view=at(0.0), spill=Spill(GuardConfig(ramp_per_s=1.0)))
+    for n in range(3):
+        flow.handle(RequestArrived(request(f"q{n}")), 0.0)
+        flow.handle(AttemptFailed(f"q{n}", 1, outcome.CONNECT_FAILED), 0.0)
+    book = play(flow).on(RegionHeard("london")).expect()
+    book.on(RequestArrived(request("a", 64))).expect(sent("a", "frankfurt"))
+    book.on(RegionHeard("london", renewed=True)).expect()
+    book.on(RequestArrived(request("b", 64))).expect(sent("b", "london"))

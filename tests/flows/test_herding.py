@@ -1,0 +1,196 @@
+"""Many balancers, old reports: no herding, no flapping, and a paced return. Both tiers' machines in virtual time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from farhop.balance import machine
+from farhop.balance.machine import Address, Command, Event
+from farhop_lab.sim.measures import Measures, quantile
+from farhop_lab.sim.scenery import MODEL, Reporting, Watching, flat, station
+from farhop_lab.sim.world import World
+from global_lb.view import Region, View, ViewSwapped
+from topology.law import Law
+
+# FIELD §4: 20 balancers, 4 regions of 100 slots, 8 s of service. Base loads are served where they arise; 15 a second
+# more (120 slots) come from a place whose own region can take none. All in all 325 of 400 slots.
+BASE = {"r40": 40, "r50": 50, "r55": 55, "r60": 60}
+SLOTS, SERVICE_S, SPILL_PER_S, BALANCERS = 100, 8.0, 15.0, 20
+SPILLS_AT, MEASURED_FROM, UNTIL = 20.0, 30.0, 90.0
+BOTTOMLESS = 10_000
+
+
+class Naive:
+    """A control: a balancer that goes by the last report alone."""
+
+    def __init__(self, region: str, _law: Law, _rng: Random) -> None:
+        self.region = region
+        self.view = View({})
+
+    def handle(self, event: Event, _now: float) -> list[Command]:
+        """Forward where `choose` says; whatever comes back is the answer."""
+        if isinstance(event, ViewSwapped):
+            self.view = event.view
+        elif isinstance(event, machine.RequestArrived):
+            request, target = event.request, self.choose()
+            forward = machine.Forward(request.id, 1, target, Address(target, 1), 0.0, frozenset(self.view.regions))
+            return [machine.SetTimer(request.id, request.deadline), forward]
+        elif isinstance(event, machine.AttemptRefused | machine.AttemptFailed):
+            return [machine.Answer(event.id, event.outcome, "")]
+        return []
+
+    def choose(self) -> str:
+        """The region to go to."""
+        raise AssertionError("say where")
+
+
+def slots_free(region: Region) -> int:
+    return region.instances[0].models[MODEL].slots_free
+
+
+class Greedy(Naive):
+    """The least loaded by the last report."""
+
+    def choose(self) -> str:
+        return max(self.view.regions.values(), key=slots_free).name
+
+
+# -- herding
+
+
+def spilling(age_s: float, *, greedy: bool, seed: int = 1) -> World:
+    """The world of FIELD §4. Under the greedy control nobody is refused and nothing waits: its choice alone shows."""
+    site = station(BOTTOMLESS if greedy else SLOTS, SERVICE_S, replicas=4)
+    world = World(
+        seed,
+        flat(["spill", *BASE], 50.0),
+        dict.fromkeys(BASE, site),
+        balancers={"spill": BALANCERS},
+        reporting=Reporting(every_s=age_s),
+        watching=Watching(report_age_s=max(3.0, 3.0 * age_s)),
+        make_global=Greedy if greedy else None,
+    )
+    for region, slots in BASE.items():
+        own = slots / SERVICE_S
+        world.stream(own, lambda region=region: world.arrive(region, "t", direct=True), until=UNTIL, even=True)
+    world.stream(SPILL_PER_S, lambda: world.arrive("spill", "t"), since=SPILLS_AT, until=UNTIL)
+    return world
+
+
+def peaks(world: World) -> dict[str, float]:
+    """The most that each region was used, its 100 slots being 1; beyond that, work waits."""
+    scale = {name: world.regions[name].site.slots / SLOTS for name in BASE}
+    return {name: world.measures.peak(name, MEASURED_FROM) * scale[name] for name in BASE}
+
+
+def told(name: str, world: World, measures: Measures) -> str:
+    shown = " ".join(f"{region} {peak:.2f}" for region, peak in peaks(world).items())
+    ttft_ms = measures.ttft_ms(since=MEASURED_FROM)
+    return (
+        f"{name}: peak {max(peaks(world).values()):.2f} ({shown}), refused {sum(measures.refusals.values())} of "
+        f"{measures.arrived}, TTFT p50 {quantile(ttft_ms, 0.5):.0f} p99 {quantile(ttft_ms, 0.99):.0f} ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("age_s", "greedy_at_least", "ours_at_most"), [(2.0, 1.05, 1.0), (5.0, 1.25, 1.02), (10.0, 1.5, 1.03)]
+)
+def test_many_balancers_with_old_reports_do_not_herd(age_s: float, greedy_at_least: float, ours_at_most: float) -> None:
+    worlds = {"greedy": spilling(age_s, greedy=True), "ours": spilling(age_s, greedy=False)}
+    for name, world in worlds.items():
+        measures = world.run(UNTIL)
+        print(f"\nreports every {age_s:g} s, {told(name, world, measures)}", end="")
+        assert measures.violations == 0, measures.journal.said
+        assert set(measures.outcomes) == {"served"}, measures.outcomes
+    assert max(peaks(worlds["greedy"]).values()) >= greedy_at_least, "else the control shows nothing"
+    assert max(peaks(worlds["ours"]).values()) <= ours_at_most
+
+
+# -- hysteresis
+
+
+class Threshold(Naive):
+    """Away while the region here is used for 0.90 or more, here below it: no memory, no hysteresis."""
+
+    def choose(self) -> str:
+        here = self.view.regions[self.region]
+        return "far" if 1.0 - slots_free(here) / 40 >= 0.9 else "near"
+
+
+def oscillating(*, naive: bool) -> World:
+    """`near` swings around 0.90: its own 32 to 36 of 40 slots, and 4 more unless they go to `far`, which is idle."""
+    small, large = station(40, 2.0, replicas=4), station(400, 2.0, replicas=4)
+    world = World(
+        3,
+        flat(["near", "far"], 60.0),
+        {"near": small, "far": large},
+        balancers={"near": 4},
+        make_global=Threshold if naive else None,
+    )
+    for n in range(20):
+        per_s = (16.0, 18.0)[n % 2]
+        at, until = n * 6.0, (n + 1) * 6.0
+        world.stream(per_s, lambda: world.arrive("near", "t", direct=True), since=at, until=until, even=True)
+    world.stream(2.0, lambda: world.arrive("near", "t"), since=5.0, until=120.0, even=True)
+    return world
+
+
+def sent_far(world: World, since: float, until: float, stretch_s: float) -> list[float]:
+    """What share of those that came to a balancer was answered far away, in each stretch of time."""
+    far: list[list[bool]] = [[] for _ in range(int((until - since) / stretch_s))]
+    for fate in world.measures.fates:
+        index = int((fate.arrived_at - since) // stretch_s)
+        if not fate.direct and fate.region and 0 <= index < len(far):
+            far[index].append(fate.region == "far")
+    return [sum(those) / len(those) for those in far]
+
+
+def moves(shares: list[float]) -> int:
+    """How often the most of them changed sides."""
+    return sum((a > 0.5) != (b > 0.5) for a, b in pairwise(shares))
+
+
+def test_a_region_that_swings_around_its_threshold_is_left_once() -> None:
+    """Without its guests the region is at 0.80 to 0.90, with them at 0.90 to 1.00: left above 0.90, back below 0.75."""
+    shares = {}
+    for name, naive in (("threshold", True), ("ours", False)):
+        world = oscillating(naive=naive)
+        measures = world.run(130.0)
+        assert measures.violations == 0, measures.journal.said
+        shares[name] = sent_far(world, 12.0, 120.0, 3.0)
+        print(f"\n{name}: {moves(shares[name])} moves, {sum(shares[name]) / len(shares[name]):.2f} sent far", end="")
+    assert moves(shares["threshold"]) >= 8, "else the control shows nothing"
+    assert moves(shares["ours"]) <= 1
+    assert min(shares["ours"][10:]) > 0.9, "it is left, and stays left"
+
+
+# -- coming back
+
+RAMP_PER_S = 0.05
+BACK_AT = 40.0
+
+
+def test_a_region_comes_back_from_an_outage_step_by_step() -> None:
+    """At most 5 % a second more, and one second's worth to begin with; the draw's own spread aside."""
+    world = World(
+        4,
+        flat(["near", "far"], 60.0),
+        dict.fromkeys(("near", "far"), station(200, 1.0, replicas=8)),
+        balancers={"near": 4},
+    )
+    world.stream(60.0, lambda: world.arrive("near", "t"), since=5.0, until=80.0)
+    world.at(20.0, world.kill, "near")
+    world.at(BACK_AT, world.revive, "near")
+    measures = world.run(90.0)
+    assert measures.violations == 0, measures.journal.said
+    assert min(1.0 - far for far in sent_far(world, 10.0, 18.0, 4.0)) > 0.99, "before, all is served here"
+    back = [1.0 - far for far in sent_far(world, BACK_AT, 76.0, 4.0)]
+    print("\nback, by 4 s: " + " ".join(f"{share:.2f}" for share in back), end="")
+    for n, share in enumerate(back):
+        most = min(1.0, RAMP_PER_S * (4.0 * (n + 1) + 1.0))
+        spread = 4.0 * (most * (1.0 - most) / 240.0) ** 0.5
+        assert share <= most + spread, f"stretch {n}: {share:.2f} of the requests are back"
+    assert min(back[-2:]) > 0.97, "and in the end all are"

@@ -1,0 +1,92 @@
+"""The regional machine and work from other regions: the reserve, the promise, the last resort."""
+
+from __future__ import annotations
+
+import pytest
+from playbook import answered, held, sent
+from worlds import regional, replica, request
+
+from farhop.balance import outcome
+from farhop.balance.ledger import Ledger, Reservation
+from farhop.balance.machine import AttemptEnded, RequestArrived
+from regional_lb.admission import Foreign, guest, headroom, is_guest
+
+GUEST = {"entry_region": "tokyo", "issuer": "tokyo/g1", "promised_ttft_ms": 400.0}
+OWN = {"entry_region": "london", "issuer": "london/g1", "promised_ttft_ms": 1.0}
+ROOMY = {"slots": 10, "kv_tokens": 10_000, "prefill_tokens_max": 100_000}
+
+
+def test_the_reserve_is_for_own_work(play) -> None:
+    flow = regional(replica("r1", **ROOMY))
+    book = play(flow)
+    for n in range(9):
+        book.on(RequestArrived(request(f"q{n}", 64, **GUEST))).expect(sent(f"q{n}", "r1"))
+    refused = answered("g", outcome.FOREIGN_FULL, wait_ms=lambda ms: ms is not None)
+    book.on(RequestArrived(request("g", 64, **GUEST))).expect(refused)
+    assert flow.accepted_bytes["tokyo/g1"] == 640.0  # refused, but it came: the sender reckons with it
+    assert flow.under_way == 9
+    book.on(RequestArrived(request("o", 64, **OWN))).expect(sent("o", "r1"))
+    book.on(AttemptEnded("q0", 1, 200, None)).expect().on(AttemptEnded("q1", 1, 200, None)).expect()
+    book.on(RequestArrived(request("h", 64, **GUEST))).expect(sent("h", "r1"))
+
+
+def test_the_last_resort_waits_like_own_work(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    last = {**GUEST, "promised_ttft_ms": None}
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 64))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", 64, **GUEST))).expect(answered("b", outcome.FOREIGN_FULL))
+        .on(RequestArrived(request("c", 64, **last))).expect(held("c"))
+        .on(AttemptEnded("a", 1, 200, None)).expect(sent("c", "r1"))
+    )  # fmt: skip
+
+
+def test_a_promise_that_would_be_broken_badly_is_not_taken(play) -> None:
+    flow = regional(replica("r1", **ROOMY, prefill_ms_per_token=1.0))
+    long = {**GUEST, "promised_ttft_ms": 200.0}  # up to 900 ms
+    told = "ms, and 200 ms were promised"
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 3200, **long))).expect(sent("a", "r1"))  # 800 tokens
+        .on(RequestArrived(request("b", 3200, **long))).expect(
+            answered("b", outcome.BROKEN_PROMISE, detail=lambda d: told in d, wait_ms=pytest.approx(800.0)))
+        .on(RequestArrived(request("c", 3200, **OWN))).expect(sent("c", "r1"))
+    )  # fmt: skip
+
+
+def test_where_nobody_is_healthy_that_is_the_answer(play) -> None:
+    flow = regional(replica("r1"), up=False)
+    play(flow).on(RequestArrived(request("a", **GUEST))).expect(answered("a", outcome.NO_REPLICA))
+
+
+def test_headroom_is_what_is_left_beside_the_reserve() -> None:
+    replicas, ledger = [replica("r1", **ROOMY), replica("r2", **ROOMY)], Ledger()
+    left = headroom(replicas, ledger, 0.1)
+    assert (left.slots, left.kv_tokens, left.idle) == (18, pytest.approx(18_000.0), True)
+    for n in range(19):
+        ledger.reserve(str(n), Reservation(f"r{n % 2 + 1}", 0, 1000))
+    left = headroom(replicas, ledger, 0.1)
+    assert (left.slots, left.kv_tokens, left.idle) == (0, 0.0, False)
+    assert headroom([replica("r1", slots=2)], Ledger(), 0.1).slots == 2  # of few slots none is kept
+    assert headroom([], Ledger(), 0.1).slots == 0
+
+
+def test_who_is_a_guest() -> None:
+    assert is_guest(request("a", **GUEST), "london")
+    assert not is_guest(request("a", **OWN), "london")
+    assert not is_guest(request("a", promised_ttft_ms=5.0), "london")
+    assert not is_guest(request("a", entry_region="tokyo"), "london")
+
+
+def test_the_cache_is_part_of_headroom_unless_an_engine_is_idle() -> None:
+    ledger, terms, one = Ledger(), Foreign(), request("a", **GUEST)
+    idle = headroom([replica("r1", **ROOMY)], ledger, 0.1)
+    assert guest(one, 50_000.0, idle, 0, 0.0, terms) is None
+    ledger.reserve("x", Reservation("r1", 0, 5000))
+    busy = headroom([replica("r1", **ROOMY)], ledger, 0.1)
+    assert guest(one, 4000.0, busy, 0, 0.0, terms) is None
+    for asked in ((4001.0, busy, 0), (1.0, busy, 1)):
+        refusal = guest(one, *asked, 0.0, terms)
+        assert refusal is not None
+        assert refusal.outcome is outcome.FOREIGN_FULL

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from inprocess import HOP, HOP_KEY
+from pydantic import ValidationError
+
+from global_lb.config import GlobalConfig
+
+
+@pytest.fixture(autouse=True)
+def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+def document(**more: Any) -> dict[str, Any]:
+    return {"region": "virginia", "instance": "g1", "admin": {"port": 1}, "listen": {"port": 2}, "hop": HOP, **more}
+
+
+def test_the_least_there_must_be() -> None:
+    config = GlobalConfig.model_validate(document())
+    assert config.listen.host == "127.0.0.1"
+    assert config.watch.report_age_s == 3.0  # three reports missed
+
+
+def test_its_name_among_balancers_is_unique_in_the_fleet() -> None:
+    """Instances are named per region: two that share a name must not share what a region acknowledges."""
+    here = GlobalConfig.model_validate(document())
+    there = GlobalConfig.model_validate(document(region="tokyo"))
+    assert here.balancer == "virginia/g1"
+    assert here.balancer != there.balancer
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "where"),
+    [
+        ("listen", None, "listen"),
+        ("listen", {"port": -1}, "listen.port"),
+        ("watch", {"ping_s": 0}, "watch.ping_s"),
+        ("watch", {"ping_timeout_s": float("inf")}, "watch.ping_timeout_s"),
+        ("watch", {"report_age_s": -3}, "watch.report_age_s"),
+        ("watch", {"pingers": 3}, "watch.pingers"),
+        ("trie_bytes", -1, "trie_bytes"),
+        ("replicas", [], "replicas"),
+        ("instance", "a/b", "instance"),
+        ("instance", "", "instance"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_path(field: str, value: Any, where: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        GlobalConfig.model_validate(document(**{field: value}))
+    assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [where]

@@ -1,0 +1,48 @@
+"""Wire times and clock offsets from pings."""
+
+from __future__ import annotations
+
+import pytest
+from inprocess import topology
+
+from global_lb.distance import Distances
+
+NAME = ("tokyo", "r1")
+
+
+@pytest.fixture
+def distances() -> Distances:
+    return Distances(topology(), "virginia")
+
+
+def test_the_topologys_figure_stands_until_a_ping(distances: Distances) -> None:
+    assert distances.rtt_ms("tokyo") == topology().rtt_ms("virginia", "tokyo")
+    assert distances.pinged(NAME, 1, 5000.0, 10.0, 10.1)
+    assert distances.rtt_ms("tokyo") == pytest.approx(100.0)
+
+
+def test_a_path_that_moves_is_worth_more_pings(distances: Distances) -> None:
+    for i in range(3):
+        distances.pinged(NAME, 1, 0.0, i, i + 0.1)
+    assert not distances.moving("tokyo")
+    distances.pinged(NAME, 1, 0.0, 5.0, 5.3)
+    assert distances.moving("tokyo")
+    assert not distances.moving("virginia")
+
+
+def test_a_clock_is_read_half_way_and_is_its_incarnations(distances: Distances) -> None:
+    assert distances.offset_ms(NAME, 1) is None
+    distances.pinged(NAME, 1, 70_000.0, 10.0, 10.2)
+    assert distances.offset_ms(NAME, 1) == pytest.approx(70_000.0 - 10_100.0)
+    assert distances.offset_ms(NAME, 2) is None
+    distances.forget(NAME)
+    assert distances.offset_ms(NAME, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("clock_ms", "now"), [(float("nan"), 10.1), (-1.0, 10.1), (1e300, 10.1), (5.0, 9.0), (5.0, 1e9)]
+)
+def test_an_absurd_reply_changes_nothing(distances: Distances, clock_ms: float, now: float) -> None:
+    before = distances.rtt_ms("tokyo")
+    assert not distances.pinged(NAME, 1, clock_ms, 10.0, now)
+    assert (distances.rtt_ms("tokyo"), distances.offset_ms(NAME, 1)) == (before, None)

@@ -1,0 +1,244 @@
+"""The prefix stream over a real channel: snapshot, deltas, law, rate, slow readers, coming back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from farhop_wire import region_pb2, region_pb2_grpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inprocess import until
+from worlds import law, regional, replica, request
+
+from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived
+from regional_lb import prefixes
+from regional_lb.flow import RegionalFlow
+from regional_lb.report import Reporter
+
+CACHE = 10**7  # KV tokens: nothing is evicted
+
+
+def told_by(flow: RegionalFlow, incarnation: int = 7, **more: Any) -> Reporter:
+    clock = asyncio.get_running_loop().time
+    return Reporter("london", "r1", ("h:1", "h:2", "h:3"), flow, clock, incarnation=incarnation, **more)
+
+
+@asynccontextmanager
+async def calling(told: Reporter, options: Any = ()) -> AsyncIterator[region_pb2_grpc.RegionStub]:
+    server = grpc.aio.server(options=options)
+    port = server.add_insecure_port("127.0.0.1:0")
+    region_pb2_grpc.add_RegionServicer_to_server(told, server)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            yield region_pb2_grpc.RegionStub(channel)
+    finally:
+        await server.stop(None)
+        await until(lambda: told._prefixes.readers == 0)
+        told._prefixes.close()
+
+
+def asked(region: str = "tokyo", incarnation: int = 0, seq: int = 0) -> region_pb2.PrefixesRequest:
+    return region_pb2.PrefixesRequest(
+        balancer="g", region=region, known_incarnation=incarnation, known_seq=seq
+    )  # fmt: skip
+
+
+class Reader:
+    """What one stream told so far. `gaps` are messages that did not follow."""
+
+    def __init__(self, stub: region_pb2_grpc.RegionStub, of: region_pb2.PrefixesRequest) -> None:
+        self.call = stub.Prefixes(of, timeout=20.0)
+        self.nodes: set[int] = set()
+        self.heard: set[int] = set()
+        self.seq = of.known_seq
+        self.slices = self.deltas = self.snapshots = self.gaps = 0
+
+    async def read(self) -> None:
+        message = await self.call.read()
+        assert message is not grpc.aio.EOF
+        if message.HasField("slice"):
+            if message.slice.slice == 0:
+                self.nodes.clear()
+            for path in message.slice.paths:
+                assert path.parent == 0 or path.parent in self.nodes
+                self.nodes.update(path.nodes)
+            self.slices += 1
+            self.snapshots += message.slice.last
+        else:
+            self.gaps += message.after != self.seq
+            self.deltas += 1
+            for change in message.changes:
+                self.apply(change)
+        self.heard |= self.nodes
+        self.seq = message.seq
+
+    def apply(self, change: region_pb2.PrefixChange) -> None:
+        if change.HasField("stored"):
+            assert change.stored.parent == 0 or change.stored.parent in self.nodes
+            self.nodes.update(change.stored.nodes)
+        elif change.HasField("evicted"):
+            self.heard.update(change.evicted.nodes)
+            self.nodes.difference_update(change.evicted.nodes)
+        else:
+            self.nodes.clear()
+
+    async def until(self, true: Any, within_s: float = 5.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not true(self):
+                await self.read()
+
+
+def serve(flow: RegionalFlow, name: str, n_bytes: int = 2048, **fields: Any) -> set[int]:
+    """The flow serves one request; what is in its chain."""
+    made = request(name, n_bytes, **fields)
+    (forward,) = (c for c in flow.handle(RequestArrived(made), 0.0) if isinstance(c, Forward))
+    flow.handle(AttemptBegan(name, forward.attempt, 200), 0.0)
+    flow.handle(AttemptEnded(name, forward.attempt, 200, None), 0.0)
+    return set(made.chain)
+
+
+def flow_of(**more: Any) -> RegionalFlow:
+    return regional(replica("a", slots=10**6, kv_tokens=CACHE, prefill_tokens_max=10**9), **more)
+
+
+async def test_a_snapshot_then_what_changes() -> None:
+    flow = flow_of()
+    there = serve(flow, "x")
+    async with calling(told_by(flow)) as stub:
+        reader = Reader(stub, asked())
+        await reader.until(lambda r: r.snapshots)
+        assert reader.nodes == there
+        more = serve(flow, "y")
+        await reader.until(lambda r: r.nodes == there | more)
+        flow.trie.clear("a")
+        await reader.until(lambda r: not r.nodes)
+        assert (reader.snapshots, reader.gaps) == (1, 0)
+
+
+async def test_a_reader_that_comes_back_goes_on_where_it_was() -> None:
+    flow = flow_of()
+    async with calling(told_by(flow)) as stub:
+        first = Reader(stub, asked())
+        await first.until(lambda r: r.snapshots)
+        there = serve(flow, "x")
+        await first.until(lambda r: r.nodes == there)
+        first.call.cancel()
+        missed = serve(flow, "y")
+        again = Reader(stub, asked(incarnation=7, seq=first.seq))
+        await again.until(lambda r: r.nodes == missed)
+        assert (again.slices, again.gaps) == (0, 0)
+
+
+@pytest.mark.parametrize("known", [(6, None), (7, 10**9)])
+async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tuple[int, int | None]) -> None:
+    flow = flow_of()
+    told = told_by(flow)
+    there = serve(flow, "x")
+    async with calling(told) as stub:
+        first = Reader(stub, asked())
+        await first.until(lambda r: r.snapshots)
+        again = Reader(stub, asked(incarnation=known[0], seq=first.seq if known[1] is None else known[1]))
+        await again.until(lambda r: r.snapshots)
+        assert again.nodes == there
+
+
+async def test_an_idle_teller_forgets_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "REST_S", 0.05)
+    flow = flow_of()
+    async with calling(told_by(flow)) as stub:
+        first = Reader(stub, asked())
+        await first.until(lambda r: r.snapshots)
+        first.call.cancel()
+        await until(lambda: flow.trie.listener is None)
+
+
+async def test_a_region_nobody_knows_is_told_nothing() -> None:
+    flow = flow_of()
+    serve(flow, "x")
+    async with calling(told_by(flow)) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Prefixes(asked("atlantis"), timeout=5.0).read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_slow_reader_begins_anew_and_ends_with_the_truth() -> None:
+    """Tiny buffers, a reader that does not read, and a journal that is soon overrun."""
+    flow = flow_of()
+    flow.journal._entries_max = 8
+    options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.http2.write_buffer_size", 1))
+    async with calling(told_by(flow, prefix_nodes_per_s=10**7), options) as stub:
+        reader = Reader(stub, asked())
+        await reader.until(lambda r: r.snapshots)
+        there: set[int] = set()
+        for n in range(400):
+            there |= serve(flow, f"r{n}", 65_536)
+            if n % 10 == 0:
+                await asyncio.sleep(0)
+        at_rest = asyncio.get_running_loop().time() + 0.3
+        await until(lambda: asyncio.get_running_loop().time() > at_rest)
+        await reader.until(lambda r: r.nodes == there)
+        assert reader.snapshots >= 2
+
+
+async def test_the_rate_is_bounded_and_the_loop_is_not_held() -> None:
+    flow = flow_of()
+    there: set[int] = set()
+    for n in range(60):
+        there |= serve(flow, f"r{n}", 65_536)
+    clock = asyncio.get_running_loop().time
+    async with calling(told_by(flow, prefix_nodes_per_s=2000)) as stub:
+        began = clock()
+        reader = Reader(stub, asked())
+        await reader.until(lambda r: r.snapshots, within_s=10.0)
+        assert reader.nodes == there
+        assert clock() - began >= (len(there) - 2000 - prefixes.SLICE_NODES) / 2000
+        assert reader.slices >= 2
+
+
+async def test_a_changed_law_takes_everything_back() -> None:
+    flow = flow_of()
+    serve(flow, "x")
+    async with calling(told_by(flow)) as stub:
+        reader = Reader(stub, asked())
+        await reader.until(lambda r: r.snapshots)
+        assert reader.nodes
+        flow.law = law(epoch=2)
+        await reader.until(lambda r: not r.nodes)
+        there = serve(flow, "again", says="x")
+        await reader.until(lambda r: r.nodes == there)
+
+
+EVERYWHERE = frozenset({"frankfurt", "london", "tokyo"})
+TENANTS = {"anyone": EVERYWHERE, "european": EVERYWHERE - {"tokyo"}, "other": EVERYWHERE}
+NARROW = {(): EVERYWHERE, (("eu", "uk"),): EVERYWHERE - {"tokyo"}, (("uk",),): frozenset({"london"})}
+SERVED = st.tuples(st.sampled_from(sorted(TENANTS)), st.integers(0, 3), st.sampled_from(sorted(NARROW)))
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.lists(SERVED, max_size=10), st.sampled_from([200, 10_000]))
+def test_no_node_reaches_a_balancer_outside_the_law_of_all_who_inserted_it(served: Any, kv_tokens: int) -> None:
+    async def run() -> None:
+        flow = regional(replica("a", slots=10**6, kv_tokens=kv_tokens, prefill_tokens_max=10**9))
+        may: dict[int, set[str]] = {}
+        last: set[int] = set()
+        async with calling(told_by(flow)) as stub:
+            readers = {region: Reader(stub, asked(region)) for region in ("frankfurt", "london", "tokyo")}
+            for reader in readers.values():
+                await reader.until(lambda r: r.snapshots)
+            for n, (tenant, text, narrow) in enumerate(served):
+                last = serve(flow, f"q{n}", 512, says=f"text {text}", tenant=tenant, narrow=narrow)
+                for node in last:
+                    may.setdefault(node, set()).update(TENANTS[tenant] & NARROW[narrow])
+            last = serve(flow, "last", 512)
+            for reader in readers.values():
+                await reader.until(lambda r: last <= r.nodes)
+        for region, reader in readers.items():
+            assert reader.heard - last <= {node for node, regions in may.items() if region in regions}
+
+    asyncio.run(run())
