@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -58,7 +58,7 @@ class Child:
                 stderr=log,
                 env={**os.environ, **self._environment},
                 start_new_session=True,
-                preexec_fn=partial(_die_with_parent, os.getpid()) if _PRCTL is not None else None,
+                preexec_fn=bound_to_parent(),
                 limit=LINE_BYTES_MAX,
             )
         stdout = self._process.stdout
@@ -116,6 +116,11 @@ class Child:
             if lines:
                 return lines[-1][:500]
         return "nothing"
+
+
+def bound_to_parent() -> Callable[[], None] | None:
+    """What a new process runs first so that it dies with this one; None where the system has no such thing."""
+    return partial(_die_with_parent, os.getpid()) if _PRCTL is not None else None
 
 
 def _die_with_parent(parent: int) -> None:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
+from farhop_lab.child import bound_to_parent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
@@ -117,6 +119,7 @@ class EmbeddedEtcd:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # else Ctrl-C in a terminal ends it before those who still need it
+                preexec_fn=bound_to_parent(),
             )
         try:
             await self._wait_ready(self._process)

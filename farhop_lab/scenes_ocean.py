@@ -1,5 +1,5 @@
-"""The demo's scenes (g) to (k): an ocean apart. Home first, the far hop where it pays, overflow, a region lost, a frozen
-link. What crosses between regions crosses the emulated ocean.
+"""The demo's scenes (g) to (k), an ocean apart: home first, the far hop where it pays, overflow, a region lost, a link
+frozen. What crosses between regions crosses the emulated ocean.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ async def everyone_at_home(stage: Stage) -> None:
     served = [region_of(result) for result in results]
     home = sum(region == stage.names[i // EACH] for i, region in enumerate(served))
     seen = f"{home} of {len(results)}"
-    stage.check("g", f"{EACH} clients in each region at once, served at home", f"{len(results)} of {len(results)}", seen,
-                home == len(results))  # fmt: skip
+    want = f"{len(results)} of {len(results)}"
+    stage.check("g", f"{EACH} clients in each region at once, served at home", want, seen, seen == want)
 
 
 async def prefix_across_the_ocean(stage: Stage) -> None:
@@ -53,7 +53,7 @@ async def prefix_across_the_ocean(stage: Stage) -> None:
 
 
 async def overflow(stage: Stage) -> None:
-    """(i) Tokyo overloaded: the overflow is served elsewhere, nothing fails, nothing illegal, its queue stays bounded."""
+    """(i) Tokyo overloaded: the overflow is served elsewhere, nothing fails nor strays, its queue stays bounded."""
     filler = "Far too much to read for one region alone, and yet it must be read. " * 110
     free = [asyncio.create_task(stage.ask("tokyo", "anywhere", f"{i} {filler}", max_tokens=200)) for i in range(FLOOD)]
     bound = [asyncio.create_task(stage.ask("tokyo", "japan-only", f"{i} {filler}", max_tokens=24)) for i in range(12)]

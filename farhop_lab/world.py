@@ -181,6 +181,8 @@ class World:
         assert self.ocean is not None
         config = {
             **self._common(region, f"{region}-global", run.ports["global_admin"]),
+            # The guard's pace and penalty belong to the same clock as wire and engines.
+            "spill": {"ramp_per_s": 0.05 * self.settings.speedup, "penalty_ms": 300.0 / self.settings.speedup},
             "proxies": {other: self.ocean.link(region, other).url for other in self.regions if other != region},
             "listen": {"host": HOST, "port": run.ports["entry"]},
         }

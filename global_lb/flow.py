@@ -8,7 +8,6 @@ never opens anything, never sees a body.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from farhop.balance.health import LivenessConfig, State
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
 from global_lb import admission
+from global_lb.live import Live
 from global_lb.pick import Decision, Regions, Spill, pick
 from global_lb.policy import Predictive
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
-    from farhop.balance.reckoning import Reckoning
     from global_lb.policy import Policy
-    from global_lb.view import Instance
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
@@ -50,31 +48,6 @@ class FlowConfig(msgspec.Struct, frozen=True):
     held_max: int = 1024
     liveness: LivenessConfig = LivenessConfig()
     spill: Spill = Spill()
-
-
-@dataclass(slots=True)
-class _Live:
-    """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
-
-    `region` and `reckoning` are those of the attempt under way, "" and None without one; `instance` was asked last;
-    `last_resort`: no promise is made any more; `due` is what its timer is set for; `held_until` is when its patience
-    ends, once it began.
-    """
-
-    request: Request
-    lawful: frozenset[str]
-    attempts: int = 0
-    transport_retries: int = 0
-    budgeted: bool = False
-    started: bool = False
-    region: str = ""
-    reckoning: Reckoning | None = None
-    instance: Instance | None = None
-    last_resort: bool = False
-    decision: Decision | None = None
-    refusals: dict[str, Outcome] = field(default_factory=dict)
-    held_until: float | None = None
-    due: float = 0.0
 
 
 class GlobalFlow:
@@ -97,7 +70,7 @@ class GlobalFlow:
         self.ledger = Ledger()
         self.estimates = Estimates()
         self._budget = retry.RetryBudget()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._held: dict[str, None] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
@@ -131,7 +104,7 @@ class GlobalFlow:
         lawful = admission.processing(request, self.law).lawful
         if request.lawful is not None:
             lawful &= request.lawful
-        live = self._live[request.id] = _Live(request, lawful)
+        live = self._live[request.id] = Live(request, lawful)
         self._budget.began()
         return self._dispatch(live, now)
 
@@ -191,17 +164,22 @@ class GlobalFlow:
             return []
         if now < live.due:
             return [machine.SetTimer(event.id, live.due)]  # timers may fire a little early
-        if live.region:
+        if not live.region:
+            live.refusals.clear()
+            return self._dispatch(live, now)
+        if now >= live.request.deadline:
             return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
-        live.refusals.clear()
-        return self._dispatch(live, now)
+        if not live.started and self._regions.liveness_of(live.region).read(now).state is State.DOWN:
+            cancel = machine.Cancel(live.request.id, live.attempts)  # lost with its region, on a path that swallows all
+            return [cancel, *self._came_back(live, outcome.FIRST_BYTE_TIMEOUT, now, counted=False)]
+        return [self._timer(live, live.look_again(now))]
 
-    def _under_way(self, event: AttemptEvent) -> _Live | None:
+    def _under_way(self, event: AttemptEvent) -> Live | None:
         """The request if this very attempt of it is under way: what is said of an earlier one is no news."""
         live = self._live.get(event.id)
         return live if live is not None and live.region and live.attempts == event.attempt else None
 
-    def _start(self, live: _Live, status: int) -> None:
+    def _start(self, live: Live, status: int) -> None:
         live.started = True
         self.ledger.began(live.request.id)
         self._regions.liveness_of(live.region).relay_succeeded()
@@ -270,7 +248,7 @@ class GlobalFlow:
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         return pick(request, output_tokens, offers, verdict, absent, self._policy, self._rng, now)
 
-    def _decide(self, live: _Live, now: float) -> Decision:
+    def _decide(self, live: Live, now: float) -> Decision:
         """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,
         without a promise, once nobody else is left or the client has waited for enough of them."""
         decision = self.consider(live.request, now, live.lawful, frozenset(live.refusals))
@@ -284,7 +262,7 @@ class GlobalFlow:
             del live.refusals[region]
         return self.consider(live.request, now, live.lawful, frozenset(live.refusals))
 
-    def _dispatch(self, live: _Live, now: float) -> list[Command]:
+    def _dispatch(self, live: Live, now: float) -> list[Command]:
         """Send the request to the best region it may go to, or conclude or hold it."""
         request = live.request
         if now >= request.deadline:
@@ -303,11 +281,11 @@ class GlobalFlow:
         live.reckoning.sent(request.prompt_bytes)
         lawful = live.lawful & decision.verdict.lawful
         return [
-            self._timer(live, request.deadline),
+            self._timer(live, live.look_again(now)),
             machine.Forward(request.id, live.attempts, chosen.region, instance.tier, promised_ms, lawful, decision),
         ]
 
-    def _nowhere(self, live: _Live, decision: Decision, now: float) -> list[Command]:
+    def _nowhere(self, live: Live, decision: Decision, now: float) -> list[Command]:
         request = live.request
         lawful = live.lawful & decision.verdict.lawful
         if not lawful:
@@ -328,11 +306,11 @@ class GlobalFlow:
         timer = self._timer(live, due)
         return [timer] if held else [machine.Hold(request.id), timer]
 
-    def _timer(self, live: _Live, at: float) -> Command:
+    def _timer(self, live: Live, at: float) -> Command:
         live.due = at
         return machine.SetTimer(live.request.id, at)
 
-    def _came_back(self, live: _Live, reason: Outcome, now: float, *, counted: bool) -> list[Command]:
+    def _came_back(self, live: Live, reason: Outcome, now: float, *, counted: bool) -> list[Command]:
         """An attempt ended before the first byte: the next runner-up, within the retry rules, or an answer.
 
         `counted`: the region has counted the request, so that its next reports will acknowledge it.
@@ -342,7 +320,7 @@ class GlobalFlow:
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
             if reason.retryable:
                 return [self._exhausted(live, live.lawful & admission.processing(live.request, self.law).lawful)]
-            return [self._answer(live, reason, _told(live))]
+            return [self._answer(live, reason, live.told())]
         if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
             live.budgeted = self._budget.take()
         if reason.source is Source.TRANSPORT:
@@ -354,21 +332,21 @@ class GlobalFlow:
 
     # -- endings and learning
 
-    def _law_refused(self, live: _Live, lawful: frozenset[str]) -> bool:
+    def _law_refused(self, live: Live, lawful: frozenset[str]) -> bool:
         """Whether every lawful region's own copy of the law said no."""
         return all(live.refusals.get(region) is outcome.UNLAWFUL_HERE for region in lawful)
 
-    def _exhausted(self, live: _Live, lawful: frozenset[str]) -> Answer:
+    def _exhausted(self, live: Live, lawful: frozenset[str]) -> Answer:
         """No lawful region is left. If all of them refused for the law's sake, the law is the answer."""
         if self._law_refused(live, lawful):
-            return self._answer(live, outcome.UNLAWFUL, _told(live))
-        return self._answer(live, outcome.NO_REGION, _told(live), RETRY_AFTER_S)
+            return self._answer(live, outcome.UNLAWFUL, live.told())
+        return self._answer(live, outcome.NO_REGION, live.told(), RETRY_AFTER_S)
 
-    def _answer(self, live: _Live, reason: Outcome, detail: str, retry_after_s: float | None = None) -> Answer:
+    def _answer(self, live: Live, reason: Outcome, detail: str, retry_after_s: float | None = None) -> Answer:
         self._over(live)
         return machine.Answer(live.request.id, reason, detail, retry_after_s, reasons=live.decision)
 
-    def _over(self, live: _Live) -> None:
+    def _over(self, live: Live) -> None:
         """Forget a request and give back all it held."""
         request_id = live.request.id
         del self._live[request_id]
@@ -381,7 +359,7 @@ class GlobalFlow:
         if live.budgeted:
             self._budget.give()
 
-    def _withdraw(self, live: _Live, *, counted: bool) -> str:
+    def _withdraw(self, live: Live, *, counted: bool) -> str:
         """The attempt is over: give back what it held, and return where it was."""
         self.ledger.release(live.request.id)
         if live.reckoning is not None and not live.started:
@@ -390,11 +368,7 @@ class GlobalFlow:
         region, live.region, live.reckoning = live.region, "", None
         return region
 
-    def _remember(self, live: _Live) -> None:
+    def _remember(self, live: Live) -> None:
         """The region holds this prefix now; known here only if the law lets a hint of it be kept here."""
         if admission.hints_allowed(live.request, self.config.region, self.law):
             self._regions.caches(live.region, live.request.chain)
-
-
-def _told(live: _Live) -> str:
-    return admission.told(live.refusals, live.decision.absent if live.decision is not None else {})

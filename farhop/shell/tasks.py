@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+_CANCEL_AGAIN_S = 0.5
+
 
 class Tasks:
     """The tasks of one part."""
@@ -45,7 +47,8 @@ class Tasks:
         while self._running:
             for task in self._running:
                 task.cancel()
-            await asyncio.wait(tuple(self._running))
+            # Again after a while: a cancellation that meets a time-out of the task's own may be taken for that.
+            await asyncio.wait(tuple(self._running), timeout=_CANCEL_AGAIN_S)
 
     def __len__(self) -> int:
         return len(self._running)

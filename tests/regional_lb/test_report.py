@@ -1,40 +1,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from random import Random
 from typing import Any
 
 import grpc
 import msgspec
 import pytest
-from farhop_wire import region_pb2, region_pb2_grpc
+from farhop_wire import region_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import until
+from reporting import ADDRESSES, Watched, calling, live, publishing, reporter
 from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import RequestArrived, Usage
 from farhop.store.contract import ChangeKind, report_key
-from farhop.store.memory import MemoryStore
-from farhop.store.report import ACCEPTED_LIMIT, ModelReport, RegionReport, decode, encode, from_wire, to_wire
+from farhop.store.report import (
+    ACCEPTED_LIMIT,
+    RATE_LIMIT_MS,
+    WAIT_LIMIT_MS,
+    ModelReport,
+    RegionReport,
+    decode,
+    encode,
+    from_wire,
+    to_wire,
+)
 from regional_lb import report
-from regional_lb.flow import RegionalFlow
-from regional_lb.report import Reporter, moved
+from regional_lb.report import moved
 from regional_lb.view import ReplicaProbed, Sample
-
-ADDRESSES = ("10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3")
-
-
-def reporter(flow: RegionalFlow, clock: Any = lambda: 10.0) -> Reporter:
-    return Reporter("london", "r1", ADDRESSES, flow, clock, incarnation=7)
-
-
-def live(flow: RegionalFlow) -> Reporter:
-    return reporter(flow, asyncio.get_running_loop().time)
-
 
 # -- what is said
 
@@ -70,6 +65,16 @@ async def test_a_region_without_a_ready_replica_still_reports() -> None:
     (model,) = decode(encode(reporter(flow).build())).models
     assert (model.replicas_ready, model.slots_total, model.usable_share, model.wait_ms) == (0, 0, 0.0, 0.0)
     assert model.prefill_ms_per_token > 0
+
+
+async def test_what_is_slower_than_a_report_may_say_is_told_as_the_slowest_it_may() -> None:
+    crowd = Sample(0.0, waiting=10**9, running=1, kv_usage=1.0)
+    flow = regional(replica("a", tpot_ms=60_000.0, sample=crowd))
+    for _ in range(200):
+        flow.speeds["a"].ended(9e4, 9e7, 2)
+    assert flow.speeds["a"].tpot_ms > RATE_LIMIT_MS
+    (model,) = decode(encode(reporter(flow, lambda: 0.0).build())).models
+    assert (model.tpot_ms, model.wait_ms) == (RATE_LIMIT_MS, WAIT_LIMIT_MS)
 
 
 async def test_the_latest_balancers_are_acknowledged_when_there_are_too_many() -> None:
@@ -198,43 +203,6 @@ def test_next_to_nothing_is_no_change() -> None:
 # -- to the store
 
 
-class Watched(MemoryStore):
-    """Keeps what is written, and when."""
-
-    def __init__(self) -> None:
-        super().__init__(Random(1))
-        self.written: list[tuple[float, RegionReport]] = []
-        self.hangs = asyncio.Event()
-        self.hangs.set()
-
-    async def put_leased(self, key: str, value: bytes, lease: int) -> bool:
-        await self.hangs.wait()
-        self.written.append((asyncio.get_running_loop().time(), decode(value)))
-        return await super().put_leased(key, value, lease)
-
-    @property
-    def seqs(self) -> list[int]:
-        return [told.seq for _, told in self.written]
-
-    @property
-    def gaps_s(self) -> list[float]:
-        return [b - a for (a, _), (b, _) in zip(self.written, self.written[1:], strict=False)]
-
-
-@asynccontextmanager
-async def publishing(flow: RegionalFlow) -> AsyncIterator[tuple[Reporter, Watched]]:
-    store = Watched()
-    await store.open()
-    told = live(flow)
-    await told.open(store)
-    try:
-        yield told, store
-    finally:
-        store.hangs.set()
-        await told.withdraw()
-        await store.close()
-
-
 @pytest.fixture
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its times a fifth."""
@@ -334,19 +302,6 @@ async def test_an_outage_ends_with_the_newest_report(faster: None) -> None:
 
 
 # -- over gRPC
-
-
-@asynccontextmanager
-async def calling(told: Reporter) -> AsyncIterator[region_pb2_grpc.RegionStub]:
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    region_pb2_grpc.add_RegionServicer_to_server(told, server)
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield region_pb2_grpc.RegionStub(channel)
-    finally:
-        await server.stop(None)
 
 
 async def test_a_ping_is_answered_with_our_clock() -> None:

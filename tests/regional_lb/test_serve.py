@@ -217,7 +217,7 @@ def test_the_reasons_of_a_pick() -> None:
 
 async def test_a_draining_region_finishes_what_it_has(up: Both, engine: Engine) -> None:
     engine.behaviour = "pause"
-    asked = asyncio.create_task(send(up.client, chat(body=streaming())))
+    asked = asyncio.create_task(send(up.entry, chat(body=streaming())))
     await until(lambda: up.regional.flow.under_way == 1 and up.regional.metrics.in_flight == 1)
     draining = asyncio.create_task(up.regional._drain())
     await asyncio.sleep(0)

@@ -284,12 +284,25 @@ async def test_a_huge_page_is_refused_rather_than_cut(monkeypatch: pytest.Monkey
 
 
 async def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def away(_request: web.Request) -> web.Response:
-        raise web.HTTPFound("/elsewhere")
+    """Neither to what would look alive, nor to a page."""
 
-    async with served(away, away) as url, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: heard.probes and heard.refused)
+    async def to_metrics(_request: web.Request) -> web.Response:
+        raise web.HTTPFound("/metrics")
+
+    async with served(_text(PAGE), to_metrics) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: heard.probes)
         assert heard.probes[0] == ("one", False)
+    async with (
+        served(_text(PAGE)) as other,
+        served(lambda _request: _away(f"{other}/metrics")) as url,
+        watching(monkeypatch, {"one": url}) as heard,
+    ):
+        await until(lambda: heard.refused)
+        assert heard.waiting("one") is None
+
+
+async def _away(url: str) -> web.Response:
+    raise web.HTTPFound(url)
 
 
 async def test_a_slow_replica_does_not_hold_up_another(monkeypatch: pytest.MonkeyPatch) -> None:

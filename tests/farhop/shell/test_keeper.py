@@ -71,16 +71,20 @@ async def test_an_entry_that_may_not_read_redirects_with_the_body_unread(up: Bot
             assert answer.code == "entry_forbidden"
 
 
-async def test_the_nearest_lawful_entry_is_named(up: Both) -> None:
+async def test_an_entry_that_has_no_address_is_passed_over(up: Both) -> None:
     """asia-first may enter in Tokyo and Frankfurt; Frankfurt is nearer to Virginia but has no entry here."""
     answer = await send(up.entry, chat(key="sk-farhop-asia-first"))
     assert (answer.status, answer.headers["location"]) == (307, "http://127.0.0.1:8300/v1/chat/completions")
-    keeper = KeyKeeper("virginia", Keyring(topology().key), near := topology(
-        tenant("asia-first", residency={"processing": {"allow": ["world"]}, "entry": {"allow": ["jp", "de"]}})
-    ), lambda: Law(near), lambda _regions: [], 60.0)  # fmt: skip
-    elsewhere = keeper._entry("asia-first", b"/x")
-    assert elsewhere is not None
-    assert b"location: http://127.0.0.1:8200/x\r\n" in elsewhere.extra
+
+
+def test_the_nearest_lawful_entry_is_named() -> None:
+    """From Tokyo, Virginia is nearer than Frankfurt."""
+    residency = {"processing": {"allow": ["world"]}, "entry": {"allow": ["de", "us"]}}
+    near = topology(tenant("elsewhere", residency=residency))
+    keeper = KeyKeeper("tokyo", Keyring(near.key), near, lambda: Law(near), lambda _regions: [], 60.0)
+    answer = keeper._entry("elsewhere", b"/x")
+    assert answer is not None
+    assert b"location: http://127.0.0.1:8100/x\r\n" in answer.extra
 
 
 async def test_where_no_entry_is_known_the_law_is_told(up: Both) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import farhop.shell.tasks
 from farhop.shell.tasks import Tasks, all_of
 
 
@@ -26,6 +27,28 @@ async def test_closing_ends_all_and_waits_for_it() -> None:
     await tasks.close()
     assert sorted(ended) == ["a", "b"]
     assert len(tasks) == 0
+
+
+async def test_a_task_that_takes_its_cancellation_for_something_else_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an HTTP client's time-out does that fires in the same turn of the loop."""
+    monkeypatch.setattr(farhop.shell.tasks, "_CANCEL_AGAIN_S", 0.01)
+    tasks, taken = Tasks(), []
+
+    async def work() -> None:
+        for _ in range(2):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                taken.append(1)
+        await asyncio.Event().wait()
+
+    tasks.start(work(), "work")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(2.0):
+        await tasks.close()
+    assert len(taken) == 2
 
 
 async def test_a_failure_is_told_at_once_and_leaves_the_others() -> None:

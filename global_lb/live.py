@@ -1,0 +1,50 @@
+"""One request in the global machine's hands: what it may do, what it did, where it is now. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from global_lb import admission
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
+    from farhop.balance.reckoning import Reckoning
+    from global_lb.pick import Decision
+    from global_lb.view import Instance
+
+LOOK_AGAIN_S = 1.0
+
+
+@dataclass(slots=True)
+class Live:
+    """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
+
+    `region` and `reckoning` are those of the attempt under way, "" and None without one; `instance` was asked last;
+    `last_resort`: no promise is made any more; `due` is what its timer is set for; `held_until` is when its patience
+    ends, once it began.
+    """
+
+    request: Request
+    lawful: frozenset[str]
+    attempts: int = 0
+    transport_retries: int = 0
+    budgeted: bool = False
+    started: bool = False
+    region: str = ""
+    reckoning: Reckoning | None = None
+    instance: Instance | None = None
+    last_resort: bool = False
+    decision: Decision | None = None
+    refusals: dict[str, Outcome] = field(default_factory=dict)
+    held_until: float | None = None
+    due: float = 0.0
+
+    def look_again(self, now: float) -> float:
+        """When to see whether its region still lives: a request that is swallowed brings no event of its own."""
+        return self.request.deadline if self.started else min(self.request.deadline, now + LOOK_AGAIN_S)
+
+    def told(self) -> str:
+        """What became of it, region by region, for the client."""
+        return admission.told(self.refusals, self.decision.absent if self.decision is not None else {})

@@ -1,0 +1,77 @@
+"""A regional balancer's reporter with its two readers: a store that remembers, and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import grpc
+from farhop_wire import region_pb2_grpc
+
+from farhop.store.memory import MemoryStore
+from farhop.store.report import RegionReport, decode
+from regional_lb.flow import RegionalFlow
+from regional_lb.report import Reporter
+
+ADDRESSES = ("10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3")
+
+
+def reporter(flow: RegionalFlow, clock: Any = lambda: 10.0) -> Reporter:
+    return Reporter("london", "r1", ADDRESSES, flow, clock, incarnation=7)
+
+
+def live(flow: RegionalFlow) -> Reporter:
+    return reporter(flow, asyncio.get_running_loop().time)
+
+
+class Watched(MemoryStore):
+    """Keeps what is written, and when."""
+
+    def __init__(self) -> None:
+        super().__init__(Random(1))
+        self.written: list[tuple[float, RegionReport]] = []
+        self.hangs = asyncio.Event()
+        self.hangs.set()
+
+    async def put_leased(self, key: str, value: bytes, lease: int) -> bool:
+        await self.hangs.wait()
+        self.written.append((asyncio.get_running_loop().time(), decode(value)))
+        return await super().put_leased(key, value, lease)
+
+    @property
+    def seqs(self) -> list[int]:
+        return [told.seq for _, told in self.written]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [b - a for (a, _), (b, _) in zip(self.written, self.written[1:], strict=False)]
+
+
+@asynccontextmanager
+async def publishing(flow: RegionalFlow) -> AsyncIterator[tuple[Reporter, Watched]]:
+    store = Watched()
+    await store.open()
+    told = live(flow)
+    await told.open(store)
+    try:
+        yield told, store
+    finally:
+        store.hangs.set()
+        await told.withdraw()
+        await store.close()
+
+
+@asynccontextmanager
+async def calling(told: Reporter) -> AsyncIterator[region_pb2_grpc.RegionStub]:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    region_pb2_grpc.add_RegionServicer_to_server(told, server)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield region_pb2_grpc.RegionStub(channel)
+    finally:
+        await server.stop(None)

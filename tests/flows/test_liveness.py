@@ -1,0 +1,219 @@
+"""The links to regional balancers on real sockets, and what becomes of a region's life when paths to it break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+from inprocess import HOP_KEY, until
+from regions import NOWHERE, WORLD, Clock, Region, put, told, watching
+
+from farhop.balance.health import LivenessConfig
+from farhop.store.contract import report_key
+from farhop.store.memory import MemoryStore
+from global_lb import watch
+from global_lb.flow import FlowConfig, GlobalFlow
+from topology.law import Law
+
+
+@pytest.fixture(autouse=True)
+def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+@pytest.fixture
+async def region() -> AsyncIterator[Region]:
+    made = Region()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+# -- by gRPC
+
+
+async def test_a_link_brings_reports_and_tells_whether_it_is_up(region: Region) -> None:
+    async with watching() as (_, store, heard):
+        await put(store, told(control_address=region.address))
+        await until(lambda: ("tokyo", True) in heard.channels)
+        assert set(region.pinged) == {"virginia/g1"}
+        await region.say(told(control_address=region.address, seq=5, draining=True))
+        await until(lambda: heard.view.regions["tokyo"].instances[0].draining)
+        await region.stop()
+        await until(lambda: heard.channels[-1] == ("tokyo", False))
+        await region.start()
+        await until(lambda: heard.channels[-1] == ("tokyo", True))
+        await region.say(told(control_address=region.address, seq=6))
+        await until(lambda: not heard.view.regions["tokyo"].instances[0].draining)
+    await until(lambda: region.readers == 0)
+
+
+async def test_a_link_follows_a_changed_address(region: Region) -> None:
+    other = Region()
+    await other.start()
+    async with watching() as (watcher, store, heard):
+        await put(store, told(control_address=region.address))
+        await until(lambda: region.readers == 1)
+        await region.say(told(control_address=other.address, seq=2))  # told by the link that this ends
+        await until(lambda: other.readers == 1)
+        await until(lambda: region.readers == 0)
+        assert len(watcher._links) == 1
+        await until(lambda: len(watcher._retired) == 0)
+        await other.say(told(control_address=other.address, seq=3, draining=True))
+        await until(lambda: heard.view.regions["tokyo"].instances[0].draining)
+    await other.stop()
+
+
+async def test_a_region_is_up_while_one_of_its_instances_is(region: Region) -> None:
+    async with watching() as (_, store, heard):
+        await put(store, told(instance="a", control_address=region.address))
+        await until(lambda: heard.channels == [("tokyo", True)])
+        await put(store, told(instance="b", control_address=NOWHERE))
+        await until(lambda: len(heard.channels) >= 2)
+        assert set(heard.channels) == {("tokyo", True)}
+
+
+async def test_a_forgotten_instance_takes_its_channel_along(region: Region) -> None:
+    clock = Clock()
+    async with watching(clock=clock) as (watcher, store, heard):
+        await put(store, told(control_address=region.address))
+        await until(lambda: heard.channels == [("tokyo", True)])
+        await store.delete(report_key("tokyo", "r1"))
+        await until(lambda: not watcher._listed)
+        clock.at += watch.FORGET_S + 1.0
+        watcher.forget()
+        assert heard.channels[-1] == ("tokyo", False)
+        assert heard.view.regions == {}
+        await until(lambda: region.readers == 0)
+
+
+class Hole:
+    """A path to an address that can be made to swallow what goes over it; connections made later are good again."""
+
+    def __init__(self, address: str) -> None:
+        self._host, self._port = address.split(":")
+        self._server: asyncio.Server | None = None
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._good = asyncio.Event()
+        self._good.set()
+        self.address = ""
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._joined, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(self._host, int(self._port))
+        self._writers += [writer, up_writer]
+        good = self._good
+        for source, sink in ((reader, up_writer), (up_reader, writer)):
+            self._tasks.add(asyncio.create_task(self._pump(source, sink, good)))
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, good: asyncio.Event) -> None:
+        while data := await source.read(65536):
+            if good.is_set():
+                sink.write(data)
+
+    def swallow(self) -> None:
+        """From now on nothing passes over the connections there are."""
+        self._good.clear()
+        self._good = asyncio.Event()
+        self._good.set()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def test_a_path_that_swallows_everything_is_left_for_a_new_one(region: Region) -> None:
+    hole = Hole(region.address)
+    await hole.open()
+    async with watching() as (_, store, heard):
+        await put(store, told(control_address=hole.address))
+        await until(lambda: heard.channels == [("tokyo", True)])
+        hole.swallow()
+        await until(lambda: heard.channels[-1] == ("tokyo", False))
+        await until(lambda: heard.channels[-1] == ("tokyo", True), within_s=8.0)
+        await region.say(told(control_address=hole.address, seq=9, draining=True))
+        await until(lambda: heard.view.regions["tokyo"].instances[0].draining)
+    await hole.close()
+
+
+# -- liveness in practice
+
+
+class Life:
+    """A global machine fed by the watcher, and a region that reports by both paths every 50 ms, unless told not to."""
+
+    def __init__(self, store: MemoryStore, region: Region, flow: GlobalFlow) -> None:
+        self.store, self.region, self.flow = store, region, flow
+        self.by_store = self.by_link = True
+        self.seq = 1
+
+    async def speak(self) -> None:
+        while True:
+            self.seq += 1
+            report = told(control_address=self.region.address, seq=self.seq)
+            if self.by_store:
+                await put(self.store, report)
+            if self.by_link:
+                await self.region.say(report)
+            await asyncio.sleep(0.05)
+
+    def state(self) -> str:
+        liveness = self.flow.liveness.get("tokyo")
+        return liveness.read(asyncio.get_running_loop().time()).state if liveness is not None else "unheard"
+
+    async def stays(self, state: str, for_s: float) -> None:
+        until_at = asyncio.get_running_loop().time() + for_s
+        while asyncio.get_running_loop().time() < until_at:
+            assert self.state() == state
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def life(region: Region) -> AsyncIterator[Life]:
+    liveness = LivenessConfig(report_age_s=0.5)
+    flow = GlobalFlow(FlowConfig("virginia", liveness=liveness), Law(WORLD), Random(1), lambda _tenant: 0.0)
+    clock = asyncio.get_running_loop().time
+    store = MemoryStore(Random(3))
+    async with watching(store, react=lambda event: flow.handle(event, clock())):
+        made = Life(store, region, flow)
+        speaking = asyncio.create_task(made.speak())
+        await until(lambda: made.state() == "up")
+        yield made
+        speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+
+
+async def test_without_etcd_the_links_carry_on(life: Life) -> None:
+    life.store.outage()
+    life.by_store = False
+    await life.stays("up", 1.2)
+
+
+async def test_without_grpc_a_region_is_suspect(life: Life) -> None:
+    await life.region.stop()
+    await until(lambda: life.state() == "suspect")
+    await life.stays("suspect", 1.0)
+
+
+async def test_without_both_it_is_down_within_the_reports_age(life: Life) -> None:
+    began = asyncio.get_running_loop().time()
+    life.store.outage()
+    life.by_store = False
+    await life.region.stop()
+    await until(lambda: life.state() == "down")
+    assert asyncio.get_running_loop().time() - began <= 0.5 + 0.3
+    life.store.restore()
+    life.by_store = True
+    await life.region.start()
+    await until(lambda: life.state() == "up")
