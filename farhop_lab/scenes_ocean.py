@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from farhop_lab.stage import Stage
 
 EACH = 12  # clients in each region at once
-FLOOD = 240  # requests at once, about twice what Tokyo's KV caches hold
-QUEUE_MAX = 160
+FLOOD = 240  # requests, faster than Tokyo can read their prompts
+FLOOD_EVERY_S = 0.004
+QUEUE_MAX = 80
 MOVES_WITHIN_S = 2.0
 
 
@@ -55,7 +56,10 @@ async def prefix_across_the_ocean(stage: Stage) -> None:
 async def overflow(stage: Stage) -> None:
     """(i) Tokyo overloaded: the overflow is served elsewhere, nothing fails nor strays, its queue stays bounded."""
     filler = "Far too much to read for one region alone, and yet it must be read. " * 110
-    free = [asyncio.create_task(stage.ask("tokyo", "anywhere", f"{i} {filler}", max_tokens=200)) for i in range(FLOOD)]
+    free: list[asyncio.Task[Result]] = []
+    for i in range(FLOOD):
+        free.append(asyncio.create_task(stage.ask("tokyo", "anywhere", f"{i} {filler}", max_tokens=200)))
+        await asyncio.sleep(FLOOD_EVERY_S)
     bound = [asyncio.create_task(stage.ask("tokyo", "japan-only", f"{i} {filler}", max_tokens=24)) for i in range(12)]
     longest = 0
     while not all(task.done() for task in (*free, *bound)):

@@ -169,10 +169,19 @@ class GlobalFlow:
             return self._dispatch(live, now)
         if now >= live.request.deadline:
             return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
-        if not live.started and self._regions.liveness_of(live.region).read(now).state is State.DOWN:
-            cancel = machine.Cancel(live.request.id, live.attempts)  # lost with its region, on a path that swallows all
+        if self._swallowed(live, now):
+            self._regions.liveness_of(live.region).relay_failed(now)
+            cancel = machine.Cancel(live.request.id, live.attempts)
             return [cancel, *self._came_back(live, outcome.FIRST_BYTE_TIMEOUT, now, counted=False)]
         return [self._timer(live, live.look_again(now))]
+
+    def _swallowed(self, live: Live, now: float) -> bool:
+        """Whether an attempt that has not begun is better given up: its region is down, or in doubt and not alone."""
+        state = State.UP if live.started else self._regions.liveness_of(live.region).read(now).state
+        if state is not State.SUSPECT:
+            return state is State.DOWN
+        elsewhere = frozenset((live.region, *live.refusals))
+        return self.consider(live.request, now, live.lawful, elsewhere).chosen is not None
 
     def _under_way(self, event: AttemptEvent) -> Live | None:
         """The request if this very attempt of it is under way: what is said of an earlier one is no news."""

@@ -286,23 +286,22 @@ async def test_a_huge_page_is_refused_rather_than_cut(monkeypatch: pytest.Monkey
 async def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to what would look alive, nor to a page."""
 
-    async def to_metrics(_request: web.Request) -> web.Response:
-        raise web.HTTPFound("/metrics")
+    def away(to: str) -> Answering:
+        async def answer(_request: web.Request) -> web.Response:
+            raise web.HTTPFound(to)
 
-    async with served(_text(PAGE), to_metrics) as url, watching(monkeypatch, {"one": url}) as heard:
+        return answer
+
+    async with served(_text(PAGE), away("/metrics")) as url, watching(monkeypatch, {"one": url}) as heard:
         await until(lambda: heard.probes)
         assert heard.probes[0] == ("one", False)
     async with (
         served(_text(PAGE)) as other,
-        served(lambda _request: _away(f"{other}/metrics")) as url,
+        served(away(f"{other}/metrics")) as url,
         watching(monkeypatch, {"one": url}) as heard,
     ):
         await until(lambda: heard.refused)
         assert heard.waiting("one") is None
-
-
-async def _away(url: str) -> web.Response:
-    raise web.HTTPFound(url)
 
 
 async def test_a_slow_replica_does_not_hold_up_another(monkeypatch: pytest.MonkeyPatch) -> None:
