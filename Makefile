@@ -15,7 +15,7 @@ demo: $(STAMP)
 	$(BIN)/farhop demo
 
 test: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

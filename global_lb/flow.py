@@ -176,12 +176,13 @@ class GlobalFlow:
         return [self._timer(live, live.look_again(now))]
 
     def _swallowed(self, live: Live, now: float) -> bool:
-        """Whether an attempt that has not begun is better given up: its region is down, or in doubt and not alone."""
+        """Whether an attempt that has not begun is better given up: its region is down, or in doubt and another not."""
         state = State.UP if live.started else self._regions.liveness_of(live.region).read(now).state
         if state is not State.SUSPECT:
             return state is State.DOWN
         elsewhere = frozenset((live.region, *live.refusals))
-        return self.consider(live.request, now, live.lawful, elsewhere).chosen is not None
+        other = self.consider(live.request, now, live.lawful, elsewhere).chosen
+        return other is not None and self._regions.liveness_of(other.region).read(now).state is State.UP
 
     def _under_way(self, event: AttemptEvent) -> Live | None:
         """The request if this very attempt of it is under way: what is said of an earlier one is no news."""

@@ -53,6 +53,14 @@ class RunningWorld:
         return self.call(answer([self.entry(region)], f"sk-farhop-{tenant}", body, trusted=entries, **options))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run on several cores a file stays together, and all that share the world are one."""
+    for item in items:
+        group = "world" if "running" in getattr(item, "fixturenames", ()) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
     """The default world, up. A test that breaks a part mends it before it ends."""

@@ -89,6 +89,9 @@ class Referee:
         elif isinstance(command, machine.SetTimer):
             assert isfinite(command.at)
             rider.timer = command.at
+        elif isinstance(command, machine.Cancel):
+            assert (rider.state, rider.attempt) == ("sent", command.attempt), "what has begun is never given up"
+            rider.state = "failed"
         elif isinstance(command, machine.Hold):
             assert rider.state in ("new", "failed")
             rider.state, rider.target, rider.refused_by = "held", "", ()

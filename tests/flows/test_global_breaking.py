@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from playbook import answered, held, sent, timer
+from playbook import Expected, answered, held, sent, timer
 from worlds import everywhere, instance, law, request, seen, worldwide
 
-from farhop.balance import outcome
+from farhop.balance import machine, outcome
 from farhop.balance.machine import (
     AttemptBegan,
     AttemptEnded,
@@ -15,7 +15,8 @@ from farhop.balance.machine import (
     RequestArrived,
     TimerFired,
 )
-from global_lb.view import RegionHeard
+from global_lb.live import LOOK_AGAIN_S
+from global_lb.view import ChannelChanged, RegionHeard
 from topology.model import Rule
 
 
@@ -129,7 +130,7 @@ def test_refusals_do_not_go_on_for_ever(play) -> None:
         again = [RegionHeard("london"), TimerFired("a")]
         first, second = again if attempt % 2 else again[::-1]
         book.at(2.0 * attempt).on(first).expect(sent("a", "london", attempt=attempt + 1))
-        book.on(second).expect(*([timer("a", at=60.0)] if attempt % 2 else []))
+        book.on(second).expect(*([timer("a", at=2.0 * attempt + LOOK_AGAIN_S)] if attempt % 2 else []))
     book.on(AttemptRefused("a", 8, outcome.QUEUE_FULL)).expect(answered("a", outcome.NO_REGION))
 
 
@@ -211,3 +212,25 @@ def test_law_that_narrows_while_a_request_is_held_binds_it(play) -> None:
     book.on(RequestArrived(request("b", tenant="european"))).expect(held("b"))
     flow.law = law(epoch=2, anyone=Rule(allow=("apac",)), european=Rule(allow=("mars",)))
     book.on(everywhere()).expect(answered("b", outcome.UNLAWFUL))
+
+
+def test_a_request_that_a_region_swallowed_is_asked_elsewhere(play) -> None:
+    """Nothing comes back, not even a failure: only the region's liveness tells."""
+    book = play(worldwide()).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.at(0.5).on(ChannelChanged("london", up=False)).expect()
+    book.at(LOOK_AGAIN_S).on(TimerFired("a")).expect(
+        Expected(machine.Cancel, id="a", attempt=1), sent("a", "frankfurt", attempt=2)
+    )
+
+
+def test_an_answer_that_has_begun_is_left_alone_whatever_is_said_of_its_region(play) -> None:
+    book = play(worldwide()).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.on(AttemptBegan("a", 1, 200)).expect()
+    book.at(0.5).on(ChannelChanged("london", up=False)).expect()
+    book.at(LOOK_AGAIN_S).on(TimerFired("a")).expect(timer("a", at=60.0))
+
+
+def test_doubt_about_every_region_moves_nothing(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.at(3.5).on(TimerFired("a")).expect(timer("a", at=3.5 + LOOK_AGAIN_S))  # no report of anybody for 3.5 s

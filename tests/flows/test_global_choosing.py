@@ -19,6 +19,7 @@ from farhop.balance.machine import (
     Usage,
 )
 from global_lb.flow import ASK_AGAIN_S
+from global_lb.live import LOOK_AGAIN_S
 from global_lb.pick import Spill
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard
 from topology.model import Residency, Rule
@@ -43,7 +44,7 @@ def test_the_nearest_lawful_region_serves(play) -> None:
         lawful=ALL,
         reasons=lambda decision: [s.region for s in decision.field] == ["london", "frankfurt", "tokyo"],
     )
-    book = play(flow).on(RequestArrived(request("a"))).expect(timer("a", at=60.0), forward)
+    book = play(flow).on(RequestArrived(request("a"))).expect(timer("a", at=LOOK_AGAIN_S), forward)
     serve(book, "a", 0.1)
     book.on(RequestArrived(request("b", tenant="german"))).expect(
         sent("b", "frankfurt", lawful=frozenset({"frankfurt"}))

@@ -185,7 +185,8 @@ def test_the_journal_reads_as_a_story() -> None:
     made.at(5.0, made.arrive, "paris", "t")
     made.run(10.0)
     story = [line for line in made.journal.lines or () if " r1" in line]
-    kinds = [line.split()[3] for line in story]
+    # A balancer looks again at what has not begun; how often is its own affair.
+    kinds = [kind for kind in (line.split()[3] for line in story) if kind != "TimerFired"]
     assert kinds == [
         "RequestArrived", "RequestArrived", "AttemptBegan", "AttemptBegan", "AttemptEnded", "AttemptEnded",
     ]  # fmt: skip
