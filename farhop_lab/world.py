@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import secrets
 import socket
 from pathlib import Path
@@ -27,6 +28,7 @@ from farhop_lab.world_file import RegionFile, WorldFile
 from topology import load as worlds
 
 HOST = "127.0.0.1"
+PORTS = range(12_000, 32_000)
 DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # the shipped world's, whose keys are sk-farhop-<tenant>
 
 
@@ -300,10 +302,14 @@ async def _serving(session: aiohttp.ClientSession, admin: str) -> set[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, all different: held together while they are chosen."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports nobody listens on, all different; below those that a system lends to outgoing connections, which would
+    otherwise take one before its balancer does."""
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise WorldError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}")
