@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 import aiohttp
 
 from farhop_lab.child import bound_to_parent
+from farhop_lab.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,9 +108,9 @@ class EmbeddedEtcd:
             self._temporary = tempfile.TemporaryDirectory(prefix="farhop-etcd-")
         self._home().mkdir(parents=True, exist_ok=True)
         if self._client_port == 0:
-            self._client_port, self._peer_port = _free_ports(2)
+            self._client_port, self._peer_port = free_ports(2)
         elif self._peer_port == 0:
-            (self._peer_port,) = _free_ports(1)
+            (self._peer_port,) = free_ports(1)
         _check_free(self._client_port)
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -249,15 +250,6 @@ class EmbeddedEtcd:
     def _tail(self) -> str:
         text = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
         return f"{text.splitlines()[-1] if text else 'it said nothing'} (log: {self.log})"
-
-
-def _free_ports(count: int) -> list[int]:
-    # Held together, so that they differ.
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _check_free(port: int) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import secrets
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,12 @@ from farhop_lab.child import Child, ChildError
 from farhop_lab.collector import Collector
 from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.etcd import EmbeddedEtcd
+from farhop_lab.ports import PortsError, free_ports
 from farhop_lab.wan.ocean import Ocean
 from farhop_lab.world_file import RegionFile, WorldFile
 from topology import load as worlds
 
 HOST = "127.0.0.1"
-PORTS = range(12_000, 32_000)
 DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # the shipped world's, whose keys are sk-farhop-<tenant>
 
 
@@ -103,7 +101,7 @@ class World:
             await asyncio.gather(*(self.start_engines(name) for name in self.regions))
             await asyncio.gather(*(self.start_balancers(name) for name in self.regions))
             await self.wait_until_serving(frozenset(self.regions))
-        except ChildError as error:
+        except (ChildError, PortsError) as error:
             raise WorldError(str(error)) from None
 
     async def stop(self) -> None:
@@ -235,7 +233,7 @@ class World:
         unknown = sorted(set(settings.engines) - set(names))
         if unknown:
             raise WorldError(f"--engine: no region {unknown[0]!r} in the topology; it has {', '.join(names)}")
-        ports = free_ports(3 * len(names))
+        ports = free_ports(3 * len(names), HOST)
         for index, region in enumerate(document["regions"]):
             entry = settings.entry_port + index if settings.entry_port else ports[3 * index]
             run = RegionRun(region["name"], entry, ports[3 * index + 1], ports[3 * index + 2])
@@ -299,17 +297,3 @@ async def _serving(session: aiohttp.ClientSession, admin: str) -> set[str]:
                 and any(m["replicas_ready"] for i in region["instances"] for m in i["models"].values())
             }
     return set()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, all different; below those that a system lends to outgoing connections, which would
-    otherwise take one before its balancer does."""
-    ports: list[int] = []
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise WorldError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}")

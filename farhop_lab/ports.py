@@ -1,0 +1,27 @@
+"""Ports for the lab's own servers. Never one that the system may lend to an outgoing connection in the meantime."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+
+PORTS = range(12_000, 32_000)  # below Linux's ip_local_port_range, 32768 and up
+
+
+class PortsError(Exception):
+    """No port is left; the text names the range."""
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports nobody listens on, all different; below those that a system lends to outgoing connections, which would
+    otherwise take one before its balancer does."""
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise PortsError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}")
