@@ -95,7 +95,7 @@ async def _restart_engines(running: RunningWorld, region: str) -> None:
 
 
 def test_a_lawful_region_that_does_not_serve_is_waited_for_where_the_policy_says_so(running: RunningWorld) -> None:
-    """japan-only waits up to 20 s: engines that come back in time serve it, and nobody else ever sees it."""
+    """japan-only waits up to 5 s: engines that come back in time serve it, and nobody else ever sees it."""
     tokyo = running.world.regions["tokyo"]
     for engine in tokyo.engines:
         running.call(engine.kill())

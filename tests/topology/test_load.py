@@ -56,7 +56,7 @@ def test_the_default_world() -> None:
     assert world.ancestors("frankfurt") == {"frankfurt", "de", "eu", "eea", "world"}
     assert world.places["eu"] == Place("eu", "jurisdiction", ("eea",))
     assert world.tenants["japan-only"].residency is not None
-    assert world.tenants["japan-only"].residency.wait_max_s == 20.0
+    assert world.tenants["japan-only"].residency.wait_max_s == 5.0
 
 
 @pytest.mark.parametrize("tenant", ["anywhere", "eu-only", "japan-only", "not-us"])
