@@ -3,12 +3,14 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+ROOMS  := topology proto farhop regional_lb global_lb farhop_lab farhop_cli
 
 .PHONY: demo test lint bench stubs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q $(ROOMS)  # a world is a dozen processes, and some machines keep no bytecode
 	@touch $@
 
 demo: $(STAMP)

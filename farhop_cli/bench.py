@@ -1,25 +1,196 @@
-"""`farhop bench`: what a decision costs, in CPU time of this machine. Prints figures; judges nothing."""
+"""`farhop bench`: what a decision and what a relayed request cost, in CPU time of this machine. Judges nothing."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
 from farhop_cli import show
 from farhop_cli.exits import fail
-from farhop_lab import bench
+from farhop_lab.bench import decide as decisions
+from farhop_lab.bench import relay as relays
+from farhop_lab.bench import results
+from farhop_lab.bench import scrape as scrapes
+from farhop_lab.bench import soak as soaks
+from farhop_lab.bench.place import BenchError
 
-BENCHES = {"decide": bench.decide}
-_COLUMNS = ("what", ">median µs", ">least µs", ">most µs")
+BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
+_T = TypeVar("_T")
 
 
-def run(name: str, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says. `repeats` None and `streams` None: as the plan has it."""
+
+    as_json: bool = False
+    quick: bool = False
+    only: str = ""
+    repeats: int | None = None
+    streams: int | None = None
+    requests: int = 1_000_000
+    tls: bool = False
+
+
+def decide(options: Options) -> int:
+    """Measure what a decision costs; the exit code."""
+    with show.waiting(f"measuring decide; the figures are CPU time, medians of {decisions.REPEATS} repeats"):
+        rows = decisions.decide()
+    if options.as_json:
+        show.json({"bench": "decide", "unit": "CPU µs per request", "rows": rows})
+        return 0
+    title = f"decide: CPU µs per request, {decisions.REQUESTS} requests, {decisions.REPEATS} repeats"
+    columns = ("what", ">median µs", ">least µs", ">most µs")
+    show.table(title, columns, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
+    return 0
+
+
+def relay(options: Options) -> int:
+    """Measure what a relayed request costs, here and in other proxies; the exit code, 1 if a row is in trouble."""
+    plan = results.planned(quick=options.quick, repeats=options.repeats, idle_streams=options.streams, tls=options.tls)
+    only = [word.strip() for word in options.only.split(",") if word.strip()]
+    with show.telling("measuring relay") as say:
+        told = _done(relays.measure(plan, only, say))
+    if options.as_json:
+        show.json({"bench": "relay", "unit": "CPU µs of the proxy's processes", **results.document(told)})
+    else:
+        _costs(told)
+        _rest(told)
+        _notes(told)
+    return 1 if any(row.trouble for row in told.rows) else 0
+
+
+def _done(work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        return asyncio.run(work)
+    except BenchError as error:
+        fail(f"bench: {error}")
+
+
+def _costs(told: results.Told) -> None:
+    first = told.rows[0] if told.rows else results.Row(name="")
+    streams = [count for count, _ in told.plan.streams]
+    columns = [
+        "proxy",
+        *(f">{size // 1024} KB" for size in told.plan.sizes),
+        *(f">chunk, {n} streams" for n in streams),
+    ]
+    rows = [
+        [
+            row.name,
+            *(_cost(row.request_us.get(size), first.request_us.get(size)) for size in told.plan.sizes),
+            *(_cost(row.chunk_us.get(count), first.chunk_us.get(count)) for count in streams),
+        ]
+        for row in told.rows
+    ]
+    way = ", TLS to clients" if told.plan.tls else ""
+    title = f"relay{way}: CPU µs of the proxy's processes per request and chunk, medians of {told.rounds} (× first row)"
+    show.table(title, columns, rows)
+
+
+def _cost(figure: results.Figure | None, first: results.Figure | None) -> str:
+    if figure is None:
+        return show.NONE
+    if figure.errors:
+        return f"{figure.errors} errors"
+    times = results.ratio(figure, first)
+    return f"{figure.median:,.1f}" + (f" ({times:.2f})" if times is not None else "")
+
+
+def _rest(told: results.Told) -> None:
+    columns = ["proxy", ">CPU ms/s at rest", ">peak/s, 1 KB", ">at rate/s", ">p50 + ms", ">p99 + ms", ">KiB per stream"]
+    title = (
+        "relay: without load; at full load; at half of that (at most 4,000/s) beyond the way straight to the upstream; "
+        "memory of an open stream"
+    )
+    show.table(title, columns, [_second(row) for row in told.rows])
+
+
+def _notes(told: results.Told) -> None:
+    show.line(f"load: {told.load}; upstream: {told.upstream}, for streams uvloop")
+    if told.others > BUSY_SHARE * told.cpus:
+        show.line(f"others ran here, too (load average {told.others:.1f}, {told.cpus} CPUs): trust no latency")
+    if 0 < told.rounds < told.plan.repeats:
+        show.line(f"the machine was slow: {told.rounds} of {told.plan.repeats} rounds within the time")
+    for row in told.rows:
+        if row.trouble:
+            show.line(f"{row.name}: {row.trouble}")
+    for name, why in told.absent.items():
+        show.line(f"{name}: left out, {why}")
+
+
+def _second(row: results.Row) -> list[str]:
+    latency, held = row.latency, row.stream_bytes
+    peak = round(row.peak_per_s) if row.peak_per_s else None
+    shown = [row.name, show.number(row.rest_ms_per_s), show.number(peak)]
+    if latency is None:
+        shown += [show.NONE] * 3
+    elif latency.errors:
+        shown += [show.number(round(latency.rate_per_s)), f"{latency.errors} errors", show.NONE]
+    else:
+        added = latency.p50_ms - latency.direct_p50_ms, latency.p99_ms - latency.direct_p99_ms
+        shown += [show.number(round(latency.rate_per_s)), *(show.number(ms, 2) for ms in added)]
+    return [*shown, show.number(held / 1024 if held is not None else None)]
+
+
+def soak(options: Options) -> int:
+    """Watch the regional tier's memory over many requests; the exit code, 1 if any was answered wrongly."""
+    with show.telling("soaking") as say:
+        told = _done(soaks.measure(options.requests, say))
+    if options.as_json:
+        show.json({"bench": "soak", "per_request_bytes": told.per_request_bytes, **msgspec.to_builtins(told)})
+        return 1 if told.errors else 0
+    columns = (">requests", ">share", ">RSS MiB", ">CPU µs per request")
+    rows = [
+        [
+            show.number(mark.requests),
+            f"{mark.share:.0%}",
+            show.number(mark.rss_bytes / 2**20),
+            show.number(mark.cpu_us if mark.requests else None),
+        ]
+        for mark in told.marks
+    ]
+    show.table("soak: farhop regional, 16 replicas, prompts of 1 KB, no two the same", columns, rows)
+    show.line(f"growth from half to the end: {told.per_request_bytes:,.1f} bytes per request; {told.errors} errors")
+    if told.requests < told.asked:
+        show.line(f"the machine was slow: {told.requests:,} of {told.asked:,} requests within {soaks.LIMIT_S:g} s")
+    return 1 if told.errors else 0
+
+
+def scrape(options: Options) -> int:
+    """Measure what looking at replicas costs; the exit code, 1 if pages of the engines were refused."""
+    with show.waiting(f"measuring scrape; the figures are CPU time, medians of {scrapes.REPEATS} repeats"):
+        rows = scrapes.read()
+        try:
+            watched = scrapes.watch()
+        except BenchError as error:
+            fail(f"bench: {error}")
+    if options.as_json:
+        told = {**msgspec.to_builtins(watched), "core_share": watched.core_share}
+        show.json({"bench": "scrape", "unit": "CPU µs per page", "rows": rows, "watcher": told})
+        return 1 if watched.refused else 0
+    columns = ("what", ">median µs", ">least µs", ">most µs")
+    told_rows = [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows]
+    show.table(f"scrape: CPU µs to read a page, {scrapes.PAGES} pages", columns, told_rows)
+    show.line(
+        f"watcher, {watched.replicas:,} replicas: {watched.pages_per_s:,.0f} pages/s of "
+        f"{watched.page_bytes // 1024} KB, {watched.cpu_us:,.0f} CPU µs each: "
+        f"{watched.core_share:.0%} of one core at 1,000/s"
+    )
+    if watched.refused:
+        show.line(f"refused: {watched.refused}")
+    return 1 if watched.refused else 0
+
+
+BENCHES: dict[str, Callable[[Options], int]] = {"decide": decide, "relay": relay, "soak": soak, "scrape": scrape}
+
+
+def run(name: str, options: Options) -> int:
     """Measure and print; the exit code."""
     measure = BENCHES.get(name)
     if measure is None:
         fail(f"bench: {name!r} is unknown; there is {', '.join(BENCHES)}")
-    with show.waiting(f"measuring {name}; the figures are CPU time, medians of {bench.REPEATS} repeats"):
-        rows = measure()
-    if as_json:
-        show.json({"bench": name, "unit": "CPU µs per request", "rows": rows})
-        return 0
-    title = f"{name}: CPU µs per request, {bench.REQUESTS} requests, {bench.REPEATS} repeats"
-    show.table(title, _COLUMNS, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
-    return 0
+    return measure(options)

@@ -231,7 +231,7 @@ async def _aware(where: Fleet, region: str, word: Override | None) -> int:
                 aware = sum(_says(status, region, word) for status in await where.statuses())
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        pass
+        pass  # those who do not know yet are told of by the count
     return aware
 
 

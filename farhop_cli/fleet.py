@@ -80,7 +80,8 @@ def _configured(path: Path) -> Fleet:
         fail(f"--config: {error}")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)
     host = f"[{host}]" if ":" in host else host
-    return Fleet(etcd, topology, (f"http://{host}:{config.admin.port}",))
+    scheme = "http" if config.admin.tls is None else "https"
+    return Fleet(etcd, topology, (f"{scheme}://{host}:{config.admin.port}",))
 
 
 def known(region: str, names: Iterable[str], of: str) -> None:

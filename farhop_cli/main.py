@@ -6,13 +6,18 @@ is negative (refused, down, a check that failed). Rooms are imported when their 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farhop_lab.world_file import ENVIRONMENT, WORLD_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 app = typer.Typer(
     help="Farhop: routes LLM requests to the right region and the right replica, lawfully.",
@@ -39,6 +44,16 @@ FleetEtcd = Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an e
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """For the rooms of a process that runs on: to load them makes no garbage, and to look for some takes a tenth."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 @app.command("up", epilog="Example:  farhop up --topology three-regions --profile a100 --replicas 2 --speedup 10")
 def run_up(
     topology: Annotated[
@@ -59,7 +74,8 @@ def run_up(
     world: World = WORLD_FILE,
 ) -> None:
     """Run a whole world here until Ctrl-C: etcd, both tiers, engines."""
-    from farhop_cli.up import Options, run
+    with _loading():
+        from farhop_cli.up import Options, run
 
     run(Options(topology, engine or [], etcd, profile, replicas, speedup, port, model, world))
 
@@ -70,25 +86,40 @@ def run_demo() -> None:
 
     Real processes, real kills; about a minute. Exit code 1 if a check does not hold.
     """
-    from farhop_cli.demo import run
+    with _loading():
+        from farhop_cli.demo import run
 
     raise typer.Exit(run())
 
 
-@app.command("bench", epilog="Example:  farhop bench decide --json")
+@app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
-    what: Annotated[str, typer.Argument(help="What to measure: decide.")] = "decide", as_json: Json = False
+    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak or scrape.")] = "decide",
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="relay: once and roughly, within a minute.")] = False,
+    only: Annotated[str, typer.Option("--only", help="relay: only proxies whose names hold one of these words.")] = "",
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", min=1, max=20, help="relay: windows per figure; default 3.")
+    ] = None,
+    streams: Annotated[
+        int | None, typer.Option("--streams", min=0, max=10_000, help="relay: idle streams held open; default 1000.")
+    ] = None,
+    requests: Annotated[
+        int, typer.Option("--requests", min=1000, max=100_000_000, help="soak: how many requests.")
+    ] = 1_000_000,
+    tls: Annotated[bool, typer.Option("--tls", help="relay: clients speak TLS to the proxies that can.")] = False,
 ) -> None:
-    """Measure what a decision costs: CPU time per request."""
-    from farhop_cli.bench import run
+    """Measure CPU time: of a decision, of a relayed request beside other proxies; and memory over many requests."""
+    from farhop_cli.bench import Options, run
 
-    raise typer.Exit(run(what, as_json))
+    raise typer.Exit(run(what, Options(as_json, quick, only, repeats, streams, requests, tls)))
 
 
 @app.command("global", epilog="Example:  farhop global --config virginia-global.yaml")
 def run_global(config: Config) -> None:
     """Run a global balancer."""
-    from global_lb.main import run
+    with _loading():
+        from global_lb.main import run
 
     run(config)
 
@@ -96,7 +127,8 @@ def run_global(config: Config) -> None:
 @app.command("regional", epilog="Example:  farhop regional --config virginia-regional.yaml")
 def run_regional(config: Config) -> None:
     """Run a regional balancer."""
-    from regional_lb.main import run
+    with _loading():
+        from regional_lb.main import run
 
     run(config)
 
@@ -114,7 +146,8 @@ def run_engine(
     mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
 ) -> None:
     """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."""
-    from farhop_cli.engine import run
+    with _loading():
+        from farhop_cli.engine import run
 
     run({
         "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,

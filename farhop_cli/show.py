@@ -6,12 +6,13 @@ Text from elsewhere is never read as markup, and brings no control characters to
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import msgspec
 from rich import box
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 PIPED_COLUMNS = 200  # a file or a pager has no width of its own; nothing is cut there
@@ -57,6 +58,13 @@ def waiting(text: str) -> AbstractContextManager[object]:
     if not sys.stderr.isatty():
         return nullcontext()
     return Console(stderr=True, markup=False, highlight=False, emoji=False).status(printable(text))
+
+
+@contextmanager
+def telling(text: str) -> Iterator[Callable[[str], None]]:
+    """As `waiting`, with a function that says what is being done now."""
+    with waiting(text) as spinner:
+        yield lambda now: spinner.update(printable(f"{text}: {now}")) if isinstance(spinner, Status) else None
 
 
 def cropped(lines: Iterable[str]) -> None:

@@ -28,7 +28,7 @@ _VIEW = (
 )  # fmt: skip
 _OVERRIDES = ("region", "word", "by", "until", ">minutes left", "why")
 _GLOBAL = ("region", "state", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
-_PREFIXES = ("seen from", "region", "stream", ">nodes", ">believed tok", ">cached tok", ">error")
+_PREFIXES = ("seen from", "region", "prefix stream", ">nodes", ">believed tok", ">cached tok", ">error")
 _REGIONAL = (
     "region", "state", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok", ">error",
     "why",
@@ -172,6 +172,9 @@ def _state(region: dict[str, Any]) -> str:
     state, share = word(region.get("state")), region.get("share")
     if isinstance(share, float) and share > 0.0:
         return f"{state} ({percent(share)} left)"
+    gladly = region.get("cold_share")
+    if state == "up" and isinstance(gladly, float) and gladly < 1.0:
+        return f"{state} ({percent(gladly)} back)" if gladly > 0.0 else f"{state} (hot)"
     return state + (" (forced)" if region.get("forced") else "")
 
 
@@ -211,10 +214,16 @@ def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
     return [
         one.region,
         word(region.get("region")),
-        word(region.get("prefix_stream")),
+        _stream(region),
         number(region.get("prefix_nodes"), 0),
         *_error(region),
     ]
+
+
+def _stream(region: dict[str, Any]) -> str:
+    """How the region's prefix stream stands, and for how long what is known has been old."""
+    state, behind_s = word(region.get("prefix_stream")), region.get("prefix_behind_s")
+    return f"{state} {number(behind_s)} s" if isinstance(behind_s, int | float) else state
 
 
 def _balancer(one: Seen) -> list[str]:

@@ -20,7 +20,7 @@ _REGION_COLUMNS = (
     "", "region", ">score ms", ">ttft ms", ">rtt ms", ">upload ms", ">wait ms", ">hit tok", ">prefill ms", ">tpot ms",
     ">slots", "why",
 )  # fmt: skip
-_REPLICA_COLUMNS = ("", "replica", ">score ms", ">hit tok", ">to prefill", ">backlog tok", ">tpot ms", "why")
+_REPLICA_COLUMNS = ("", "replica", ">score", ">hit tok", ">to prefill", ">backlog tok", ">tpot ms", "why")
 
 
 def regions(reasons: Record, title: str) -> None:
@@ -57,7 +57,10 @@ def _outside(name: str, why: str) -> list[str]:
 def replicas(reasons: Record, title: str) -> None:
     """A regional decision: the field as it was scored."""
     rows = [_replica(one, reasons.get("chosen")) for one in _list(reasons, "candidates")]
-    show.table(title, _REPLICA_COLUMNS, rows)
+    by = (
+        f", policy {word(reasons.get('policy'))}, score in {word(reasons.get('unit'))}" if reasons.get("policy") else ""
+    )
+    show.table(title + by, _REPLICA_COLUMNS, rows)
 
 
 def _replica(one: Record, chosen: object) -> list[str]:
@@ -65,7 +68,7 @@ def _replica(one: Record, chosen: object) -> list[str]:
     return [
         "→" if is_chosen else "",
         word(one.get("replica")),
-        number(one.get("score_ms")),
+        number(one.get("score")),
         number(one.get("hit_tokens"), 0),
         number(one.get("uncached_tokens"), 0),
         number(one.get("backlog_tokens"), 0),
@@ -86,7 +89,7 @@ def regional_record(record: Record, region: str) -> None:
     """What a regional balancer kept of a request."""
     reasons = record.get("reasons")
     if isinstance(reasons, Mapping):
-        replicas(reasons, f"which replica: decided in {region}, policy {word(reasons.get('policy'))}")
+        replicas(reasons, f"which replica: decided in {region}")
     _attempts(record)
 
 

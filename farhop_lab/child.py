@@ -16,13 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 # Looked up here: between fork and exec as little as possible may be done.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 LINE_BYTES_MAX = 64 * 1024
+_LOOK_S = 0.05
 _LAST_WORDS_BYTES = 4096
 
 
@@ -31,11 +32,22 @@ class ChildError(Exception):
 
 
 class Child:
-    """One process: `python -m farhop_cli` with some arguments. Its ready line is the first it prints on stdout."""
+    """One process: by default `python -m farhop_cli` with some arguments.
 
-    def __init__(self, name: str, arguments: list[str], log: Path, environment: Mapping[str, str]) -> None:
+    `start` waits for its ready line, the first it prints on stdout; `start_until` for what a foreign program shows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        program: Sequence[str] = (),
+    ) -> None:
         self.name, self.log = name, log
-        self._arguments, self._environment = arguments, environment
+        self._command = (*(program or (sys.executable, "-m", "farhop_cli")), *arguments)
+        self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._drain: asyncio.Task[None] | None = None
 
@@ -47,20 +59,7 @@ class Child:
 
     async def start(self, timeout_s: float = 30.0) -> str:
         """Run it and wait for its ready line, which is returned. Raises ChildError."""
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "farhop_cli",
-                *self._arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **self._environment},
-                start_new_session=True,
-                preexec_fn=bound_to_parent(),
-                limit=LINE_BYTES_MAX,
-            )
+        self._process = await self._launch(piped=True)
         stdout = self._process.stdout
         assert stdout is not None
         try:
@@ -78,15 +77,43 @@ class Child:
         self._drain = asyncio.create_task(self._swallow(stdout))
         return line.decode(errors="replace").strip()
 
+    async def start_until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
+        """Run it, all it prints into its log, and ask `ready` until it says yes. Raises ChildError."""
+        self._process = process = await self._launch(piped=False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await ready() and process.returncode is None:
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            await self.kill()
+            raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._last_words()}") from None
+        except BaseException:
+            await self.kill()
+            raise
+        if process.returncode is not None:
+            raise ChildError(f"{self.name}: did not start; it said: {self._last_words()}")
+
+    async def _launch(self, *, piped: bool) -> asyncio.subprocess.Process:
+        with self.log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if piped else log,
+                stderr=log,
+                env={**os.environ, **self._environment},
+                start_new_session=True,
+                preexec_fn=bound_to_parent(),
+                limit=LINE_BYTES_MAX,
+            )
+
     async def _swallow(self, stdout: asyncio.StreamReader) -> None:
         while await stdout.read(LINE_BYTES_MAX):
             pass
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal, if it runs; SIGSTOP has stopped it when this returns."""
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended, and nobody has told us yet
-                self._process.send_signal(number)
+            send(self._process, number)
 
     async def kill(self) -> None:
         """SIGKILL, and wait for its end."""
@@ -116,6 +143,19 @@ class Child:
             if lines:
                 return lines[-1][:500]
         return "nothing"
+
+
+def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal to a child of ours; SIGSTOP has stopped it when this returns, or it has ended.
+
+    A stop is only asked for by `kill`: it holds once a thread of the process was given a processor to see it, and on
+    a busy machine the others answer on for a while.
+    """
+    # Suppressed: it ended, and nobody has told us yet.
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        process.send_signal(number)
+        if number is signal.SIGSTOP:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # left for who reaps it
 
 
 def bound_to_parent() -> Callable[[], None] | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
-from farhop_lab.child import bound_to_parent
+from farhop_lab.child import bound_to_parent, send
 from farhop_lab.ports import free_ports
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class EmbeddedEtcd:
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None or self._process.returncode is not None:
             raise EtcdLabError(f"etcd is not running, so it cannot take {number.name}: start it")
-        self._process.send_signal(number)
+        send(self._process, number)
 
     def _home(self) -> Path:
         if self._folder is not None:

@@ -14,12 +14,13 @@ class PortsError(Exception):
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports nobody listens on, all different; below those that a system lends to outgoing connections, which would
-    otherwise take one before its balancer does."""
+    """Ports that nobody listens on nor just did (TIME_WAIT), all different.
+
+    They lie below those that a system lends to outgoing connections, which would take one before its balancer does.
+    """
     ports: list[int] = []
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             ports.append(port)
         if len(ports) == count:

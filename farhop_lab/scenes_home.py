@@ -43,7 +43,7 @@ async def eu_stays(stage: Stage) -> None:
                 seen == "503 no_region_serving")  # fmt: skip
     moved = f"{after - before:.0f} tokens"
     stage.check("b", "its prompt reached an engine elsewhere", "0 tokens", moved, after == before)
-    await asyncio.gather(*(stage.world.start_engine("frankfurt", i) for i in range(stage.world.settings.replicas)))
+    await stage.world.start_engines("frankfurt")
     await stage.world.wait_until_serving(frozenset(stage.names))
     result = await stage.ask("tokyo", "eu-only", "Wieder da?")
     stage.check("b", "eu-only, frankfurt back", "frankfurt", region_of(result), region_of(result) == "frankfurt")

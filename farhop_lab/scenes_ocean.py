@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farhop_lab.stage import region_of
 
@@ -20,6 +20,9 @@ FLOOD = 240  # requests, faster than Tokyo can read their prompts
 FLOOD_EVERY_S = 0.004
 QUEUE_MAX = 80
 MOVES_WITHIN_S = 2.0
+TALKS_MAX = 8
+PREFIX_BYTES = 4096  # what a node of the prefix trie covers at most
+CALM_S = 1.0  # reports are then of a region at rest, and no wait is in doubt any more
 PATIENCE_S = 15.0
 
 
@@ -36,10 +39,20 @@ async def everyone_at_home(stage: Stage) -> None:
 
 async def prefix_across_the_ocean(stage: Stage) -> None:
     """(h) A long conversation returns to where its prefix is cached, across an ocean; a short one stays at home."""
-    long_talk = "The minutes of the meeting, in full, with every word that anybody said in it. " * 900
-    first = await stage.ask("tokyo", "anywhere", long_talk)
+    before = await _known(stage, "tokyo", "virginia")
+    # Begun in Tokyo, that is: while what went before still weighs on it, so long a prompt is better begun elsewhere.
+    for attempt in range(TALKS_MAX):
+        long_talk = f"{attempt}. The minutes of the meeting, in full, with every word that anybody said in it. " * 1400
+        first = await stage.ask("tokyo", "anywhere", long_talk)
+        if region_of(first) == "tokyo":
+            break
     history = [{"role": "user", "content": long_talk}, {"role": "assistant", "content": first.text}]
-    await asyncio.sleep(1.0)  # for Tokyo to tell the others what it holds
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end and (await _known(stage, "tokyo", "virginia"))["prefix_nodes"] < (
+        before["prefix_nodes"] + len(long_talk) // PREFIX_BYTES
+    ):
+        await asyncio.sleep(0.05)  # until Tokyo has told what it holds
+    await asyncio.sleep(CALM_S)
     turn = await stage.ask("virginia", "anywhere", "And what was decided?", history=history)
     cached = turn.usage.cached_tokens if turn.usage is not None and turn.usage.cached_tokens is not None else 0
     total = turn.usage.prompt_tokens if turn.usage is not None else 0
@@ -101,12 +114,42 @@ async def region_killed(stage: Stage) -> None:
     started = sum(not result.ok and pieces > 0 for pieces, result in results)
     seen = f"{lost} lost of {len(results)} ({started} had started)"
     stage.check("j", "tokyo killed, all of it: requests not started", "0 lost", seen, lost == 0)
-    await stage.world.start_engines_again("tokyo")
+    shares: list[float] = []
+    await _until_down(stage, "tokyo", "frankfurt")  # who is only missed for a moment comes back at once
+    watching = asyncio.create_task(_watch_return(stage, "tokyo", "frankfurt", shares))
+    await stage.world.start_engines("tokyo")
     await stage.world.start_balancers("tokyo")
     await stage.world.wait_until_serving(frozenset(stage.names))
+    await watching
+    paced = len(shares) > 1 and shares[0] < 1.0 == shares[-1] and shares == sorted(shares)
+    seen = f"{shares[0]:.0%} at first, then {shares[-1]:.0%}".replace("%", " %") if shares else "never up"
+    stage.check("j", "tokyo comes back for a growing share of requests", "less than all, then all", seen, paced)
     # From frankfurt, japan's own tenant has nowhere else to go; everybody else comes back at the pace of the guard.
     result = await stage.ask("frankfurt", "japan-only", "Is Tokyo back?")
     stage.check("j", "tokyo is used again", "tokyo", region_of(result), region_of(result) == "tokyo")
+
+
+async def _known(stage: Stage, region: str, seen_from: str) -> dict[str, Any]:
+    """What the global balancer of `seen_from` knows of a region."""
+    status = await stage.status(stage.world.regions[seen_from].global_admin)
+    known: dict[str, Any] = next(one for one in status["regions"] if one["region"] == region)
+    return known
+
+
+async def _until_down(stage: Stage, region: str, seen_from: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end and (await _known(stage, region, seen_from))["state"] != "down":
+        await asyncio.sleep(0.02)
+
+
+async def _watch_return(stage: Stage, region: str, seen_from: str, shares: list[float]) -> None:
+    """Note what share of requests goes to `region` gladly, from when it is up again until they all do."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end and (not shares or shares[-1] < 1.0):
+        known = await _known(stage, region, seen_from)
+        if known["state"] == "up":
+            shares.append(known["cold_share"])
+        await asyncio.sleep(0.02)
 
 
 async def link_frozen(stage: Stage) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
@@ -25,6 +27,9 @@ from farhop_lab.ports import PortsError, free_ports
 from farhop_lab.wan.ocean import Ocean
 from farhop_lab.world_file import RegionFile, WorldFile
 from topology import load as worlds
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 HOST = "127.0.0.1"
 DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # the shipped world's, whose keys are sk-farhop-<tenant>
@@ -49,7 +54,7 @@ class WorldSettings(msgspec.Struct, frozen=True):
 
 
 class RegionRun:
-    """One region's processes."""
+    """One region's processes, of which `engines` are those emulated."""
 
     def __init__(self, name: str, entry: int, global_admin: int, regional_admin: int) -> None:
         self.name = name
@@ -93,13 +98,14 @@ class World:
         """Everything, in order; returns when every global balancer sees every region. Raises WorldError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._lay_out()
             await self.collector.start(HOST)
+            self._lay_out()
             assert self.ocean is not None
             await self.ocean.start()
             await self._start_etcd()
-            await asyncio.gather(*(self.start_engines(name) for name in self.regions))
-            await asyncio.gather(*(self.start_balancers(name) for name in self.regions))
+            # All at once: a balancer finds its engines whenever they come.
+            engines = [self.start_engines(name) for name in self.regions]
+            await together(*engines, *(self.start_balancers(name) for name in self.regions))
             await self.wait_until_serving(frozenset(self.regions))
         except (ChildError, PortsError) as error:
             raise WorldError(str(error)) from None
@@ -119,36 +125,16 @@ class World:
     # -- parts, also for drills
 
     async def start_engines(self, region: str) -> None:
-        """The region's emulated replicas (or those given), each a process of its own."""
-        run, settings = self.regions[region], self.settings
-        if region in settings.engines:
-            run.engine_urls = list(settings.engines[region])
-            return
-        await asyncio.gather(*(self.start_engine(region, i) for i in range(settings.replicas)))
-
-    async def start_engines_again(self, region: str) -> None:
-        """The region's emulated replicas, after they were killed, on their old ports."""
-        await asyncio.gather(*(self.start_engine(region, i) for i in range(len(self.regions[region].engines))))
+        """The region's emulated replicas, each a process of its own; none where engines were given."""
+        await together(*(self.start_engine(region, i) for i in range(len(self.regions[region].engines))))
 
     async def start_engine(self, region: str, index: int) -> None:
         """One replica; one that ran before comes back on its old port, with an empty cache."""
-        run, settings = self.regions[region], self.settings
-        known = index < len(run.engines)
-        port = run.engine_urls[index].rpartition(":")[2] if known else "0"
-        arguments = ["engine", "--host", HOST, "--port", port, "--model", settings.model]
-        arguments += ["--profile", settings.profile, "--speedup", str(settings.speedup)]
-        child = Child(f"engine {region}/{index}", arguments, self._log(f"{region}-engine-{index}"), self._environment())
-        ready = await child.start()
-        url = f"http://{ready.split()[-1]}"
-        if known:
-            run.engines[index] = child
-        else:
-            run.engines.append(child)
-            run.engine_urls.append(url)
+        await self.regions[region].engines[index].start()
 
     async def start_balancers(self, region: str) -> None:
         """The region's two balancers."""
-        await asyncio.gather(self.start_regional(region), self.start_global(region))
+        await together(self.start_regional(region), self.start_global(region))
 
     async def start_regional(self, region: str) -> None:
         """The region's regional balancer."""
@@ -193,7 +179,7 @@ class World:
         try:
             async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
                 for run in self.regions.values():
-                    while not regions <= await _serving(session, run.global_admin):
+                    while not regions <= await serving(session, run.global_admin):
                         await asyncio.sleep(0.05)
         except TimeoutError:
             raise WorldError(f"not every region serves within {timeout_s:g} s; logs are in {self.folder}") from None
@@ -233,10 +219,13 @@ class World:
         unknown = sorted(set(settings.engines) - set(names))
         if unknown:
             raise WorldError(f"--engine: no region {unknown[0]!r} in the topology; it has {', '.join(names)}")
-        ports = free_ports(3 * len(names), HOST)
+        ports = iter(free_ports((3 + settings.replicas) * len(names), HOST))
         for index, region in enumerate(document["regions"]):
-            entry = settings.entry_port + index if settings.entry_port else ports[3 * index]
-            run = RegionRun(region["name"], entry, ports[3 * index + 1], ports[3 * index + 2])
+            entry, global_admin, regional_admin, *engines = islice(ports, 3 + settings.replicas)
+            if settings.entry_port:
+                entry = settings.entry_port + index
+            run = RegionRun(region["name"], entry, global_admin, regional_admin)
+            self._lay_out_engines(run, engines)
             self.regions[region["name"]] = run
             region["entry"] = [run.entry]
         document["local_rtt_ms"] = document.get("local_rtt_ms", 1.0) / settings.speedup
@@ -244,6 +233,16 @@ class World:
             a: {b: ms / settings.speedup for b, ms in row.items()} for a, row in document["rtt_ms"].items()
         }
         self.topology_file.write_text(yaml.safe_dump(document, sort_keys=False))
+
+    def _lay_out_engines(self, run: RegionRun, ports: list[int]) -> None:
+        """The engines given for the region, or emulated ones on these ports."""
+        settings = self.settings
+        run.engine_urls = list(settings.engines.get(run.name, [f"http://{HOST}:{port}" for port in ports]))
+        for index, port in enumerate(ports) if run.name not in settings.engines else ():
+            arguments = ["engine", "--host", HOST, "--port", str(port), "--model", settings.model]
+            arguments += ["--profile", settings.profile, "--speedup", str(settings.speedup)]
+            log = self._log(f"{run.name}-engine-{index}")
+            run.engines.append(Child(f"engine {run.name}/{index}", arguments, log, self._environment()))
 
     async def _start_etcd(self) -> None:
         if self.settings.etcd is not None:
@@ -279,13 +278,25 @@ class World:
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_TRACES_SAMPLER": "parentbased_always_on",
             "OTEL_BSP_SCHEDULE_DELAY": "100",
+            # All speak plain HTTP on this machine, and to load its certificates would cost each 30 ms of CPU.
+            "SSL_CERT_FILE": os.devnull,
         }
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
 
-async def _serving(session: aiohttp.ClientSession, admin: str) -> set[str]:
+async def together(*starts: Coroutine[Any, Any, None]) -> None:
+    """Run them at once. The first that fails ends the others, and its error is the one raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start in starts:
+                group.create_task(start)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+async def serving(session: aiohttp.ClientSession, admin: str) -> set[str]:
     """The regions that a global balancer would choose: up, with a ready replica of some model."""
     with contextlib.suppress(aiohttp.ClientError, OSError):
         async with session.get(f"{admin}/status") as answer:

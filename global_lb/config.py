@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from farhop.balance.machine import Address
-from farhop.shell.config import Listen, Part, Process, Seconds
+from farhop.shell.config import ConnectTls, Entry, Part, Process, Seconds
 
 
 class Watch(Part):
@@ -34,6 +34,18 @@ class Spill(Part):
         return self
 
 
+class TierTls(ConnectTls):
+    """TLS to the regions' tier and control ports. Nothing that a region reports can turn it off.
+
+    `server_name` is the name their certificates must bear instead of the host they advertise; `{region}` stands for
+    the region's. `plaintext_regions` do not speak TLS yet.
+    """
+
+    ca_file: str
+    server_name: Annotated[str, Field(pattern=r"^([A-Za-z0-9_.\-]|\{region\})+$")] | None = None
+    plaintext_regions: list[str] = Field(default_factory=list)
+
+
 Proxy = Annotated[str, Field(pattern=r"^http://[A-Za-z0-9.\-]+:[0-9]{1,5}$")]
 
 
@@ -43,10 +55,11 @@ class GlobalConfig(Process):
     `proxies` gives, by region, the HTTP proxy (CONNECT) through which its balancers are reached; others directly.
     """
 
-    listen: Listen
+    listen: Entry
     watch: Watch = Watch()
     spill: Spill = Spill()
     proxies: dict[str, Proxy] = Field(default_factory=dict)
+    tier_tls: TierTls | None = None
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
 
     def proxy(self, region: str) -> Address | None:
@@ -56,6 +69,13 @@ class GlobalConfig(Process):
             return None
         host, _, port = url.removeprefix("http://").rpartition(":")
         return Address(host, int(port))
+
+    def certified_name(self, region: str, host: str) -> str | None:
+        """The name that the certificates of a region's balancer at `host` must bear; None if it speaks plaintext."""
+        tls = self.tier_tls
+        if tls is None or region in tls.plaintext_regions:
+            return None
+        return tls.server_name.replace("{region}", region) if tls.server_name is not None else host
 
     @property
     def balancer(self) -> str:

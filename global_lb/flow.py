@@ -66,7 +66,7 @@ class GlobalFlow:
         self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region)
         self.view, self.trie = self._regions.view, self._regions.trie
         self.liveness, self.residence = self._regions.liveness, self._regions.residence
-        self.hits, self.sent = self._regions.hits, self._regions.sent
+        self.hits, self.sent, self.cold_share = self._regions.hits, self._regions.sent, self._regions.cold_share
         self.ledger = Ledger()
         self.estimates = Estimates()
         self._budget = retry.RetryBudget()
@@ -122,12 +122,10 @@ class GlobalFlow:
             self._start(live, event.status)
         self._over(live)
         request, usage = live.request, event.usage
-        if event.status < 400:
-            self._remember(live)
-            if usage is not None:
-                self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
-                if usage.cached_tokens is not None and live.decision is not None:
-                    self._regions.compare(live.decision.chosen, usage.cached_tokens)
+        if event.status < 400 and usage is not None:
+            self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
+            if usage.cached_tokens is not None and live.decision is not None:
+                self._regions.compare(live.decision.chosen, usage.cached_tokens)
         return []
 
     def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:
@@ -265,7 +263,7 @@ class GlobalFlow:
         away = [region for region, reason in live.refusals.items() if admission.turned_away(reason)]
         few = len(away) < TURNED_AWAY_MAX and live.attempts + 1 < retry.ATTEMPTS_MAX
         if not away or live.last_resort or (few and decision.chosen is not None):
-            live.last_resort |= not away and len(decision.field) == 1
+            live.last_resort |= not away and len(decision.scored) == 1
             return decision
         live.last_resort = True
         for region in away:

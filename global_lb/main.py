@@ -15,11 +15,11 @@ from farhop.balance.limits import ByteBudget
 from farhop.identity.hop import HopSigner
 from farhop.identity.keys import Keyring
 from farhop.relay.listener import Listener
-from farhop.relay.outbound import Pool
 from farhop.relay.relay import Relay
 from farhop.shell import wiring
 from farhop.shell.admin import Admin
-from farhop.shell.clock import Clock
+from farhop.shell.certificates import Cabinet
+from farhop.shell.clock import Clock, wall
 from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
@@ -66,8 +66,10 @@ class GlobalBalancer:
             DecisionReasons(config.region),
         )  # fmt: skip
         signer = HopSigner(config.hop.secrets(), config.hop.active)
+        self.secrecy = wiring.Secrecy(Cabinet(logs.get("global"), wall), self.metrics, log)
+        regions = self.secrecy.upstream("tier_tls", config.tier_tls)
+        pool = self.secrecy.pool(config.limits, regions)
         tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock)
-        pool = Pool(wiring.outbound(config.limits))
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True)
         self.budget = ByteBudget(config.limits.buffered_bytes_max)
         self.keeper = KeyKeeper(
@@ -76,15 +78,20 @@ class GlobalBalancer:
         )  # fmt: skip
         self.door = Door(self.keeper, self.observer, self.clock, rng)
         self.door.relay = self.relay
-        self.listener = Listener("listen", self.door, wiring.inbound(config.limits), self.budget)
+        self._log, self._slots = log, wiring.slots()
+        self.listener = Listener(
+            "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots,
+            tls=self.secrecy.listener("listen", config.listen),
+        )  # fmt: skip
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         prefixes = Prefixes(self.flow.trie, self.metrics.report_refused)
         self.flow.sent.append(prefixes.sent)
         self.watcher = Watcher(
-            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes
-        )
+            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
+            regions, self.secrecy.trouble,
+        )  # fmt: skip
         self.desk = GlobalDesk(config.instance, self.flow, self.keeper, self.door, self.watcher, self.clock)
-        self.admin = Admin(self.desk, self.metrics, self.decisions)
+        self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self._gauges()
 
     def _patience_s(self, tenant: str) -> float:
@@ -96,9 +103,9 @@ class GlobalBalancer:
     def _gauges(self) -> None:
         gauge = self.metrics.gauge
         gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.trie.nodes))
-        gauge("buffered_bytes", "Request bytes held.", lambda: float(self.budget.used_bytes))
         gauge("region_up", "1 if the region may be chosen.", self._regions_up, "to")
         gauge("view_age_seconds", "Age of the last report of each region.", self._ages, "to")
+        wiring.observe(self.metrics, self.budget, self.relay.pool, self.listener)
 
     def _regions_up(self) -> dict[str, float]:
         now = self.clock.now()
@@ -113,8 +120,10 @@ class GlobalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
-        port = await self.listener.open(config.listen.host, config.listen.port)
+        port = await wiring.open_entry(self.listener, config.listen, self.desk.ready)
         admin = await self.admin.open(config.admin.host, config.admin.port)
+        self.secrecy.open()
+        wiring.check_descriptors(config.limits, self._slots, self._log)
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
     async def close(self) -> None:
@@ -126,6 +135,7 @@ class GlobalBalancer:
             self.watcher.close,
             self.store.close,
             self.admin.close,
+            self.secrecy.close,
             lambda: self.tracing.close(2.0),
         )
 

@@ -35,6 +35,7 @@ TIE_MS = 1.0  # below what a wire time is known to
 IDLE_SHARE = 0.5  # a local region used less than this has nothing that a hop would spare
 RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
 MODELS_MAX = 4096
+ORDERS_MAX = 1024
 
 
 class Spill(msgspec.Struct, frozen=True):
@@ -65,6 +66,7 @@ class Regions:
     def __init__(self, trie_bytes: int, config: LivenessConfig, spill: Spill = _SPILL, here: str = "") -> None:
         self._trie_bytes, self._config, self._spill, self._here = trie_bytes, config, spill, here
         self.view = View({})
+        self._ready: dict[tuple[str, str], list[Instance]] = {}  # of the view: who can be asked, by region and model
         self.trie = PrefixTrie()
         self.liveness: dict[str, Liveness] = {}
         self.residence: dict[str, Mean] = {}
@@ -76,11 +78,13 @@ class Regions:
         self._drifts: dict[tuple[str, str, str], Drift] = {}
         self._moving: dict[tuple[str, str, str], Drift] = {}  # of them, those that say something
         self._told: dict[tuple[str, str, str], tuple[float, Capacity]] = {}  # by refusals, since that report
+        self._orders: dict[frozenset[str], list[str]] = {}
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
     def adopt(self, view: View, now: float) -> None:
         """Take a new view: what its reports acknowledge is no longer outstanding; what left is forgotten."""
         self.view = view
+        self._ready = _ready(view)
         known: dict[tuple[str, str], Reckoning] = {}
         drifts: dict[tuple[str, str, str], Drift] = {}
         told: dict[tuple[str, str, str], tuple[float, Capacity]] = {}
@@ -129,6 +133,11 @@ class Regions:
                 self._warm[region, model] = guard
             else:
                 self._warm.pop((region, model), None)
+
+    def cold_share(self, region: str, now: float) -> float:
+        """The share of requests that go there gladly, for its most guarded model: below 1 while hot or coming back."""
+        shares = (guard.cold_share(now) for (name, _), guard in self._warm.items() if name == region)
+        return min(shares, default=1.0)
 
     def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
         """What a refusal tells is newer than the instance's report, and holds until the next one."""
@@ -196,29 +205,36 @@ class Regions:
         absent: dict[str, str] = {}
         # One draw for all: regions that come back together keep their order among themselves.
         luck = 1.0 if rng is None else rng.random()
-        for name in sorted(lawful):
+        liveness, model = self.liveness, request.model
+        for name in self._in_order(lawful):
             if name in without:
                 absent[name] = "tried already"
                 continue
-            health = self.liveness.get(name, _UNHEARD).read(now)
-            instance = self.best_instance(name, request.model)
+            health = liveness.get(name, _UNHEARD).read(now)
+            instance = self.best_instance(name, model)
             if health.state is State.DOWN or (health.state is State.DRAINING and not health.share):
                 absent[name] = f"{health.state}: {health.why}"
             elif instance is None:
                 absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
             else:
-                offer = self._offer(instance, request.model, matches.get(name, 0), luck, now)
+                offer = self._offer(instance, model, matches.get(name, 0), luck, now)
                 gladly = health.state is State.UP or luck < health.share
                 (sure if gladly else suspect).append(offer)
                 if health.state is not State.UP:
                     absent[name] = f"{health.state}: {health.why}"
         return sure or suspect, absent
 
+    def _in_order(self, regions: frozenset[str]) -> list[str]:
+        """Sorted; few different sets are asked for, again and again."""
+        order = self._orders.get(regions)
+        if order is None:
+            if len(self._orders) >= ORDERS_MAX:
+                self._orders.clear()
+            order = self._orders[regions] = sorted(regions)
+        return order
+
     def best_instance(self, region: str, model: str) -> Instance | None:
         """The region's instance to ask: the least wait, with what was sent to each."""
-        known = self.view.regions.get(region)
-        if known is None:
-            return None
         able = self._able(region, model)
         if len(able) < 2:
             return able[0] if able else None
@@ -226,8 +242,7 @@ class Regions:
         return able[waits.index(min(waits))]
 
     def _able(self, region: str, model: str) -> list[Instance]:
-        instances = self.view.regions[region].instances
-        return [i for i in instances if not i.draining and model in i.models and i.models[model].replicas_ready]
+        return self._ready.get((region, model), [])
 
     def _offer(self, instance: Instance, model: str, depth: int, luck: float, now: float) -> Offer:
         name = instance.region
@@ -243,39 +258,54 @@ class Regions:
             if share < 1.0 and share <= luck:
                 penalty_ms = self._spill.penalty_ms
         return Offer(
-            region=name,
-            rtt_ms=self.view.regions[name].rtt_ms,
-            instance=instance,
-            capacity=capacity,
-            outstanding_bytes=outstanding_bytes,
-            depth=depth,
-            residence=self.residence[name].value or RESIDENCE_MIN,
-            outstanding_requests=reckoning.outstanding_requests if outstanding_bytes else 0.0,
-            foreign=foreign,
-            hot=hot,
-            penalty_ms=penalty_ms,
-            drift=self._moving.get((name, instance.name, model)) if self._moving else None,
+            name,
+            self.view.regions[name].rtt_ms,
+            instance,
+            capacity,
+            outstanding_bytes,
+            depth,
+            self.residence[name].value or RESIDENCE_MIN,
+            reckoning.outstanding_requests if outstanding_bytes else 0.0,
+            foreign,
+            hot,
+            penalty_ms,
+            self._moving.get((name, instance.name, model)) if self._moving else None,
         )
 
 
+def _ready(view: View) -> dict[tuple[str, str], list[Instance]]:
+    ready: dict[tuple[str, str], list[Instance]] = {}
+    for name, region in view.regions.items():
+        for instance in region.instances:
+            for model, capacity in instance.models.items():
+                if capacity.replicas_ready and not instance.draining:
+                    ready.setdefault((name, model), []).append(instance)
+    return ready
+
+
 class Decision(msgspec.Struct, frozen=True):
-    """The choice and why: the law's verdict, who was not serving and why, and the field best first.
+    """The choice and why: the law's verdict, who was not serving and why, and who was scored, in no order.
 
     `ties`: the doubt in ms about the wait of each that it was drawn from, if there was more than one.
     """
 
     verdict: Verdict
     absent: Mapping[str, str]
-    field: tuple[Scored, ...]
+    scored: Sequence[Scored]
     chosen: Scored | None
     ties: Mapping[str, float] = {}
 
     @property
+    def field(self) -> tuple[Scored, ...]:
+        """Those scored, best first; sorted when asked for, since hardly any decision is looked at."""
+        return tuple(sorted(self.scored, key=lambda s: s.score_ms))
+
+    @property
     def spilled_from(self) -> str | None:
         """The region that would have been best, had it not been penalised; None if it was chosen, penalty or not."""
-        if self.chosen is None:
+        if self.chosen is None or not any(s.penalty_ms for s in self.scored):
             return None
-        best = min(self.field, key=lambda s: s.score_ms - s.penalty_ms)
+        best = min(self.scored, key=lambda s: s.score_ms - s.penalty_ms)
         return best.region if best.penalty_ms and best.region != self.chosen.region else None
 
 
@@ -294,11 +324,10 @@ def pick(
         return Decision(verdict, absent, (), None)
     scored = policy.score(request, output_tokens, offers)
     ties = _near_ties(offers, scored, output_tokens, now)
-    best_first = tuple(sorted(scored, key=lambda s: s.score_ms))
     if len(ties) == 1:
-        return Decision(verdict, absent, best_first, scored[next(iter(ties))])
+        return Decision(verdict, absent, scored, scored[next(iter(ties))])
     chosen = _drawn(offers, scored, list(ties), rng)
-    return Decision(verdict, absent, best_first, scored[chosen], {scored[i].region: d for i, d in ties.items()})
+    return Decision(verdict, absent, scored, scored[chosen], {scored[i].region: d for i, d in ties.items()})
 
 
 def _near_ties(offers: Sequence[Offer], scored: Sequence[Scored], output_tokens: float, now: float) -> dict[int, float]:

@@ -90,36 +90,30 @@ class Predictive:
 
 def reckoned_wait_ms(capacity: Capacity, outstanding_bytes: float) -> float:
     """The wait an instance published, and what was sent there since: shared by as many replicas as are ready."""
+    if outstanding_bytes <= 0.0:
+        return capacity.wait_ms
     ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
     return cost.reckoned_wait_ms(capacity.wait_ms, outstanding_bytes / capacity.bytes_per_token, 0.0, ms_per_token)
 
 
 def _score(request: Request, output_tokens: float, offer: Offer, tpot_best_ms: float) -> Scored:
-    capacity = offer.capacity
+    """By farhop.balance.cost; what is nothing is not asked for, and fields are given in order: this runs per region."""
+    capacity, rtt_ms, penalty_ms = offer.capacity, offer.rtt_ms, offer.penalty_ms
     n = request.prompt_bytes / capacity.bytes_per_token
     believed = min(chain.bytes_at(offer.depth) / capacity.bytes_per_token, n) if offer.depth else 0.0
     hit = believed * offer.residence
+    uncached = n - hit
     wait_ms = reckoned_wait_ms(capacity, offer.outstanding_bytes)
-    upload_ms = cost.upload_ms(request.body_bytes, offer.rtt_ms)
-    ttft_ms = cost.ttft_ms(offer.rtt_ms, upload_ms, wait_ms, n - hit, capacity.prefill_ms_per_token)
-    score_ms = cost.score_ms(ttft_ms, output_tokens, capacity.tpot_ms, tpot_best_ms, BETA, 0.0, 0.0, 0.0)
-    left = capacity.slots_free - offer.outstanding_requests
-    if offer.foreign and left * (n - hit) > capacity.headroom_foreign_tokens:
-        left = capacity.headroom_foreign_tokens / (n - hit)
+    body_bytes = request.body_bytes
+    upload_ms = cost.upload_ms(body_bytes, rtt_ms) if body_bytes > cost.INIT_WINDOW_BYTES else 0.0
+    prefill_ms, tpot_ms = uncached * capacity.prefill_ms_per_token, capacity.tpot_ms
+    ttft_ms = rtt_ms + upload_ms + wait_ms + prefill_ms
+    score_ms = ttft_ms + BETA * output_tokens * (tpot_ms - tpot_best_ms) + penalty_ms
+    slots_free, most = capacity.slots_free, capacity.headroom_foreign_tokens
+    left = slots_free - offer.outstanding_requests
+    if offer.foreign and left * uncached > most:
+        left = most / uncached
     return Scored(
-        region=offer.region,
-        score_ms=score_ms + offer.penalty_ms,
-        ttft_ms=ttft_ms,
-        rtt_ms=offer.rtt_ms,
-        upload_ms=upload_ms,
-        wait_ms=wait_ms,
-        believed_tokens=believed,
-        hit_tokens=hit,
-        uncached_tokens=n - hit,
-        prefill_ms=(n - hit) * capacity.prefill_ms_per_token,
-        tpot_ms=capacity.tpot_ms,
-        slots_free=capacity.slots_free,
-        headroom=left,
-        penalty_ms=offer.penalty_ms,
-        hot=offer.hot,
-    )
+        offer.region, score_ms, ttft_ms, rtt_ms, upload_ms, wait_ms, believed, hit, uncached, prefill_ms, tpot_ms,
+        slots_free, left, penalty_ms, offer.hot,
+    )  # fmt: skip

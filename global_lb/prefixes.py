@@ -109,6 +109,13 @@ class Prefixes:
             return "never"
         return "connected" if known.connected else "behind"
 
+    def behind_s(self, region: str, now: float) -> float | None:
+        """Seconds since the first of its silent instances fell silent; None where none is, or none ever told."""
+        known = self._regions.get(region)
+        instances = known.instances.values() if known is not None else ()
+        lost = [one.lost_at for one in instances if one.told and one.lost_at is not None]
+        return now - min(lost) if lost else None
+
     # -- by the flow
 
     def sent(self, region: str, chain: Sequence[int]) -> None:
@@ -234,6 +241,10 @@ class PrefixStream:
                 return "prefixes_duplicate"
         return None
 
+    def _gap(self, why: str) -> PrefixGapError:
+        self._prefixes._refused("prefixes_gap")
+        return PrefixGapError(why)
+
     async def _slice(self, message: region_pb2.PrefixDelta) -> None:
         instance, slice_ = self._instance, message.slice
         if slice_.slice == 0:
@@ -241,7 +252,7 @@ class PrefixStream:
             instance.arriving, instance.snapshot_id, instance.slice = set(), slice_.snapshot_id, 0
             instance.connected = False
         if instance.arriving is None or (slice_.snapshot_id, slice_.slice) != (instance.snapshot_id, instance.slice):
-            raise PrefixGapError("a slice is missing")
+            raise self._gap("a slice is missing")
         instance.slice += 1
         done = 0
         for path in slice_.paths:
@@ -264,7 +275,7 @@ class PrefixStream:
             instance.incarnation,
             instance.seq,
         ):
-            raise PrefixGapError("changes are missing")
+            raise self._gap("changes are missing")
         done = 0
         for change in message.changes:
             what = change.WhichOneof("what")

@@ -6,10 +6,14 @@ Never holds what must survive a swap: liveness, reservations and reckonings are 
 from __future__ import annotations
 
 from math import inf
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from farhop.balance.machine import Address, Event
+
+if TYPE_CHECKING:
+    from farhop.store.report import RegionReport
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -45,6 +49,41 @@ class Instance(msgspec.Struct, frozen=True):
     draining: bool
     accepted: float
     models: dict[str, Capacity]
+
+
+def instance_of(
+    report: RegionReport, tier: Address, received_at: float, offset_ms: float | None, balancer: str
+) -> Instance:
+    """A regional balancer as its report tells of it, reached at `tier`, to the global balancer named `balancer`.
+
+    `received_at` is in our seconds. `offset_ms` is its clock less ours by pings; None before the first one came back:
+    then the report's own stamp must do, whose way here is unknown.
+    """
+    return Instance(
+        name=report.instance,
+        region=report.region,
+        tier=tier,
+        incarnation=report.incarnation,
+        received_at=received_at,
+        clock_offset_ms=report.clock_ms - received_at * 1e3 if offset_ms is None else offset_ms,
+        draining=report.draining,
+        accepted=report.accepted_bytes.get(balancer, 0.0),
+        models={
+            m.model: Capacity(
+                wait_ms=m.wait_ms,
+                prefill_ms_per_token=m.prefill_ms_per_token,
+                tpot_ms=m.tpot_ms,
+                bytes_per_token=m.bytes_per_token,
+                replicas_ready=m.replicas_ready,
+                slots_free=m.slots_free,
+                slots_total=m.slots_total,
+                used_share=m.used_share,
+                headroom_foreign_tokens=m.headroom_foreign_tokens,
+                usd_per_mtok=m.usd_per_mtok,
+            )
+            for m in report.models
+        },
+    )
 
 
 class Region(msgspec.Struct, frozen=True):

@@ -22,13 +22,14 @@ from farhop.store.report import ReportError, decode, from_wire
 from global_lb.distance import Distances
 from global_lb.overrides import Overrides
 from global_lb.prefixes import Prefixes, PrefixGapError
-from global_lb.view import Capacity, ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped
+from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped, instance_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
     from farhop.balance.machine import Event
+    from farhop.shell.certificates import Certificates
     from farhop.store.contract import Change, Store
     from farhop.store.report import RegionReport
     from global_lb.config import GlobalConfig
@@ -38,6 +39,8 @@ FORGET_S = 60.0  # an instance not heard of for this long, and gone from etcd, i
 INSTANCES_MAX = 1024
 PINGS_LOST = 2  # in a row, before a channel counts as broken: one may be lost by chance
 HURRY = 0.25  # of the time between pings, after a lost one and while the wire time moves
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+_DISBELIEVED = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -47,7 +50,10 @@ _OPTIONS = (
 
 
 class Watcher:
-    """Keeps the view. `react` is told events; `refused` counts reports not believed, by reason."""
+    """Keeps the view. `react` is told events; `refused` counts reports not believed, by reason.
+
+    `certificates` are for the links to regions that speak TLS; `trouble` is told where that fails, and why.
+    """
 
     def __init__(
         self,
@@ -59,7 +65,12 @@ class Watcher:
         clock: Callable[[], float],
         rng: Random,
         prefixes: Prefixes | None = None,
+        certificates: Certificates | None = None,
+        trouble: Callable[[Address, str], None] = lambda _address, _why: None,
     ) -> None:
+        self.certificates, self._trouble = certificates, trouble
+        if certificates is not None:
+            certificates.changed = self._relink
         self._config, self._topology, self._store = config, topology, store
         self.prefixes = prefixes if prefixes is not None else Prefixes(PrefixTrie(), refused)
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
@@ -190,33 +201,11 @@ class Watcher:
         return now - self._reports[name][1] > self._config.watch.report_age_s and not self._up.get(name, False)
 
     def _instance(self, report: RegionReport, received_at: float) -> Instance:
-        host, _, port = report.tier_address.rpartition(":")
+        at = _address(report.tier_address)
+        name = self._config.certified_name(report.region, at.host)
+        tier = Address(at.host, at.port, self._config.proxy(report.region), name)
         offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
-        return Instance(
-            name=report.instance,
-            region=report.region,
-            tier=Address(host.strip("[]"), int(port), self._config.proxy(report.region)),
-            incarnation=report.incarnation,
-            received_at=received_at,
-            clock_offset_ms=report.clock_ms - received_at * 1e3 if offset_ms is None else offset_ms,
-            draining=report.draining,
-            accepted=report.accepted_bytes.get(self._config.balancer, 0.0),
-            models={
-                m.model: Capacity(
-                    wait_ms=m.wait_ms,
-                    prefill_ms_per_token=m.prefill_ms_per_token,
-                    tpot_ms=m.tpot_ms,
-                    bytes_per_token=m.bytes_per_token,
-                    replicas_ready=m.replicas_ready,
-                    slots_free=m.slots_free,
-                    slots_total=m.slots_total,
-                    used_share=m.used_share,
-                    headroom_foreign_tokens=m.headroom_foreign_tokens,
-                    usd_per_mtok=m.usd_per_mtok,
-                )
-                for m in report.models
-            },
-        )
+        return instance_of(report, tier, received_at, offset_ms, self._config.balancer)
 
     # -- by gRPC
 
@@ -227,6 +216,16 @@ class Watcher:
         if known is not None:
             self._retire(known)
         self._links[name] = _Link(self, name, report.control_address, self._config)
+
+    def _relink(self) -> None:
+        # A gRPC channel keeps the certificates it was opened with.
+        for name, link in tuple(self._links.items()):
+            self._retire(link)
+            self._links[name] = _Link(self, name, link.address, self._config)
+
+    def link_refused(self, address: str, why: str) -> None:
+        """TLS with a regional balancer failed."""
+        self._trouble(_address(address), why)
 
     def pinged(self, name: tuple[str, str], reply: region_pb2.PingReply, sent_at: float) -> None:
         """A ping over a standing connection came back."""
@@ -257,6 +256,11 @@ class Watcher:
             return
         self.heard(report)
 
+    def stream_failed(self, what: str, code: grpc.StatusCode) -> None:
+        """A link's stream ended in an error. That nobody is there the ping tells; any other reason is counted."""
+        if code not in _GONE:
+            self._refused(f"{what}_{code.name.lower()}")
+
     def now(self) -> float:
         """This process's monotonic clock, seconds."""
         return self._clock()
@@ -271,13 +275,7 @@ class _Link:
 
     def __init__(self, watcher: Watcher, name: tuple[str, str], address: str, config: GlobalConfig) -> None:
         self._watcher, self._name, self.address, self._config = watcher, name, address, config
-        # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
-        idle_ms = max(1000, int(2e3 * config.watch.ping_s))
-        waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-        keepalive = tuple((name, idle_ms) for name in waits)
-        self._channel = grpc.aio.insecure_channel(
-            address, options=(*_OPTIONS, *keepalive, *_proxy_options(config.proxy(name[0])))
-        )
+        self._channel = _channel(config, name[0], address, watcher.certificates)
         self._stub = region_pb2_grpc.RegionStub(self._channel)
         self._tasks = Tasks()
         self._tasks.start(self._ping(), f"ping {address}")
@@ -302,8 +300,11 @@ class _Link:
                     watcher.pinged(self._name, reply, sent_at)
                 lost = 0
                 watcher.link_changed(self._name, True)
-            except grpc.aio.AioRpcError:
+            except grpc.aio.AioRpcError as error:
                 lost += 1
+                why = error.details() or ""
+                if any(words in why for words in _DISBELIEVED):
+                    watcher.link_refused(self.address, why)
                 if lost >= PINGS_LOST:
                     watcher.link_changed(self._name, False)
             soon = 0 < lost < PINGS_LOST or watcher.distances.moving(self._name[0])
@@ -315,8 +316,8 @@ class _Link:
             try:
                 async for message in self._stub.Reports(request):
                     self._watcher.heard_by_link(message, self._name)
-            except grpc.aio.AioRpcError:
-                pass  # the ping tells; here only the next try counts
+            except grpc.aio.AioRpcError as error:
+                self._watcher.stream_failed("reports", error.code())
             await asyncio.sleep(self._config.watch.ping_s * self._watcher.jitter())
 
     async def _prefixes(self) -> None:
@@ -336,14 +337,36 @@ class _Link:
                 async for message in call:
                     await stream.take(message)
             except PrefixGapError:
-                pass  # what was refused is counted; the next stream begins with what is missing
+                pass  # counted where it was seen; the next stream begins with what is missing
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     pause_s *= 10  # an older build
+                else:
+                    watcher.stream_failed("prefixes", error.code())
             finally:
                 call.cancel()
                 stream.ended(watcher.now())
             await asyncio.sleep(pause_s * watcher.jitter())
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    return Address(host.strip("[]"), int(port))
+
+
+def _channel(config: GlobalConfig, region: str, address: str, certificates: Certificates | None) -> grpc.aio.Channel:
+    """The channel to a regional balancer, encrypted where the configuration says so."""
+    # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
+    idle_ms = max(1000, int(2e3 * config.watch.ping_s))
+    waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    options = (*_OPTIONS, *((name, idle_ms) for name in waits), *_proxy_options(config.proxy(region)))
+    host = _address(address).host
+    certified = config.certified_name(region, host)
+    if certified is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    assert certificates is not None  # where there is a name to verify there is whom to believe
+    other = () if certified == host else (("grpc.ssl_target_name_override", certified),)
+    return grpc.aio.secure_channel(address, certificates.material.channel(), options=(*options, *other))
 
 
 def _proxy_options(proxy: Address | None) -> tuple[tuple[str, str], ...]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from farhop.balance import outcome
 from topology.law import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farhop.balance.ledger import Ledger
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
-    from regional_lb.view import Replica, View
+    from regional_lb.table import Table
+    from regional_lb.view import View
     from topology.law import Law, Verdict
 
 
@@ -66,19 +65,14 @@ def refusal(request: Request, region: str, law: Law, view: View, now: float) -> 
     return None
 
 
-def headroom(replicas: Sequence[Replica], ledger: Ledger, reserve_share: float) -> Headroom:
+def headroom(table: Table, reserve_share: float) -> Headroom:
     """What these healthy replicas have left for work from other regions. Of few slots, less than one is reserved."""
-    slots = free = kv_tokens = kv_taken = 0
-    idle = False
-    for replica in replicas:
-        load = ledger.load(replica.name)
-        slots += replica.slots
-        free += max(0, replica.slots - load.in_flight)
-        kv_tokens += replica.kv_tokens
-        kv_taken += min(load.kv_tokens, replica.kv_tokens)
-        idle |= load.in_flight == 0
-    kv_left = (1.0 - reserve_share) * kv_tokens - kv_taken
-    return Headroom(max(0, free - int(reserve_share * slots)), max(0.0, kv_left), idle)
+    in_flight = table.in_flight
+    free = int(np.maximum(table.slots - in_flight, 0.0).sum())
+    kv_tokens = float(table.kv_tokens.sum())
+    kv_left = (1.0 - reserve_share) * kv_tokens - float(np.minimum(table.kv_taken_tokens, table.kv_tokens).sum())
+    slots = max(0, free - int(reserve_share * float(table.slots.sum())))
+    return Headroom(slots, max(0.0, kv_left), idle=bool((in_flight == 0.0).any()))
 
 
 def is_guest(request: Request, region: str) -> bool:

@@ -8,7 +8,6 @@ Never awaits, never opens anything, never sees a body.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,13 +15,15 @@ import msgspec
 from farhop.balance import chain, machine, outcome, retry
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
-from farhop.balance.ledger import Ledger, Reservation
+from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from regional_lb import admission
-from regional_lb.pick import Fleet, Pick, any_room, expected_wait_ms, least_prefill, pick
-from regional_lb.policy import Need, Predictive
+from regional_lb.fleet import Fleet
+from regional_lb.live import Live
+from regional_lb.pick import expected_wait_ms, least_prefill, pick
+from regional_lb.policy import Need, Policies, PoliciesChanged
 from regional_lb.queue import WaitingRoom
-from regional_lb.view import ReplicaProbed, ViewSwapped
+from regional_lb.view import ReplicaProbed, ReplicaSampled, ViewSwapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Command, Event, Request, Usage
     from farhop.balance.outcome import Outcome
-    from regional_lb.policy import Policy, Scored
-    from regional_lb.view import Replica
+    from regional_lb.pick import Pick
+    from regional_lb.table import Subset, Table
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
@@ -52,51 +53,29 @@ class FlowConfig(msgspec.Struct, frozen=True):
     foreign: admission.Foreign = admission.Foreign()
 
 
-@dataclass(slots=True)
-class _Live:
-    """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
-
-    `due` is what its timer is set for. `prefilled_at` is when its first token came, or, where the answer comes in one
-    piece and does not show it, when that was due.
-    """
-
-    request: Request
-    need: Need
-    attempts: int = 0
-    transport_retries: int = 0
-    budgeted: bool = False
-    started: bool = False
-    replica: str = ""
-    tried: tuple[str, ...] = ()
-    due: float = 0.0
-    forwarded_at: float = 0.0
-    prefilled_at: float = 0.0
-    pick: Pick | None = None
-
-    @property
-    def chosen(self) -> Scored | None:
-        """What the last attempt was expected to meet."""
-        return self.pick.chosen if self.pick is not None else None
-
-
 class RegionalFlow:
     """See the module's head. `weight_of` gives a tenant's share of its band."""
 
     def __init__(
-        self, config: FlowConfig, law: Law, rng: Random, weight_of: Callable[[str], float], policy: Policy | None = None
+        self,
+        config: FlowConfig,
+        law: Law,
+        rng: Random,
+        weight_of: Callable[[str], float],
+        policies: Policies | None = None,
     ) -> None:
         self.config, self.law, self._rng, self._weight_of = config, law, rng, weight_of
-        self._policy = policy or Predictive()
+        self.policies = policies or Policies()
         self._fleet = Fleet(config.health)
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
-        self.ledger = Ledger()
+        self.ledger = self._fleet.ledger
         self.estimates = Estimates()
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
         self.accepted_bytes: dict[str, float] = {}
         self.predicted_tokens = self.actual_tokens = 0.0
         self._budget = retry.RetryBudget()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptBegan: self._began,
@@ -107,6 +86,8 @@ class RegionalFlow:
             machine.TimerFired: self._timer_fired,
             ViewSwapped: self._view_swapped,
             ReplicaProbed: self._probed,
+            PoliciesChanged: self._policies_changed,
+            ReplicaSampled: self._sampled,
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -130,7 +111,7 @@ class RegionalFlow:
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
-        live = self._live[request.id] = _Live(request, self.need_of(request))
+        live = self._live[request.id] = Live(request, self.need_of(request))
         self._budget.began()
         if admission.is_guest(request, self.config.region) and (turned := self._turned_away(request, live.need, now)):
             return [self._refuse(live, turned.outcome, turned.detail, now)]
@@ -146,11 +127,12 @@ class RegionalFlow:
         self._fleet.answered(live.replica, event.status, now)
         if event.status < 400:
             self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
-            speed, chosen = self.speeds.get(live.replica), live.chosen
-            if live.request.stream:
+            if live.pick is not None:
+                live.pick.policy.answered(live.replica, (now - live.forwarded_at) * 1e3, now)
+            if live.request.stream and live.chosen is not None:
                 live.prefilled_at = now
-                if speed is not None and chosen is not None:
-                    speed.began((now - live.forwarded_at) * 1e3, chosen.backlog_tokens + chosen.uncached_tokens)
+                ahead_tokens = live.chosen.backlog_tokens + live.chosen.uncached_tokens
+                self._fleet.prefilled(live.replica, (now - live.forwarded_at) * 1e3, ahead_tokens)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -158,10 +140,8 @@ class RegionalFlow:
         if live is None:
             return []
         self._over(live)
-        if event.status < 400:
-            self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
-            if event.usage is not None:
-                self._learn(live, event.usage, now)
+        if event.status < 400 and event.usage is not None:
+            self._learn(live, event.usage, now)
         return self._fill(live.replica, now)
 
     def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:
@@ -172,8 +152,8 @@ class RegionalFlow:
         self._fleet.failed(failed, event.outcome, now)
         if live.started:
             self._over(live)
-            answer = machine.Answer(event.id, event.outcome, "the replica failed while answering")
-            return [answer, *self._fill(failed, now)]
+            broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
+            return [broken, *self._fill(failed, now)]
         self.ledger.release(event.id)
         live.replica = ""
         return [*self._elsewhere(live, failed, event.outcome, now), *self._fill(failed, now)]
@@ -183,7 +163,7 @@ class RegionalFlow:
         if live is None:
             return []
         self._over(live)
-        return self._fill(live.replica, now) if live.replica else []
+        return self._fill(live.replica, now)
 
     def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
         live = self._live.get(event.id)
@@ -193,35 +173,40 @@ class RegionalFlow:
             return [machine.SetTimer(event.id, live.due)]  # timers may fire a little early
         if now >= live.request.deadline:
             answer = self._refuse(live, outcome.DEADLINE, "the request's deadline passed", now)
-            return [answer, *self._fill(live.replica, now)] if live.replica else [answer]
+            return [answer, *self._fill(live.replica, now)]
         if not live.replica:
             return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
         # An answer in one piece does not show when its prefill was over: it is over when it was due.
         self.ledger.began(event.id)
         return [self._timer(live, live.request.deadline), *self._fill(live.replica, now)]
 
-    def _under_way(self, event: AttemptEvent) -> _Live | None:
+    def _under_way(self, event: AttemptEvent) -> Live | None:
         """The request if this very attempt of it is under way: what is said of an earlier one is no news."""
         live = self._live.get(event.id)
         return live if live is not None and live.replica and live.attempts == event.attempt else None
 
-    def _timer(self, live: _Live, at: float) -> Command:
+    def _timer(self, live: Live, at: float) -> Command:
         live.due = at
         return machine.SetTimer(live.request.id, at)
 
     # -- the world's edges
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
-        self.view = event.view
-        self._fleet.adopt(event.view, self.estimates)
+        self.view = self._fleet.adopt(event.view, self.estimates)
+        self.policies.adopt(self._fleet.whole.of.names)
         return self._fill_all(now)
 
     def _probed(self, event: ReplicaProbed, now: float) -> list[Command]:
-        health = self.health.get(event.target)
-        if health is None:
-            return []
-        health.probed(event.ok, now)
+        self._fleet.probed(event.target, event.ok, now, event.fault)
         return self._fill_all(now)
+
+    def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
+        self.policies.override(event.choices)
+        return self._fill_all(now)
+
+    def _sampled(self, event: ReplicaSampled, now: float) -> list[Command]:
+        self._fleet.sampled(event.target, event.sample, self.estimates)
+        return self._fill(event.target, now)
 
     # -- placing
 
@@ -232,39 +217,43 @@ class RegionalFlow:
             prompt_tokens=request.prompt_bytes / bytes_per_token,
             output_tokens=self.estimates.output_tokens(request.tenant, request.model, request.max_tokens),
             bytes_per_token=bytes_per_token,
+            chain=request.chain,
+            session=request.session,
+            tenant=request.tenant,
         )
 
     def consider(self, request: Request, need: Need, now: float, without: tuple[str, ...] = ()) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. Changes nothing."""
-        replicas = self._fleet.healthy(request.model, now, without)
-        if not replicas:
+        able = self._fleet.able(request.model, now).without(without)
+        if not able:
             return None
         hits = self.trie.match(request.chain)
-        return pick(need, replicas, hits, self.ledger, self.speeds, self._policy, now, self._rng)
+        return pick(need, self._fleet.table(able), hits, self.policies.of(request.model), now, self._rng)
 
     def _turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
         """Why this guest may not enter. Nobody healthy is for the queue to say."""
-        replicas = self._fleet.healthy(request.model, now)
-        if not replicas:
+        table = self.able(request.model, now)
+        if not len(table):
             return None
-        left = admission.headroom(replicas, self.ledger, self.config.foreign.reserve_share)
-        uncached, prefill_ms = least_prefill(need, replicas, self.trie.match(request.chain), self.speeds)
+        left = admission.headroom(table, self.config.foreign.reserve_share)
+        uncached, prefill_ms = least_prefill(need, table, self.trie.match(request.chain))
         queued, expected_ms = self.queue.waiting(request.model), self.wait_ms(request.model, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self.config.foreign)
 
-    def _place(self, live: _Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
+    def _place(self, live: Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
         """Forward the request if some replica but those `aside` has room; [] otherwise."""
         request = live.request
-        if live.tried and not self._fleet.healthy(request.model, now, live.tried):
+        if live.tried and not self._fleet.able(request.model, now).without(live.tried):
             live.tried = ()  # better the same replica again than none
         choice = self.consider(request, live.need, now, live.tried + aside)
         if choice is None or choice.chosen is None:
             return []
         chosen = choice.chosen
-        if not self.health[chosen.replica].admit(now):
+        if not self._fleet.admit(chosen.replica, now):
             return []
         live.attempts += 1
         live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
+        choice.policy.placed(chosen.replica, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self.ledger.reserve(request.id, Reservation(chosen.replica, uncached, uncached + int(live.need.output_tokens)))
         prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
@@ -272,12 +261,12 @@ class RegionalFlow:
         address = self.view.replicas[chosen.replica].address
         return [
             self._timer(live, request.deadline if request.stream else min(request.deadline, live.prefilled_at)),
-            machine.Forward(request.id, live.attempts, chosen.replica, address, chosen.score_ms, reasons=choice),
+            machine.Forward(request.id, live.attempts, chosen.replica, address, prefill_ms, reasons=choice),
         ]
 
-    def _hold(self, live: _Live, now: float) -> list[Command]:
+    def _hold(self, live: Live, now: float) -> list[Command]:
         request, tokens = live.request, live.need.prompt_tokens
-        if not self._fleet.healthy(request.model, now):
+        if not self._fleet.able(request.model, now):
             return [self._refuse(live, outcome.NO_REPLICA, "no replica of this model is healthy", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
@@ -307,25 +296,26 @@ class RegionalFlow:
         """Let go, one after another, as many as there is room for, or all of them if nobody is there to serve."""
         commands: list[Command] = []
         while waiting := self.queue.waiting(model):
-            healthy = self._fleet.healthy(model, now)
-            if not healthy:
+            able = self._fleet.able(model, now)
+            if not able:
                 everybody = self.queue.first(model, waiting)
                 why = "no replica of this model is healthy"
                 return commands + [self._refuse(self._live[w.id], outcome.NO_REPLICA, why, now) for w in everybody]
-            released = self._release_one(model, healthy, now) if any_room(healthy, self.ledger, now) else []
+            # No room for the smallest request there is: there is no point in scoring.
+            released = self._release_one(model, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
             if not released:
                 break
             commands += released
         return commands
 
-    def _release_one(self, model: str, healthy: list[Replica], now: float) -> list[Command]:
+    def _release_one(self, model: str, able: Subset, now: float) -> list[Command]:
         """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
         starved = self.queue.starved(model, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
             if released := self._release(starved.id, now, aside):
                 return released
-            aside = (min(healthy, key=lambda r: self.ledger.load(r.name).kv_tokens).name,)
+            aside = (able.names[int(self._fleet.table(able).kv_taken_tokens.argmin())],)
         for waiting in sorted(self.queue.first(model, K_WAITING), key=lambda w: self._mismatch(w.id)):
             if released := self._release(waiting.id, now, aside):
                 return released
@@ -348,7 +338,7 @@ class RegionalFlow:
         depth = max(self.trie.match(request.chain).values(), default=0)
         return chain.bytes_at(depth) * 2 < request.prompt_bytes
 
-    def _elsewhere(self, live: _Live, failed: str, reason: Outcome, now: float) -> list[Command]:
+    def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
         request = live.request
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
@@ -364,7 +354,7 @@ class RegionalFlow:
 
     # -- endings and learning
 
-    def _refuse(self, live: _Live, reason: Outcome, detail: str, now: float) -> Answer:
+    def _refuse(self, live: Live, reason: Outcome, detail: str, now: float) -> Answer:
         self._over(live)
         if reason.source is Source.LAW:
             return machine.Answer(live.request.id, reason, detail)
@@ -373,7 +363,7 @@ class RegionalFlow:
         wait_ms = self.wait_ms(live.request.model, now)
         return machine.Answer(live.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
-    def _over(self, live: _Live) -> None:
+    def _over(self, live: Live) -> None:
         """Forget a request and give back all it held."""
         request_id = live.request.id
         del self._live[request_id]
@@ -383,18 +373,19 @@ class RegionalFlow:
         if live.budgeted:
             self._budget.give()
 
-    def _learn(self, live: _Live, usage: Usage, now: float) -> None:
+    def _learn(self, live: Live, usage: Usage, now: float) -> None:
         request = live.request
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
-        if live.replica in self.speeds:
-            decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
-            self.speeds[live.replica].ended(decode_ms, service_ms, usage.completion_tokens)
+        decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
+        self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens)
         if usage.cached_tokens is not None and live.chosen is not None:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
 
     def wait_ms(self, model: str, now: float) -> float:
         """What one more request for the model would wait before its prefill begins; 0 where nobody serves it."""
-        return expected_wait_ms(
-            self._fleet.healthy(model, now), self.ledger, self.speeds, self.queue.waiting(model), now
-        )
+        return expected_wait_ms(self.able(model, now), self.queue.waiting(model), now)
+
+    def able(self, model: str, now: float) -> Table:
+        """The replicas that serve the model and may take work. Not to be kept: it goes on changing."""
+        return self._fleet.table(self._fleet.able(model, now))

@@ -21,18 +21,19 @@ from farhop.balance.limits import ByteBudget
 from farhop.identity.hop import HopVerifier
 from farhop.identity.keys import Keyring
 from farhop.relay.listener import Listener, PortTakenError
-from farhop.relay.outbound import Pool
 from farhop.relay.relay import Relay
 from farhop.shell import wiring
 from farhop.shell.admin import Admin
-from farhop.shell.clock import Clock
+from farhop.shell.certificates import Cabinet
+from farhop.shell.clock import Clock, wall
 from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
-from farhop.shell.tasks import all_of
+from farhop.shell.session import SessionReader
+from farhop.shell.tasks import Tasks, all_of
 from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
@@ -40,12 +41,16 @@ from farhop.telemetry.spans import Tracing
 from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
 from regional_lb.flow import FlowConfig, RegionalFlow
+from regional_lb.overrides import Overrides
+from regional_lb.policy import Choice, Policies
 from regional_lb.report import Reporter
 from regional_lb.serve import HopKeeper, PickReasons, RegionalDesk, RegionalTier
 from regional_lb.watch import Watcher
 from topology.law import Law
 
 if TYPE_CHECKING:
+    from farhop.shell.certificates import Certificates
+    from farhop.shell.config import Listen
     from farhop.store.contract import Store
     from topology.model import Topology
 
@@ -84,7 +89,9 @@ class RegionalBalancer:
             health=HealthConfig(rise=config.watch.rise, fall=config.watch.fall),
             foreign=Foreign(**config.foreign.model_dump()),
         )
-        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight)
+        chosen = {"": config.policy, **config.policies}
+        policies = Policies({model: Choice(**policy.model_dump()) for model, policy in chosen.items()})
+        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies)
         self.observer = Observer(
             "farhop.regional", "farhop.regional.pick", self.tracing, self.metrics, self.decisions, self.clock, rng,
             PickReasons(),
@@ -92,13 +99,21 @@ class RegionalBalancer:
         self.budget = ByteBudget(config.limits.buffered_bytes_max)
         engine_key = config.engine_key.get_secret_value() if config.engine_key else None
         tier = RegionalTier(self.observer, log, config.region, engine_key)
-        pool = Pool(wiring.outbound(config.limits))
+        self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
+        engines = self.secrecy.upstream("engine_tls", config.engine_tls)
+        pool = self.secrecy.pool(config.limits, engines)
+        self._log, self._slots = log, wiring.slots(aside=2 * len(config.replicas))  # a probe and a scrape of each
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
-        self.watcher = Watcher(config, self.relay.react, self.metrics.report_refused, self.clock.now, rng)
+        self.watcher = Watcher(
+            config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
+            wiring.context_of(engines), self.secrecy.trouble,
+        )  # fmt: skip
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
+        self.overrides = Overrides(self.store, config.region, self.relay.react, self.metrics.report_refused)
+        self._tasks = Tasks()
         self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock)
-        self.admin = Admin(self.desk, self.metrics, self.decisions)
+        self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
         self._gauges()
@@ -111,15 +126,23 @@ class RegionalBalancer:
         config, limits = self.config, wiring.inbound(self.config.limits)
         verifier = HopVerifier(config.hop.secrets(), config.region)
         hop_keeper = HopKeeper(verifier, self.topology, self.flow, self.clock)
-        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng)
+        session = SessionReader(**config.session.model_dump(), wanted=self.flow.policies.want_session)
+        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session)
         self.keeper = KeyKeeper(
             config.region, Keyring(self.topology.key), self.topology, lambda: self.flow.law, self._offered,
             config.limits.request_s,
         )  # fmt: skip
-        self.key_door = Door(self.keeper, self.observer, self.clock, rng)
+        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session)
         self.hop_door.relay = self.key_door.relay = self.relay
-        self.tier_listener = Listener("tier", self.hop_door, limits, self.budget, is_hop=True)
-        self.client_listener = Listener("client", self.key_door, limits, self.budget)
+        self.tier_listener = Listener(
+            "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,
+            tls=self.secrecy.listener("tier", config.tier),
+        )  # fmt: skip
+        self.client_listener = Listener(
+            "client", self.key_door, limits, self.budget, self._slots,
+            tls=self.secrecy.listener("client", config.client),
+        )  # fmt: skip
+        self.control_certificates = self.secrecy.listened("control", config.control)
 
     def _offered(self, regions: frozenset[str]) -> list[str]:
         return sorted(self.flow.view.by_model) if self.config.region in regions else []
@@ -129,8 +152,9 @@ class RegionalBalancer:
         gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
         gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
         gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
-        gauge("buffered_bytes", "Request bytes held.", lambda: float(self.budget.used_bytes))
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
+
+        wiring.observe(self.metrics, self.budget, self.relay.pool, self.tier_listener, self.client_listener)
 
     def _in_flight(self) -> dict[str, float]:
         return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
@@ -140,14 +164,15 @@ class RegionalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
+        self._tasks.start(self.overrides.follow(), "watch the policies")
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
         client = ""
         if config.client is not None:
-            port = await self.client_listener.open(config.client.host, config.client.port)
+            port = await wiring.open_entry(self.client_listener, config.client, self.desk.ready)
             client = f", clients on {config.client.host}:{port}"
         admin = await self.admin.open(config.admin.host, config.admin.port)
-        self.control = grpc.aio.server(options=_CONTROL)
-        control = _listen(self.control, config.control.host, config.control.port)
+        self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
+        control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
         addresses = tuple(f"{config.advertise}:{port}" for port in (tier, control, admin))
         assert len(addresses) == 3
         self.reporter = Reporter(
@@ -162,6 +187,8 @@ class RegionalBalancer:
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         await self.control.start()
         await self.reporter.open(self.store)
+        self.secrecy.open()
+        wiring.check_descriptors(config.limits, self._slots, self._log)
         return (
             f"region {config.region}: tier on {config.tier.host}:{tier}{client}, admin on {config.admin.host}:{admin}"
         )
@@ -173,10 +200,12 @@ class RegionalBalancer:
             self._withdraw,
             self._drain,
             self.watcher.close,
+            self._tasks.close,
             self.relay.close,
             self._hang_up,
             self.store.close,
             self.admin.close,
+            self.secrecy.close,
             lambda: self.tracing.close(2.0),
         )
 
@@ -193,11 +222,17 @@ class RegionalBalancer:
             await self.control.stop(0.5)
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
+def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:
+    return () if control.tls is None else (("grpc.server_handshake_timeout_ms", int(1e3 * control.tls.handshake_s)),)
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass  # gRPC would say why it cannot, too, but in lines of its own on stderr and not to us
+        if certificates is not None:
+            return server.add_secure_port(where, certificates.server_credentials())
         return server.add_insecure_port(where)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "it is taken"

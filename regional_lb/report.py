@@ -12,9 +12,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 from farhop_wire import region_pb2, region_pb2_grpc
 
-from farhop.balance.health import State
 from farhop.shell.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
 from farhop.store.report import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Publication, Store
     from regional_lb.flow import RegionalFlow
+    from regional_lb.table import Column
 
 LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; presence is not liveness anyway
 LOOK_S = 0.05
@@ -92,24 +93,21 @@ class Reporter(region_pb2_grpc.RegionServicer):
     def _model(self, model: str) -> ModelReport:
         flow, now = self._flow, self._clock()
         replicas = flow.view.by_model[model]
-        ready = [r for r in replicas if flow.health[r.name].read(now).state in (State.UP, State.SUSPECT)]
-        loads = [flow.ledger.load(r.name) for r in ready]
-        speeds = [flow.speeds[r.name] for r in ready] or [flow.speeds[r.name] for r in replicas]
-        slots = sum(r.slots for r in ready)
-        kv_tokens = sum(r.kv_tokens for r in ready)
-        in_flight, queued = sum(load.in_flight for load in loads), flow.queue.waiting(model)
-        kv_taken = sum(load.kv_tokens for load in loads)
-        used_share = max((in_flight + queued) / slots, kv_taken / kv_tokens) if ready else 0.0
-        left = admission.headroom(ready, flow.ledger, flow.config.foreign.reserve_share)
+        ready, queued = flow.able(model, now), flow.queue.waiting(model)
+        slots, kv_tokens = float(ready.slots.sum()), float(ready.kv_tokens.sum())
+        in_flight, kv_taken = float(ready.in_flight.sum()), float(ready.kv_taken_tokens.sum())
+        used_share = max((in_flight + queued) / slots, kv_taken / kv_tokens) if len(ready) else 0.0
+        speeds = [flow.speeds[name] for name in ready.of.names] or [flow.speeds[name] for name in replicas]
+        left = admission.headroom(ready, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
             replicas_ready=len(ready),
             replicas_total=len(replicas),
-            slots_total=slots,
-            slots_free=sum(max(0, r.slots - load.in_flight) for r, load in zip(ready, loads, strict=True)),
-            kv_tokens_total=kv_tokens,
-            kv_tokens_free=sum(max(0, r.kv_tokens - load.kv_tokens) for r, load in zip(ready, loads, strict=True)),
-            in_flight=in_flight,
+            slots_total=int(slots),
+            slots_free=_left(ready.slots, ready.in_flight),
+            kv_tokens_total=int(kv_tokens),
+            kv_tokens_free=_left(ready.kv_tokens, ready.kv_taken_tokens),
+            in_flight=int(in_flight),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(flow.wait_ms(model, now), WAIT_LIMIT_MS),
@@ -119,7 +117,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             usable_share=len(ready) / len(replicas),
             headroom_foreign_tokens=int(left.kv_tokens) if left.slots and not queued else 0,
             used_share=min(used_share, USED_LIMIT),
-            gpu_types=tuple(sorted({r.gpu for r in replicas if r.gpu})),
+            gpu_types=tuple(sorted({gpu for name in replicas if (gpu := flow.view.replicas[name].gpu)})),
         )
 
     # -- to the world
@@ -212,6 +210,10 @@ class Reporter(region_pb2_grpc.RegionServicer):
                 yield to_wire(latest)
         finally:
             self._streams -= 1
+
+
+def _left(total: Column, taken: Column) -> int:
+    return int(np.maximum(total - taken, 0.0).sum())
 
 
 def moved(old: RegionReport, new: RegionReport) -> bool:

@@ -114,19 +114,20 @@ class PickReasons:
         return {
             a.REPLICA: chosen.replica,
             a.HIT_TOKENS: round(chosen.hit_tokens),
-            a.POLICY: "predictive",
-            a.REASONS: [f"{s.replica} {s.score_ms:.1f} ms" for s in decision.field[:16]],
+            a.POLICY: decision.policy.name,
+            a.REASONS: [f"{s.replica} {s.score:.1f} {decision.policy.unit}" for s in decision.field[:16]],
         }
 
     def record(self, decision: Pick) -> dict[str, Any]:
         """For explain."""
         return {
-            "policy": "predictive",
+            "policy": decision.policy.name,
+            "unit": decision.policy.unit,
             "chosen": decision.chosen.replica if decision.chosen is not None else None,
             "candidates": [
                 {
                     "replica": s.replica,
-                    "score_ms": s.score_ms,
+                    "score": s.score,
                     "hit_tokens": s.hit_tokens,
                     "uncached_tokens": s.uncached_tokens,
                     "backlog_tokens": s.backlog_tokens,
@@ -170,6 +171,7 @@ class RegionalDesk:
             "region": flow.config.region,
             "instance": self._instance,
             "policy_epoch": flow.law.epoch,
+            "policies": flow.policies.told(),
             "under_way": flow.under_way,
             "queued_requests": len(flow.queue),
             "queued_tokens": flow.queue.tokens,

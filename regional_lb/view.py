@@ -1,6 +1,8 @@
-"""What the regional tier knows of its replicas at one moment: frozen, built by the watcher, swapped whole.
+"""What the regional tier knows of its replicas: who there is, swapped whole, and what each last said of itself.
 
-Never holds what must survive a swap: reservations are in the ledger, health and speed in the flow.
+A swap is for who comes and goes; a sample renews one replica's entry (by the fleet, and nobody else), since a thousand
+replicas say something twice a second. Never holds what must survive a swap: reservations are in the ledger, health and
+speed in the flow.
 """
 
 from __future__ import annotations
@@ -44,29 +46,37 @@ class Replica(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """All replicas, by name and by model."""
+    """All replicas by name, and the names of those that serve a model."""
 
     replicas: dict[str, Replica]
-    by_model: dict[str, tuple[Replica, ...]]
+    by_model: dict[str, tuple[str, ...]]
 
 
 def view_of(replicas: list[Replica]) -> View:
     """Index replicas. Names are unique (configuration sees to it)."""
-    by_model: dict[str, list[Replica]] = {}
+    by_model: dict[str, list[str]] = {}
     for replica in replicas:
         for model in sorted(replica.models):
-            by_model.setdefault(model, []).append(replica)
-    return View({r.name: r for r in replicas}, {model: tuple(rs) for model, rs in by_model.items()})
+            by_model.setdefault(model, []).append(replica.name)
+    return View({r.name: r for r in replicas}, {model: tuple(names) for model, names in by_model.items()})
 
 
 class ViewSwapped(Event, frozen=True):
-    """The watcher has a new view."""
+    """Replicas came or went. Those whose sample is None keep the one they had."""
 
     view: View
 
 
+class ReplicaSampled(Event, frozen=True):
+    """A replica said how it is doing."""
+
+    target: str
+    sample: Sample
+
+
 class ReplicaProbed(Event, frozen=True):
-    """An active probe of a replica came back."""
+    """An active probe of a replica came back. `fault`: what is broken in its hardware, "" if nothing is known to be."""
 
     target: str
     ok: bool
+    fault: str = ""

@@ -1,103 +1,46 @@
-"""Looks at replicas: probes their health, scrapes their metrics, and swaps the view.
+"""Looks at replicas: probes their health, scrapes their metrics and their GPUs', and says what it saw.
 
-One task per replica, jittered, so that a slow one never delays another. Invariants: a value outside its domain is
-dropped and counted, never trusted; a page that cannot be read is a failed scrape, not a failed replica. Never decides.
+One task per replica and question, jittered, so that a slow one never delays another. Invariants: a page that cannot be
+read is a failed scrape, not a failed replica: the last sample ages; whatever is not believed is counted, by reason.
+Never decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import ssl
 from typing import TYPE_CHECKING
 
-import aiohttp
-import msgspec
+from msgspec.structs import replace
 
+from farhop.relay import fetch
+from farhop.relay.fetch import FetchError
+from farhop.relay.outbound import OutboundLimits, Pool
 from farhop.shell.tasks import Tasks
-from regional_lb.view import Replica, ReplicaProbed, Sample, ViewSwapped, view_of
+from regional_lb import gpus, signals
+from regional_lb.config import place_of
+from regional_lb.exposition import PageError
+from regional_lb.view import Replica, ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Event
-    from regional_lb.config import RegionalConfig, ReplicaConfig, Watch
+    from farhop.balance.machine import Address, Event
+    from regional_lb.config import RegionalConfig, ReplicaConfig
 
 PAGE_BYTES_MAX = 4 * 1024 * 1024
-COUNT_MAX = 1_000_000_000
-_COUNT = re.compile(r"[0-9]{1,10}")
-
-# vLLM's names; whole names are matched, and what other engines call them is a table of its own.
-_WAITING = "vllm:num_requests_waiting"
-_RUNNING = "vllm:num_requests_running"
-_KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-_QUERIES = "vllm:prefix_cache_queries_total"
-_HITS = "vllm:prefix_cache_hits_total"
-_CACHE_CONFIG = "vllm:cache_config_info"
-_WANTED = frozenset((_WAITING, _RUNNING, *_KV_USAGE, _QUERIES, _HITS, _CACHE_CONFIG))
-
-
-class PageError(Exception):
-    """A metrics page that does not say what it must; the text names the metric."""
-
-
-# The exposition format: name, labels whose values may hold anything but a bare quote, value (and perhaps a timestamp).
-_VALUE = r'"(?:[^"\\]++|\\.)*+"'
-_LINE = re.compile(rf"(\w[\w:]*+)(?:\{{((?:[^\"{{}}]++|{_VALUE})*+)\}})?[ \t]+(\S+)")
-_LABEL = re.compile(rf"(\w+)[ \t]*=[ \t]*({_VALUE})")
-
-
-def read_page(text: str, at: float) -> Sample:
-    """The sample in a vLLM metrics page. Several engines of one server are summed. Raises PageError."""
-    values: dict[str, list[float]] = {}
-    kv_tokens = 0
-    for line in text.split("\n"):
-        if not line.startswith("vllm:") or line.partition("{")[0].partition(" ")[0] not in _WANTED:
-            continue
-        match = _LINE.match(line)
-        if match is None:
-            raise PageError(f"{line.partition('{')[0][:64]}: not a line of metrics")
-        name, labels, number = match.groups()
-        values.setdefault(name, []).append(_sound(name, number))
-        if name == _CACHE_CONFIG:
-            kv_tokens += _cache_tokens(labels or "")
-    if _WAITING not in values or _RUNNING not in values:
-        raise PageError(f"{_WAITING} or {_RUNNING} is missing: is this a vLLM metrics page?")
-    usage = next((values[name] for name in _KV_USAGE if name in values), [0.0])
-    return Sample(
-        at=at,
-        waiting=int(sum(values[_WAITING])),
-        running=int(sum(values[_RUNNING])),
-        kv_usage=sum(usage) / len(usage),
-        kv_tokens=min(kv_tokens, COUNT_MAX) or None,
-        prefix_queries=sum(values.get(_QUERIES, [0.0])),
-        prefix_hits=sum(values.get(_HITS, [0.0])),
-    )
-
-
-def _sound(name: str, number: str) -> float:
-    try:
-        value = float(number)
-    except ValueError:
-        raise PageError(f"{name}: not a number") from None
-    most = 1.0 if name in _KV_USAGE else COUNT_MAX if name not in (_QUERIES, _HITS) else 1e18
-    if not 0.0 <= value <= most:  # false for NaN as well
-        raise PageError(f"{name}: {value!r} is outside 0..{most:g}")
-    return value
-
-
-def _cache_tokens(labels: str) -> int:
-    """num_gpu_blocks × block_size from the labels of the info metric."""
-    told = {name: value[1:-1] for name, value in _LABEL.findall(labels)}
-    blocks, size = told.get("num_gpu_blocks", ""), told.get("block_size", "")
-    if not (_COUNT.fullmatch(blocks) and _COUNT.fullmatch(size)):
-        return 0  # older engines say None before they know
-    tokens = int(blocks) * int(size)
-    return tokens if tokens <= COUNT_MAX else 0
+_HEALTH_BYTES_MAX = 64 * 1024
+# Anything else may be a page whose server says nothing better of it.
+_NO_PAGES = (b"text/html", b"application/json")
+_GPUS_FRESH = 4  # rounds for which an exporter's last word holds: a GPU that broke does not mend while it is silent
 
 
 class Watcher:
-    """Watches all replicas. `react` is told events; `refused` counts pages not believed, by reason."""
+    """Watches all replicas. `react` is told events; `refused` counts what was not believed, by reason.
+
+    `context` and `trouble` are as the relay's pool has them: probes believe whom requests believe.
+    """
 
     def __init__(
         self,
@@ -106,76 +49,100 @@ class Watcher:
         refused: Callable[[str], None],
         clock: Callable[[], float],
         rng: Random,
+        context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        trouble: Callable[[Address, str], None] = lambda _address, _why: None,
     ) -> None:
-        self._config, self._react, self._refused, self._clock, self._rng = config, react, refused, clock, rng
-        self._replicas = {r.label: _replica(r) for r in config.replicas}
-        self._session: aiohttp.ClientSession | None = None
+        self._config, self._watch = config, config.watch
+        self._context, self._trouble = context, trouble
+        self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
+        self._pool: Pool | None = None
+        self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was heard
         self._tasks = Tasks()
 
     async def open(self) -> None:
         """Begin: the view is there at once, what is in it becomes known as probes come back."""
-        timeout = aiohttp.ClientTimeout(total=self._config.watch.timeout_s)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-        self._session = aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False, headers={"accept-encoding": "identity"}
-        )
-        self._react(ViewSwapped(view_of(list(self._replicas.values()))))
+        self._pool = Pool(OutboundLimits(connect_s=self._watch.timeout_s), self._context, self._trouble)
+        self._react(ViewSwapped(view_of([_replica(replica) for replica in self._config.replicas])))
         for replica in self._config.replicas:
-            self._tasks.start(self._probe(replica, self._config.watch), f"probe {replica.label}")
-            self._tasks.start(self._scrape(replica, self._config.watch), f"scrape {replica.label}")
+            self._tasks.start(self._probe(replica), f"probe {replica.label}")
+            self._tasks.start(self._scrape(replica), f"scrape {replica.label}")
+        for url in {replica.dcgm for replica in self._config.replicas if replica.dcgm}:
+            self._tasks.start(self._look_at_gpus(url), f"GPUs at {url}")
 
     async def close(self) -> None:
         """Stop looking."""
         await self._tasks.close()
-        if self._session is not None:
-            await self._session.close()
+        if self._pool is not None:
+            await self._pool.close()
 
-    async def _probe(self, replica: ReplicaConfig, watch: Watch) -> None:
+    async def _probe(self, replica: ReplicaConfig) -> None:
+        path = _engine(replica).health
         while True:
-            self._react(ReplicaProbed(replica.label, await self._healthy(replica)))
-            await self._pause(watch.probe_s)
+            ok = await self._healthy(replica.address, path)
+            self._react(ReplicaProbed(replica.label, ok, self._fault(replica)))
+            await self._pause(self._watch.probe_s)
 
-    async def _scrape(self, replica: ReplicaConfig, watch: Watch) -> None:
+    async def _scrape(self, replica: ReplicaConfig) -> None:
+        engine, (address, path) = _engine(replica), _metrics_place(replica)
         while True:
             try:
-                text = await self._page(replica)
-                self._learn(replica.label, read_page(text, self._clock()))
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                pass  # whether it is alive is the probe's to say; without scrapes the last one ages
-            except (PageError, UnicodeDecodeError):
-                self._refused("metrics")
-            await self._pause(watch.scrape_s)
+                page = await self._page(address, path)
+                sample = signals.read_page(page, self._clock(), self._dropped, engine)
+                self._react(ReplicaSampled(replica.label, sample))
+            except (PageError, FetchError) as error:
+                self._refused(f"metrics_{error.reason}")
+            await self._pause(self._watch.scrape_s)
+
+    async def _look_at_gpus(self, url: str) -> None:
+        address, path = place_of(url)
+        while True:
+            try:
+                self._gpus[url] = self._clock(), gpus.read_gpus(await self._page(address, path))
+            except (PageError, FetchError) as error:
+                self._refused(f"gpus_{error.reason}")
+            await self._pause(self._watch.gpus_s)
+
+    def _fault(self, replica: ReplicaConfig) -> str:
+        """What its GPUs' exporter lately said to be broken."""
+        heard_at, known = self._gpus.get(replica.dcgm, (0.0, ()))
+        fresh = self._clock() - heard_at < _GPUS_FRESH * self._watch.gpus_s
+        return gpus.fault(known, replica.gpus) if fresh else ""
+
+    def _dropped(self, reason: str) -> None:
+        self._refused(f"metrics_{reason}")
 
     async def _pause(self, seconds: float) -> None:
         # ±20 %, so that many balancers do not look at one engine in step.
         await asyncio.sleep(seconds * (0.8 + 0.4 * self._rng.random()))
 
-    async def _healthy(self, replica: ReplicaConfig) -> bool:
-        assert self._session is not None
+    async def _healthy(self, address: Address, path: str) -> bool:
+        assert self._pool is not None
         try:
-            async with self._session.get(f"{replica.origin}/health", allow_redirects=False) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            return (await fetch.get(self._pool, address, path, self._watch.timeout_s, _HEALTH_BYTES_MAX)).status == 200
+        except FetchError:
             return False
 
-    async def _page(self, replica: ReplicaConfig) -> str:
-        """The page, whole: what is cut short could say 1 where it meant 12. Raises PageError if it is too large."""
-        assert self._session is not None
-        async with self._session.get(f"{replica.origin}/metrics", allow_redirects=False) as answer:
-            if answer.status != 200:
-                raise PageError(f"status {answer.status}")
-            page = bytearray()
-            async for piece in answer.content.iter_any():
-                page += piece
-                if len(page) > PAGE_BYTES_MAX:
-                    raise PageError(f"more than {PAGE_BYTES_MAX} bytes")
-            return page.decode()
+    async def _page(self, address: Address, path: str) -> bytes:
+        """The page, whole: what is cut short could say 1 where it meant 12. Raises PageError, FetchError."""
+        assert self._pool is not None
+        answer = await fetch.get(self._pool, address, path, self._watch.timeout_s, PAGE_BYTES_MAX)
+        if answer.status != 200:
+            raise PageError("status", f"status {answer.status}")
+        if answer.content_type in _NO_PAGES:
+            raise PageError("type", f"{answer.content_type.decode()} is no metrics page")
+        return answer.body
 
-    def _learn(self, name: str, sample: Sample) -> None:
-        known = self._replicas[name]
-        kv_tokens = sample.kv_tokens or known.kv_tokens
-        self._replicas[name] = msgspec.structs.replace(known, sample=sample, kv_tokens=kv_tokens)
-        self._react(ViewSwapped(view_of(list(self._replicas.values()))))
+
+def _engine(replica: ReplicaConfig) -> signals.Engine:
+    return signals.ENGINES[replica.engine] if replica.engine is not None else signals.ANY
+
+
+def _metrics_place(replica: ReplicaConfig) -> tuple[Address, str]:
+    """Where its page is: where the configuration says, or where such engines have it."""
+    if replica.metrics:
+        return place_of(replica.metrics)
+    engine, address = _engine(replica), replica.address
+    return replace(address, port=engine.metrics_port or address.port), engine.metrics
 
 
 def _replica(config: ReplicaConfig) -> Replica:

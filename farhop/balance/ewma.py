@@ -45,7 +45,8 @@ class Ewma:
         elif now > last_s:
             keep = exp((last_s - now) / self._tau_s)
             # A convex sum, not mean + w * (value - mean): the difference of two huge floats may overflow.
-            self.value = mean * keep + value * (1.0 - keep)
+            # Its rounding may leave the range of the two by one unit in the last place.
+            self.value = max(min(mean, value), min(max(mean, value), mean * keep + value * (1.0 - keep)))
             self._last_s = now
         return True
 
@@ -78,7 +79,7 @@ class PeakEwma:
             self.value = value
         elif now > last_s:
             keep = exp((last_s - now) / self._tau_s)
-            self.value = mean * keep + value * (1.0 - keep)
+            self.value = min(mean, mean * keep + value * (1.0 - keep))
         if now > last_s:
             self._last_s = now
         return True

@@ -140,6 +140,7 @@ class HealthMachine:
         "_ejected_until",
         "_ejected_why",
         "_evidence_until",
+        "_fault",
         "_probe_fails",
         "_probe_oks",
         "_probed_up",
@@ -160,15 +161,23 @@ class HealthMachine:
         self._ejected_why = ""
         self._trial_until = -inf
         self._backoff = 1.0
+        self._fault: Health | None = None
 
-    def probed(self, ok: bool, now: float) -> None:
-        """An active probe came back."""
-        if not ok:
+    def probed(self, ok: bool, now: float, fault: str = "") -> None:
+        """An active probe came back. A `fault` that no probe sees (broken hardware) takes it out at once; once it is
+        mended the probes must succeed as after any failure."""
+        self._fault = Health(State.DOWN, fault) if fault else None
+        if fault:
+            self._probe_oks, self._probed_up = 0, False
+        elif not ok:
             self._probe_oks = 0
             self._probe_fails = min(self._probe_fails + 1, self._config.fall)
             if self._probe_fails >= self._config.fall or self._probed_up is None:
                 self._probed_up = False
-            return
+        else:
+            self._answered_probe(now)
+
+    def _answered_probe(self, now: float) -> None:
         self._probe_fails = 0
         self._probe_oks = min(self._probe_oks + 1, self._config.rise)
         self._evidence_until = now + self._config.fresh_s
@@ -216,6 +225,11 @@ class HealthMachine:
             return True
         return health.state is State.UP or health.state is State.SUSPECT
 
+    @property
+    def steady(self) -> bool:
+        """Whether it is able to take work, and nothing but a failure, a probe or an override will end that."""
+        return self._probed_up is True and self._ejected_until is None
+
     def read(self, now: float) -> Health:
         """The health at `now`. Changes nothing."""
         forced = self.override.read(now)
@@ -224,7 +238,7 @@ class HealthMachine:
         if self._probed_up is None:
             return _UNPROVEN
         if self._probed_up is False:
-            return _PROBES_FAIL
+            return self._fault or _PROBES_FAIL
         if self._ejected_until is not None:
             if now < self._ejected_until:
                 return Health(State.DOWN, self._ejected_why, self._ejected_until)
@@ -272,6 +286,10 @@ _LIVENESS = LivenessConfig()
 _SIGNALS = ("no recent report", "channel broken", "relay failures")
 
 
+def _fine(until: float) -> Health:
+    return Health(State.UP, "reports, channel and relay agree", until)
+
+
 class Liveness:
     """A region's life as seen from here by three signals: report age, the channel, the relay. DOWN needs two of them.
 
@@ -280,7 +298,7 @@ class Liveness:
     nothing cannot show that it has recovered.
     """
 
-    __slots__ = ("_channel_up", "_config", "_relay_failed_at", "_relay_fails", "_report_at", "override")
+    __slots__ = ("_channel_up", "_config", "_fine", "_relay_failed_at", "_relay_fails", "_report_at", "override")
 
     def __init__(self, config: LivenessConfig = _LIVENESS) -> None:
         self._config = config
@@ -289,6 +307,7 @@ class Liveness:
         self._channel_up = False
         self._relay_fails = 0
         self._relay_failed_at = -inf
+        self._fine: Health | None = None  # the reading before `_fine.until`, where all signals agree: nearly always
 
     def reported(self, now: float, *, renewed: bool = False) -> None:
         """A report of the region was received here at `now`, on whatever path; its own clock does not matter.
@@ -298,10 +317,12 @@ class Liveness:
         self._report_at = now
         if renewed:
             self._relay_fails = 0
+        self._agree()
 
     def channel(self, up: bool) -> None:
         """The gRPC channel to the region connected or broke."""
         self._channel_up = up
+        self._agree()
 
     def relay_failed(self, now: float) -> None:
         """A relayed request met a transport failure."""
@@ -309,16 +330,24 @@ class Liveness:
             self._relay_fails = 0
         self._relay_fails = min(self._relay_fails + 1, self._config.relay_streak)
         self._relay_failed_at = now
+        self._agree()
 
     def relay_succeeded(self) -> None:
         """A relayed request was answered by the region, be it by a refusal."""
-        self._relay_fails = 0
+        if self._relay_fails:
+            self._relay_fails = 0
+            self._agree()
+
+    def _agree(self) -> None:
+        agreed = self._channel_up and self._relay_fails < self._config.relay_streak
+        self._fine = _fine(self._report_at + self._config.report_age_s) if agreed else None
 
     def read(self, now: float) -> Health:
         """The liveness at `now`, with the signals against the region as `why`. Changes nothing."""
         forced = self.override.read(now)
         if forced is None:
-            return self._signalled(now)
+            fine = self._fine
+            return fine if fine is not None and now < (fine.until or -inf) else self._signalled(now)
         if forced.share and self._signalled(now).state is State.DOWN:
             return msgspec.structs.replace(forced, share=0.0)
         return forced
@@ -330,7 +359,7 @@ class Liveness:
         silent = now >= report_until
         failing = self._relay_fails >= config.relay_streak and now < relay_until
         if self._channel_up and not silent and not failing:
-            return Health(State.UP, "reports, channel and relay agree", report_until)
+            return _fine(report_until)
         against = (silent, not self._channel_up, failing)
         why = " and ".join(signal for signal, on in zip(_SIGNALS, against, strict=True) if on)
         # Time changes two things: a fresh report grows old, and relay failures are forgotten.

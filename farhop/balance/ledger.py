@@ -5,7 +5,14 @@ never negative and is empty once everything is released. Never decides, and neve
 size is bounded by whoever admits requests (farhop.balance.limits).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -28,11 +35,15 @@ _IDLE = Load()
 
 
 class Ledger:
-    """Reservations by request id, and their sums by target. Every call is O(1) but `targets`."""
+    """Reservations by request id, and their sums by target. Every call is O(1) but `targets`.
 
-    __slots__ = ("_held", "_loads")
+    `on_change(target, load)` is told each new sum.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_held", "_loads", "_on_change")
+
+    def __init__(self, on_change: Callable[[str, Load], None] | None = None) -> None:
+        self._on_change = on_change
         self._held: dict[str, Reservation] = {}
         # A Load is replaced, not changed: a pick reads many loads and writes one, so reading must not allocate.
         self._loads: dict[str, Load] = {}
@@ -46,10 +57,13 @@ class Ledger:
         self._held[request_id] = reservation
         target = reservation.target
         load = self._loads.get(target, _IDLE)
-        self._loads[target] = Load(
-            load.in_flight + 1,
-            load.prefill_tokens + reservation.prefill_tokens,
-            load.kv_tokens + reservation.kv_tokens,
+        self._set(
+            target,
+            Load(
+                load.in_flight + 1,
+                load.prefill_tokens + reservation.prefill_tokens,
+                load.kv_tokens + reservation.kv_tokens,
+            ),
         )
 
     def began(self, request_id: str) -> None:
@@ -63,7 +77,7 @@ class Ledger:
         target = held.target
         self._held[request_id] = Reservation(target, 0, held.kv_tokens)
         load = self._loads[target]
-        self._loads[target] = Load(load.in_flight, load.prefill_tokens - held.prefill_tokens, load.kv_tokens)
+        self._set(target, Load(load.in_flight, load.prefill_tokens - held.prefill_tokens, load.kv_tokens))
 
     def release(self, request_id: str) -> Reservation | None:
         """Credit what the request still holds and return it (0 prefill tokens once it began), or None. Idempotent."""
@@ -73,14 +87,25 @@ class Ledger:
         target = held.target
         load = self._loads[target]
         if load.in_flight == 1:
-            del self._loads[target]
+            self._set(target, _IDLE)
         else:
-            self._loads[target] = Load(
-                load.in_flight - 1,
-                load.prefill_tokens - held.prefill_tokens,
-                load.kv_tokens - held.kv_tokens,
+            self._set(
+                target,
+                Load(
+                    load.in_flight - 1,
+                    load.prefill_tokens - held.prefill_tokens,
+                    load.kv_tokens - held.kv_tokens,
+                ),
             )
         return held
+
+    def _set(self, target: str, load: Load) -> None:
+        if load is _IDLE:
+            del self._loads[target]  # what is gone for good must not be kept
+        else:
+            self._loads[target] = load
+        if self._on_change is not None:
+            self._on_change(target, load)
 
     def load(self, target: str) -> Load:
         """The target's sums; a target never heard of is idle."""

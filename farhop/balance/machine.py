@@ -27,7 +27,8 @@ class Request(msgspec.Struct, frozen=True):
 
     `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
     the request came straight from a client. `narrow` are lists of places to stay within (one of each): never a
-    widening. `key` names the API key, `issuer` the global balancer that forwarded the request here.
+    widening. `key` names the API key, `issuer` the global balancer that forwarded the request here. `session` is a hash
+    of what the client calls its session, 0 without one, or where nothing asks for it.
     """
 
     id: str
@@ -46,14 +47,19 @@ class Request(msgspec.Struct, frozen=True):
     lawful: frozenset[str] | None = None
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
+    session: int = 0
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where to connect. `host` is a name or literal address, `port` a TCP port, `via` an HTTP proxy on the way."""
+    """Where to connect. `host` is a name or literal address, `port` a TCP port, `via` an HTTP proxy on the way.
+
+    `tls` is the name that the certificate there must bear; None is plaintext.
+    """
 
     host: str
     port: int
     via: Address | None = None
+    tls: str | None = None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

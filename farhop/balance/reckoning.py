@@ -25,6 +25,8 @@ class Reckoning:
     @property
     def outstanding_bytes(self) -> float:
         """Prompt bytes sent, not acknowledged, and not answered."""
+        if self._pending == 0.0:
+            return 0.0
         return max(0.0, min(self._sent - self._accepted, self._pending))
 
     @property

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
-from farhop.relay import answers, head
+from farhop.relay import answers
 from farhop.relay.tap import BodyTap, StreamTap
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Address, Usage
     from farhop.balance.outcome import Outcome
-    from farhop.relay.head import Headers
+    from farhop.relay.head import AnswerHead
     from farhop.relay.outbound import Outbound, OutboundLimits
     from farhop.relay.relay import Journey, Relay
 
@@ -80,10 +80,10 @@ class AttemptRun:
             connection.write(request_head)
             connection.write(body)
 
-    def answered(self, status: int, headers: Headers, length: int | None) -> None:
+    def answered(self, answer: AnswerHead) -> None:
         """Keep the head until there is something to send with it."""
-        self._status = status
-        self._onward, known = head.answer_onward(headers)
+        known = answer.known
+        self._status, self._onward = answer.status, answer.onward
         self.timing = known.get(b"server-timing", b"")
         if self._relay.upstream_is_tier and (word := known.get(b"x-farhop-outcome")):
             self._refusal = answers.read_hop_outcome(word)
@@ -92,9 +92,9 @@ class AttemptRun:
         if content_type.startswith(b"text/event-stream"):
             self._tap = StreamTap(self.journey.hide_usage)
         elif content_type.startswith(b"application/json"):
-            self._tap, self._length = BodyTap(), length
+            self._tap, self._length = BodyTap(), answer.length
         else:
-            self._length = length
+            self._length = answer.length
 
     def received(self, data: bytes) -> None:
         """Pass body bytes on."""

@@ -128,7 +128,7 @@ class Exchange:
 
     def write(self, data: bytes) -> None:
         """Send more of the body; `data` is not empty."""
-        self._turns.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._turns.chunk(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def finish(self) -> None:
         """The answer is whole."""

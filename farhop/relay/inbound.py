@@ -8,18 +8,22 @@ routing, nor the order of answers: that is `Turns`.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Protocol, cast
 
-import httptools
 import msgspec
 
 from farhop.balance import outcome
 from farhop.relay import answers, head
+from farhop.relay.body import ChunkedBody, FramingError, LengthBody
 from farhop.relay.exchange import Exchange
 from farhop.relay.turns import Gate, Port, Turns
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from farhop.balance.limits import ByteBudget
+    from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
 
 __all__ = ["Exchange", "Gate", "Inbound", "InboundLimits"]
@@ -28,78 +32,72 @@ __all__ = ["Exchange", "Gate", "Inbound", "InboundLimits"]
 class InboundLimits(msgspec.Struct, frozen=True):
     """What a client may do. Bytes, counts and seconds.
 
-    `body_s` is the pause between two segments of a body, `request_s` the time a whole request may take, `send_s` how
-    long a client may take nothing of its answer, `linger_s` how long it may take to close after its last one.
+    `connections_per_client_max` counts by address (IPv6: by /64) and not on the tier above's listener. `idle_s` is how
+    long a connection may rest, `drain_idle_s` how long once we stop; `head_s` how long a head may take, `body_s` the
+    pause between two segments of a body, `upload_s` what a whole request may take to arrive, `send_s` how long a client
+    may take nothing of its answer, `linger_s` how long it may take to close after its last one.
     """
 
     head_bytes_max: int = 32 * 1024
     headers_max: int = 100
     body_bytes_max: int = 16 * 1024 * 1024
     connections_max: int = 20_000
+    connections_per_client_max: int = 4096
     pipelined_max: int = 32
     idle_s: float = 75.0
+    drain_idle_s: float = 5.0
     head_s: float = 10.0
     body_s: float = 30.0
-    request_s: float = 300.0
+    upload_s: float = 300.0
     send_s: float = 60.0
     linger_s: float = 2.0
 
 
 # A refused body up to this size is read and dropped, so that the connection stays of use.
 _DRAIN_BYTES_MAX = 64 * 1024
-# One byte per chunk costs 5 bytes of framing ("1\r\n" and "\r\n"); more than this per byte is not a body but an attack.
-_FRAMING_BYTES_PER_BODY_BYTE_MAX = 8
-
-
-class _StopReadingError(Exception):
-    """Raised into the parser when the rest of a segment is of no interest."""
+# What no head holds, however much of it is still to come: bare line ends, control characters.
+_NEVER = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_END = b"\r\n\r\n"
+_CROWDED = {
+    outcome.TOO_MANY_CONNECTIONS: "too many connections: retry later, or at another entry",
+    outcome.CLIENT_CROWDS: "too many connections from your address: close some, or keep them alive and use them again",
+}
 
 
 class Inbound(asyncio.Protocol):
-    """One client connection."""
+    """One client connection: at rest, reading a head, or reading a body."""
 
     __slots__ = (
+        "_body",
         "_budget",
-        "_framing_bytes",
         "_gate",
-        "_head_bytes",
-        "_head_held_bytes",
-        "_headers",
         "_limits",
         "_listener",
         "_loop",
-        "_parser",
-        "_pipelined",
-        "_quiet_bytes",
+        "_partial",
         "_reading",
         "_request_since",
-        "_seen_body_bytes",
-        "_state",
-        "_target",
         "_turns",
+        "client",
     )
 
     def __init__(self, listener: ConnectionSet, gate: Gate, limits: InboundLimits, budget: ByteBudget) -> None:
         self._listener, self._gate, self._limits, self._budget = listener, gate, limits, budget
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns(listener, gate, budget, limits.pipelined_max, self._loop)
-        self._parser = httptools.HttpRequestParser(self)
-        self._state = _IDLE
+        self._turns = Turns(listener, gate, budget, limits, self._loop)
         self._request_since = 0.0
-        self._headers: head.Headers = []
-        self._target = b""
-        self._pipelined = False
-        self._head_bytes = self._head_held_bytes = 0
-        self._framing_bytes = self._quiet_bytes = self._seen_body_bytes = 0
-        self._reading: Exchange | None = None
+        self._partial = b""  # of a head that is not complete; taken from the budget
+        self._reading: Exchange | None = None  # whose body is being read
+        self._body: LengthBody | ChunkedBody | None = None
+        self.client = ""  # by which it counts; "" where nobody counts
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._turns.connected(cast("asyncio.Transport", transport))  # uvloop's is one in all but ancestry
-        if not self._listener.admit(self):
-            detail = "too many connections: retry later, or at another entry"
-            self._refuse(answers.refusal(outcome.TOO_MANY_CONNECTIONS, detail, retry_after_s=1.0))
+        reason = self._listener.admit(self, transport.get_extra_info("peername"))
+        if reason is not None:
+            self._refuse(answers.refusal(reason, _CROWDED[reason], retry_after_s=1.0))
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._listener.forget(self)
@@ -112,23 +110,15 @@ class Inbound(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         turns = self._turns
-        if turns.deaf:
-            return
-        now = turns.since = self._loop.time()
-        if self._state is _IDLE:
-            self._state, self._request_since, self._head_bytes = _HEAD, now, len(data)
-        elif self._state is _HEAD:
-            self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            if not turns.deaf:
-                self._untrusted(error)
-            return
-        if self._state is _HEAD:
-            self._hold_head(len(data))
-        elif self._state is _CHUNKS:
-            self._bound_framing(len(data))
+        turns.since = self._loop.time()
+        while data and not turns.deaf:
+            if self._reading is not None:
+                data = self._read_body(data, self._reading)
+            else:
+                try:
+                    data = self._read_head(data)
+                except head.HeadError as error:
+                    self._refuse(answers.refusal(error.outcome, error.detail))
 
     def eof_received(self) -> bool:
         self._turns.client_ended()
@@ -140,121 +130,103 @@ class Inbound(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._turns.resume_writing()
 
-    # -- httptools
+    # -- reading; each takes what is here and returns what it leaves
 
-    def on_message_begin(self) -> None:
-        if self._turns.deaf:
-            raise _StopReadingError
-        self._headers, self._target = [], b""
-        if self._state is _IDLE:  # in the midst of a segment: its bytes are not all this head's
-            self._state, self._request_since, self._head_bytes = _HEAD, self._turns.since, 0
-            self._pipelined = True
-
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))  # a body's trailers come here too, and go no further
-
-    def on_headers_complete(self) -> None:
-        parser = self._parser
+    def _read_head(self, data: bytes) -> bytes:
+        seen = len(self._partial)
+        if seen:
+            data = self._partial + data
+        else:
+            self._request_since = self._turns.since
+        if data.startswith(b"\r\n"):  # RFC 9112 §2.2: some clients end a body with empty lines
+            self._release_head()
+            start = 2
+            while data.startswith(b"\r\n", start):
+                start += 2
+            return data[start:]
+        end = data.find(_END, max(0, seen - 3))
+        if (len(data) if end < 0 else end) > self._limits.head_bytes_max:
+            most = f"{self._limits.head_bytes_max} bytes"
+            raise head.HeadError(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {most}")
+        if end < 0:
+            return self._hold_head(data, seen)
         self._release_head()
-        # What came since the head began bounds it, mostly; only if that is too much it is measured.
-        if self._pipelined or self._head_bytes > self._limits.head_bytes_max:
-            self._measure_head()
-        if len(self._headers) > self._limits.headers_max:
-            raise self._head_too_large()
-        if parser.should_upgrade():
-            raise head.HeadError(outcome.MALFORMED_HTTP, "the protocol cannot be upgraded: send plain HTTP/1.1")
-        request_head = head.read(
-            parser.get_method(), self._target, parser.get_http_version(), self._headers, parser.should_keep_alive()
-        )
-        exchange = self._reading = Exchange(self._turns, request_head)
-        self._state = _CHUNKS if request_head.content_length is None else _BODY
-        self._framing_bytes = self._quiet_bytes = self._seen_body_bytes = 0
-        exchange.early = self._judge(exchange)
-        self._before_body(exchange, request_head.content_length)
+        self._begin(head.read(data[:end], self._limits.headers_max))
+        return data[end + 4 :]
 
-    def _before_body(self, exchange: Exchange, length: int | None) -> None:
-        """Refuse with the body unread, or ask for it."""
-        expects = exchange.head.get(b"expect")
-        if exchange.early is not None:
-            if length is None or length > _DRAIN_BYTES_MAX or expects:
-                self._refuse(exchange.early)
+    def _hold_head(self, data: bytes, seen: int) -> bytes:
+        """A head that is not complete, unless it never will be one."""
+        if data.count(b"\r\n") > self._limits.headers_max + 1:
+            raise head.HeadError(outcome.HEAD_TOO_LARGE, f"too many headers: at most {self._limits.headers_max}")
+        if _NEVER.search(data, max(0, seen - 1)) or data[0] in b" \t:":
+            raise head.HeadError(outcome.MALFORMED_HTTP, "not HTTP/1.1: lines must end with CR LF and hold text")
+        if not self._budget.take(len(data) - seen):
+            self._refuse(_no_buffer())
+            return b""
+        self._partial = data
+        return b""
+
+    def _begin(self, request_head: head.Head) -> None:
+        """A head is here: judge it, then read its body or refuse it unread."""
+        size = len(request_head.onward)
+        if not self._budget.take(size):
+            self._refuse(_no_buffer())
+            return
+        exchange = self._reading = Exchange(self._turns, request_head)
+        exchange.held_bytes = size
+        early = exchange.early = self._judge(exchange)
+        length = request_head.content_length
+        expects = request_head.known.get(b"expect")
+        if early is not None and (length is None or length > _DRAIN_BYTES_MAX or expects):
+            self._refuse(early)
+        elif length == 0:
+            self._whole(exchange)
         elif length is not None and length > self._limits.body_bytes_max:
             self._refuse(self._too_large())
-        elif expects and expects.lower() == b"100-continue" and exchange.head.http_11 and self._turns.at_rest:
-            self._turns.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, body: bytes) -> None:
-        exchange = self._reading
-        if exchange is None or exchange.early is not None:
-            return
-        size = len(body)
-        if exchange.body_bytes + size > self._limits.body_bytes_max:
-            self._refuse(self._too_large())
-        elif not self._budget.take(size):
-            self._refuse(_no_buffer())
         else:
-            exchange.parts.append(body)
-            exchange.body_bytes += size
-            exchange.held_bytes += size
-
-    def on_message_complete(self) -> None:
-        exchange = self._reading
-        if exchange is None:
-            return
-        self._reading, self._state, self._pipelined = None, _IDLE, False
-        exchange.body = exchange.parts[0] if len(exchange.parts) == 1 else b"".join(exchange.parts)
-        exchange.parts.clear()
-        if not exchange.head.keep_alive:
-            self._turns.last(exchange)
-        self._turns.whole(exchange)
-
-    # -- bounds on what is read
+            self._body = ChunkedBody() if length is None else LengthBody(length)
+            if expects and expects.lower() == b"100-continue" and request_head.http_11 and self._turns.at_rest:
+                self._turns.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _judge(self, exchange: Exchange) -> Reply | None:
-        size = len(exchange.head.onward)
-        if not self._budget.take(size):
-            return _no_buffer()
-        exchange.held_bytes = size
         try:
             return self._gate.head(exchange)
         except Exception as error:  # noqa: BLE001 - a bug in the gate must not look like the client's fault
             return self._turns.bug(error)
 
-    def _hold_head(self, size: int) -> None:
-        """A head that is not complete yet is held by the parser."""
-        if self._head_bytes > self._limits.head_bytes_max or len(self._headers) > self._limits.headers_max:
-            self._refuse(_reply_to(self._head_too_large()))
-        elif not self._budget.take(size):
-            self._refuse(_no_buffer())
-        else:
-            self._head_held_bytes += size
+    def _read_body(self, data: bytes, exchange: Exchange) -> bytes:
+        assert self._body is not None
+        fresh: list[bytes] = []
+        try:
+            rest = self._body.feed(data, fresh)
+        except FramingError as error:
+            self._refuse(answers.refusal(outcome.MALFORMED_HTTP, str(error)))
+            return b""
+        if exchange.early is None:
+            size = len(fresh[0]) if len(fresh) == 1 else sum(map(len, fresh))
+            exchange.body_bytes += size
+            if exchange.body_bytes > self._limits.body_bytes_max:
+                self._refuse(self._too_large())
+                return b""
+            if not self._budget.take(size):
+                self._refuse(_no_buffer())
+                return b""
+            exchange.held_bytes += size
+            exchange.parts += fresh
+        if rest is None:
+            return b""
+        self._whole(exchange)
+        return rest
 
-    def _measure_head(self) -> None:
-        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-        if size > self._limits.head_bytes_max:
-            raise self._head_too_large()
-
-    def _bound_framing(self, size: int) -> None:
-        """The parser bounds neither chunk extensions nor trailers: too much framing for so little body is refused."""
-        exchange = self._reading
-        if exchange is None:
-            return
-        self._framing_bytes += size
-        if exchange.body_bytes == self._seen_body_bytes:
-            self._quiet_bytes += size
-        else:
-            self._seen_body_bytes, self._quiet_bytes = exchange.body_bytes, 0
-        slack = self._limits.head_bytes_max
-        most = slack + _FRAMING_BYTES_PER_BODY_BYTE_MAX * exchange.body_bytes
-        if self._quiet_bytes > slack or self._framing_bytes > most:
-            self._refuse(answers.refusal(outcome.MALFORMED_HTTP, "too many chunk extensions or trailers for the body"))
-
-    def _head_too_large(self) -> head.HeadError:
-        most = f"{self._limits.head_bytes_max} bytes, {self._limits.headers_max} headers"
-        return head.HeadError(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {most}")
+    def _whole(self, exchange: Exchange) -> None:
+        """The request is whole."""
+        self._reading = self._body = None
+        parts = exchange.parts
+        exchange.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        if not exchange.head.keep_alive:
+            self._turns.last(exchange)
+        self._turns.whole(exchange)
 
     def _too_large(self) -> Reply:
         most = self._limits.body_bytes_max
@@ -262,27 +234,22 @@ class Inbound(asyncio.Protocol):
 
     # -- upkeep, by the listener's sweep
 
-    def check(self, now: float) -> None:
-        """Apply the time limits. `now` is the loop's time."""
+    def check(self, now: float, rest_s: float) -> None:
+        """Apply the time limits; `rest_s` is how long a connection may rest. `now` is the loop's time."""
         limits, turns = self._limits, self._turns
         if turns.check_ending(now, limits.send_s, limits.linger_s):
             return
         quiet_s, reading_s = now - turns.since, now - self._request_since
-        if self._state is _IDLE:
-            if turns.at_rest and quiet_s > limits.idle_s:
+        if self._reading is None and not self._partial:
+            if turns.at_rest and quiet_s >= rest_s:
                 turns.close()
-        elif self._state is _HEAD:
+        elif self._reading is None:
             if reading_s > limits.head_s:
                 self._too_slow(f"the head did not arrive within {limits.head_s:g} s")
         elif quiet_s > limits.body_s:
             self._too_slow(f"the body paused for more than {limits.body_s:g} s")
-        elif reading_s > limits.request_s:
-            self._too_slow(f"the request did not arrive within {limits.request_s:g} s")
-
-    def close_if_idle(self) -> None:
-        """Close unless a request is being read or served."""
-        if self._state is _IDLE and self._turns.at_rest:
-            self._turns.close()
+        elif reading_s > limits.upload_s:
+            self._too_slow(f"the request did not arrive within {limits.upload_s:g} s")
 
     def abort(self) -> None:
         """Break the connection."""
@@ -293,20 +260,13 @@ class Inbound(asyncio.Protocol):
     def _too_slow(self, detail: str) -> None:
         self._refuse(answers.refusal(outcome.REQUEST_TIMEOUT, detail))
 
-    def _untrusted(self, error: httptools.HttpParserError) -> None:
-        cause = error.__context__
-        if isinstance(cause, head.HeadError):
-            self._refuse(_reply_to(cause))
-        elif isinstance(cause, Exception):
-            self._refuse(self._turns.bug(cause))
-        else:
-            self._refuse(answers.refusal(outcome.MALFORMED_HTTP, f"not HTTP/1.1: {error}"))
-
     def _refuse(self, reply: Reply) -> None:
         """Answer, in its turn, what is being read (or cannot be), and read no more."""
-        exchange, self._reading = self._reading, None
-        if exchange is None:
+        exchange = self._reading
+        if exchange is None:  # the gate has not seen it, and will not count it
+            self._listener.refused[reply.outcome.reason] += 1
             exchange = Exchange(self._turns, head.UNREAD)
+        self._reading = self._body = None
         exchange.parts.clear()
         self._release_head()
         self._turns.give_back(exchange)
@@ -317,13 +277,8 @@ class Inbound(asyncio.Protocol):
         self._turns.whole(exchange)
 
     def _release_head(self) -> None:
-        if self._head_held_bytes:
-            self._budget.give(self._head_held_bytes)
-            self._head_held_bytes = 0
-
-
-def _reply_to(error: head.HeadError) -> Reply:
-    return answers.refusal(error.outcome, error.detail)
+        self._budget.give(len(self._partial))
+        self._partial = b""
 
 
 def _no_buffer() -> Reply:
@@ -331,13 +286,12 @@ def _no_buffer() -> Reply:
 
 
 class ConnectionSet(Port, Protocol):
-    """The listener, as its connections see it."""
+    """The listener, as its connections see it. `refused` counts what its gate never sees, by reason."""
 
-    def admit(self, connection: Inbound) -> bool:
-        """Count a new connection in; False if there are too many."""
+    refused: Counter[str]
+
+    def admit(self, connection: Inbound, peer: object) -> Outcome | None:
+        """Count a new connection in; or why there are too many. `peer` is its socket address."""
 
     def forget(self, connection: Inbound) -> None:
         """The connection is gone."""
-
-
-_IDLE, _HEAD, _BODY, _CHUNKS = "idle", "head", "body", "chunks"

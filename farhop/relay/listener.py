@@ -1,23 +1,36 @@
 """A port that clients (or the tier above) come to: accepts, bounds, sweeps time limits, drains.
 
-Never looks into a request: that is the gate's.
+Draining loses nothing that was sent to us: whoever has connected is accepted, every answer says that it is the last one
+on its connection, and a connection at rest is left open for a while for the request that may be on its way. (The tier
+above asks anew when a connection that it kept is closed, so there it need not rest for long.) Never looks into a
+request: that is the gate's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
+from collections import Counter
+from ipaddress import IPv6Address
 from typing import TYPE_CHECKING
 
+from farhop.balance import outcome
+from farhop.relay.cork import Cork
 from farhop.relay.inbound import Gate, Inbound, InboundLimits
+from farhop.relay.tls import Handshakes
 
 if TYPE_CHECKING:
-    from farhop.balance.limits import ByteBudget
+    from farhop.balance.limits import ByteBudget, SlotLimit
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.tls import ListenerTls
 
 # Time limits are checked by one sweep rather than a timer per connection: they may be late by this much.
 SWEEP_S = 0.25
 # Connections beyond the limit get an answer, as long as there are no more of them than this.
 _TURNED_AWAY_MAX = 256
 _BREAK_S = 1.0  # what breaking the connections that are left may take
+_HOP_REST_S = 0.5  # for the first request of the tier above on a connection that it has just made
+_ACCEPT_REST_S = 1.0  # what accepting those that have connected may take, once we stop
 
 
 class PortTakenError(Exception):
@@ -25,28 +38,49 @@ class PortTakenError(Exception):
 
 
 class Listener:
-    """One listening address and its connections. `is_hop`: the tier above comes here, not clients."""
+    """One listening address and its connections. `is_hop`: the tier above comes here, not clients.
+
+    `slots` bound the connections of all listeners of the process together. `refused` counts, by reason, what was
+    refused before a request could be read; the gate counts the others.
+    """
 
     def __init__(
-        self, name: str, gate: Gate, limits: InboundLimits, budget: ByteBudget, *, is_hop: bool = False
+        self,
+        name: str,
+        gate: Gate,
+        limits: InboundLimits,
+        budget: ByteBudget,
+        slots: SlotLimit | None = None,
+        *,
+        is_hop: bool = False,
+        tls: ListenerTls | None = None,
     ) -> None:
-        self.is_hop = is_hop
-        self._name, self._gate, self._limits, self._budget = name, gate, limits, budget
+        self.name, self.is_hop = name, is_hop
+        self.cork = Cork(asyncio.get_running_loop())
+        self._gate, self._limits, self._budget, self._slots = gate, limits, budget, slots
+        self.refused: Counter[str] = Counter()
+        self._by_client: Counter[str] = Counter()
+        self._rest_s = limits.idle_s
         self._connections: set[Inbound] = set()
         self._turned_away: set[Inbound] = set()
         self._server: asyncio.Server | None = None
+        self._handshakes = None if tls is None else Handshakes(self._connection, tls)
         self._sweeper: asyncio.TimerHandle | None = None
         self.stopping = False
 
-    async def open(self, host: str, port: int) -> int:
-        """Listen; returns the port (chosen by the system if `port` is 0). Raises PortTakenError."""
+    async def open(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Listen; returns the port (chosen by the system if `port` is 0). Raises PortTakenError.
+
+        With `reuse_port` (SO_REUSEPORT) others that say so, too, may listen there: the kernel spreads connections.
+        """
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._connection, host, port, backlog=1024)
+            made = self._handshakes or self._connection
+            self._server = await loop.create_server(made, host, port, backlog=1024, reuse_port=reuse_port)
         except OSError as error:
             reason = error.strerror or str(error)
             raise PortTakenError(
-                f"{self._name}: cannot listen on {host}:{port}: {reason}; choose another port"
+                f"{self.name}: cannot listen on {host}:{port}: {reason}; choose another port"
             ) from None
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         chosen: int = self._server.sockets[0].getsockname()[1]
@@ -55,21 +89,35 @@ class Listener:
     def _connection(self) -> Inbound:
         return Inbound(self, self._gate, self._limits, self._budget)
 
-    def admit(self, connection: Inbound) -> bool:
-        """Count a connection in, within the limit."""
-        if len(self._connections) < self._limits.connections_max:
+    def admit(self, connection: Inbound, peer: object) -> Outcome | None:
+        """Count a connection in, within the limits; or which it is beyond. `peer` is its socket address."""
+        client = "" if self.is_hop else client_of(peer)
+        reason = None
+        if client and self._by_client[client] >= self._limits.connections_per_client_max:
+            reason = outcome.CLIENT_CROWDS
+        elif len(self._connections) >= self._limits.connections_max or not (self._slots is None or self._slots.take()):
+            reason = outcome.TOO_MANY_CONNECTIONS
+        if reason is None:
+            connection.client = client
+            self._by_client[client] += 1
             self._connections.add(connection)
-            return True
-        if len(self._turned_away) < _TURNED_AWAY_MAX:
+        elif len(self._turned_away) < _TURNED_AWAY_MAX:
             self._turned_away.add(connection)
         else:
             connection.abort()
-        return False
+        return reason
 
     def forget(self, connection: Inbound) -> None:
         """Count a connection out."""
-        self._connections.discard(connection)
         self._turned_away.discard(connection)
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        if self._slots is not None:
+            self._slots.give()
+        self._by_client[connection.client] -= 1
+        if not self._by_client[connection.client]:
+            del self._by_client[connection.client]
 
     @property
     def connections(self) -> int:
@@ -77,24 +125,39 @@ class Listener:
         return len(self._connections)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
-        now = loop.time()
-        for connection in (*self._connections, *self._turned_away):
-            connection.check(now)
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        self._check()
 
-    def stop_accepting(self) -> None:
-        """No new connections; those at rest are closed, the others after their answer."""
+    def _check(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in (*self._connections, *self._turned_away):
+            connection.check(now, self._rest_s)
+
+    async def stop_accepting(self) -> None:
+        """No connections after those that are made; each that is open ends after its next answer, or its rest."""
         self.stopping = True
+        self._rest_s = _HOP_REST_S if self.is_hop else min(self._limits.idle_s, self._limits.drain_idle_s)
         if self._server is not None:
+            await self._accept_rest(self._server)
             self._server.close()
-        for connection in tuple(self._connections):
-            connection.close_if_idle()
+        self._check()
+
+    async def _accept_rest(self, server: asyncio.Server) -> None:
+        """Let the loop accept until nobody waits: the kernel resets those whom a closing socket leaves."""
+        loop = asyncio.get_running_loop()
+        poll = select.poll()
+        for listening in server.sockets:
+            poll.register(listening.fileno(), select.POLLIN)
+        end = loop.time() + _ACCEPT_REST_S
+        while poll.poll(0) and loop.time() < end:
+            await asyncio.sleep(0)
 
     async def close(self, deadline_s: float) -> None:
         """Drain: wait for answers under way up to the deadline, then break what is left."""
-        self.stop_accepting()
+        await self.stop_accepting()
         await self._emptied(deadline_s)
+        if self._handshakes is not None:
+            await self._handshakes.close()
         for connection in (*self._connections, *self._turned_away):
             connection.abort()
         await self._emptied(_BREAK_S)
@@ -104,5 +167,20 @@ class Listener:
     async def _emptied(self, within_s: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + within_s
-        while (self._connections or self._turned_away) and loop.time() < end:
+        while (self._connections or self._turned_away or self._shaking) and loop.time() < end:
             await asyncio.sleep(0.02)
+
+    @property
+    def _shaking(self) -> int:
+        return 0 if self._handshakes is None else self._handshakes.under_way
+
+
+def client_of(peer: object) -> str:
+    """By what a client counts: its IPv4 address, or the /64 that an IPv6 host has to itself. "" if it has neither."""
+    if not isinstance(peer, tuple):
+        return ""
+    host = str(peer[0])
+    if ":" not in host:
+        return host
+    address = IPv6Address(host)
+    return str(address.ipv4_mapped or address.packed[:8].hex(":", 2))

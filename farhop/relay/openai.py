@@ -1,4 +1,4 @@
-"""Reading an OpenAI-shaped body: only what routing needs, and the canonical text of the prompt.
+"""Reading OpenAI-shaped bodies and answers: chats, completions, embeddings; the usage that an engine reports.
 
 The canonical text is in the order in which an engine sees it (tools, then each message's role and decoded content, or
 the prompt), so key order, escapes and spacing do not matter, and a conversation's next turn extends it byte for byte.
@@ -10,44 +10,32 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import xxhash
 
-from farhop.balance import outcome
 from farhop.balance.machine import Usage
-from farhop.balance.outcome import Outcome
-from farhop.relay.paths import Kind
+from farhop.relay.prompt import (
+    FIELD,
+    ITEM,
+    NO_OUTPUT,
+    PART,
+    TOOLS,
+    Prompt,
+    in_order,
+    invalid,
+    json_reader,
+    medium,
+    texts,
+)
 
-# Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
-_ITEM, _FIELD, _PART, _MEDIA, _TOOLS, _TOKENS = b"\xff", b"\xfe", b"\xfd", b"\xfc", b"\xfb", b"\xfa"
-_TOKEN_MAX = (1 << 31) - 1  # so that a token's first byte is none of them
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
-
-
-class BodyError(Exception):
-    """A body that cannot be routed. `param` names the field; the text names the remedy."""
-
-    def __init__(self, reason: Outcome, detail: str, param: str | None = None) -> None:
-        super().__init__(detail)
-        self.outcome, self.detail, self.param = reason, detail, param
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    """What routing needs of a body. `media_bytes` counts images and audio, which are hashed, not spelled out."""
-
-    model: str
-    canonical: bytes
-    stream: bool
-    wants_usage: bool
-    max_tokens: int | None
-    cache_salt: str
-    media_bytes: int = 0
 
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Message(msgspec.Struct):
+class Message(msgspec.Struct):
+    """One message of a chat, as far as it is looked at."""
+
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
@@ -64,7 +52,7 @@ class _Body(msgspec.Struct):
 
 
 class _Chat(_Body, kw_only=True):
-    messages: list[_Message]
+    messages: list[Message]
     tools: list[Any] | None = None
     max_completion_tokens: int | None = None
 
@@ -73,70 +61,58 @@ class _Completion(_Body, kw_only=True):
     prompt: str | list[Any]
 
 
-_chat = msgspec.json.Decoder(_Chat)
-_completion = msgspec.json.Decoder(_Completion)
+class _Embeddings(msgspec.Struct):
+    """vLLM takes a chat, too, in place of the input."""
+
+    model: str
+    input: str | list[Any] | None = None
+    messages: list[Message] | None = None
+    cache_salt: str | None = None
+
+
 _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
-_sorted_json = msgspec.json.Encoder(order="deterministic")
-
-
-def read(kind: Kind, body: bytes) -> Prompt:
-    """Decode a request body. Raises BodyError naming the field."""
-    try:
-        if kind is Kind.CHAT:
-            return _read_chat(_chat.decode(body))
-        return _read_completion(_completion.decode(body))
-    except msgspec.ValidationError as error:
-        raise _invalid_field(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BodyError(outcome.INVALID_JSON, f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise BodyError(outcome.INVALID_JSON, "the body is nested too deeply") from None
-
-
-def _invalid_field(text: str) -> BodyError:
-    problem, _, path = text.partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
-    if "missing required field `" in problem:
-        missing = problem.split("`")[1]
-        param = f"{param}.{missing}" if param else missing
-    return BodyError(outcome.INVALID_FIELD, f"{problem}{f' (at {param})' if param and path else ''}", param)
 
 
 def _read_chat(body: _Chat) -> Prompt:
     if not body.messages:
-        raise BodyError(outcome.INVALID_FIELD, "`messages` must hold at least one message", "messages")
+        raise invalid("messages", "`messages` must hold at least one message")
+    canonical, media_bytes = spell(body.messages, body.tools)
+    if body.max_completion_tokens is not None:
+        return _prompt(body, canonical, body.max_completion_tokens, "max_completion_tokens", media_bytes)
+    return _prompt(body, canonical, body.max_tokens, "max_tokens", media_bytes)
+
+
+def spell(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]:
+    """The canonical text of a chat, and how much media it has, in bytes. `messages` is not empty."""
     parts: list[bytes] = []
     media_bytes = 0
-    if body.tools:
-        parts += (_TOOLS, _sorted_json.encode(body.tools), _ITEM)
-    for message in body.messages:
+    if tools:
+        parts += (TOOLS, in_order(tools), ITEM)
+    for message in messages:
         media_bytes += _spell(message, parts)
     # The last message is open: its next turn, or its continuation, goes on from here.
     parts.pop()
-    limit, param = body.max_tokens, "max_tokens"
-    if body.max_completion_tokens is not None:
-        limit, param = body.max_completion_tokens, "max_completion_tokens"
-    return _prompt(body, b"".join(parts), limit, param, media_bytes)
+    return b"".join(parts), media_bytes
 
 
-def _spell(message: _Message, parts: list[bytes]) -> int:
+def _spell(message: Message, parts: list[bytes]) -> int:
     """Add a message to the canonical text; returns how much media it has, in bytes."""
     media_bytes = 0
-    parts += (message.role.encode(), _FIELD)
+    parts += (message.role.encode(), FIELD)
     if isinstance(message.content, str):
         parts.append(message.content.encode())
     elif message.content:
         for i, part in enumerate(message.content):
             text, size = _content_part(part)
-            parts += (_PART, text) if i else (text,)
+            parts += (PART, text) if i else (text,)
             media_bytes += size
     # One field more, two or three: which are there can be told from their number.
     if message.name or message.tool_call_id:
-        parts += (_FIELD, (message.name or "").encode(), _FIELD, (message.tool_call_id or "").encode())
+        parts += (FIELD, (message.name or "").encode(), FIELD, (message.tool_call_id or "").encode())
     if message.tool_calls:
-        parts += (_FIELD, _sorted_json.encode(message.tool_calls))
-    parts.append(_ITEM)
+        parts += (FIELD, in_order(message.tool_calls))
+    parts.append(ITEM)
     return media_bytes
 
 
@@ -144,46 +120,48 @@ def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
     text = part.get("text")
     if isinstance(text, str) and part.get("type") in ("text", "input_text"):
         return text.encode(), 0
-    blob = _sorted_json.encode(part)
-    return _MEDIA + xxhash.xxh3_128_hexdigest(blob).encode(), len(blob)
+    return medium(part)
 
 
 def _read_completion(body: _Completion) -> Prompt:
-    prompt = body.prompt
-    if not prompt:
-        raise BodyError(outcome.INVALID_FIELD, "`prompt` must not be empty", "prompt")
-    canonical = prompt.encode() if isinstance(prompt, str) else _ITEM.join(_prompt_item(p) for p in _items(prompt))
-    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0)
+    return _prompt(body, texts(body.prompt, "prompt"), body.max_tokens, "max_tokens", 0)
 
 
-def _items(prompt: list[Any]) -> list[Any]:
-    """A list of token ids is one prompt; anything else is a list of prompts."""
-    return [prompt] if isinstance(prompt[0], int) else prompt
-
-
-def _prompt_item(item: object) -> bytes:
-    if isinstance(item, str):
-        return item.encode()
-    if isinstance(item, list) and all(type(t) is int and 0 <= t <= _TOKEN_MAX for t in item):
-        # Four bytes each, so that equal ids give equal prefixes.
-        return _TOKENS + b"".join(t.to_bytes(4, "big") for t in item)
-    detail = f"`prompt` must be a string, a list of strings, or lists of token ids within 0..{_TOKEN_MAX}"
-    raise BodyError(outcome.INVALID_FIELD, detail, "prompt")
-
-
-def _prompt(body: _Body, canonical: bytes, limit: int | None, param: str, media_bytes: int) -> Prompt:
+def _prompt(body: _Body, canonical: bytes, limit: int | None, param: str, unspelled_bytes: int) -> Prompt:
     if limit is not None and limit < 1:
-        raise BodyError(outcome.INVALID_FIELD, f"`{param}` must be at least 1", param)
+        raise invalid(param, f"`{param}` must be at least 1")
     options = body.stream_options
+    stream = bool(body.stream)
     return Prompt(
         model=body.model,
         canonical=canonical,
-        stream=bool(body.stream),
-        wants_usage=bool(options and options.include_usage),
+        stream=stream,
+        hide_usage=stream and not (options and options.include_usage),
         max_tokens=limit,
         cache_salt=body.cache_salt or "",
-        media_bytes=media_bytes,
+        unspelled_bytes=unspelled_bytes,
     )
+
+
+def _read_embeddings(body: _Embeddings) -> Prompt:
+    if body.messages:
+        canonical, unspelled_bytes = spell(body.messages, None)
+    elif body.input is None:
+        raise invalid("input", "`input` is missing: give a text, token ids, or a list of either")
+    else:
+        canonical, unspelled_bytes = texts(body.input, "input"), 0
+    return Prompt(
+        body.model,
+        canonical,
+        max_tokens=NO_OUTPUT,
+        cache_salt=body.cache_salt or "",
+        unspelled_bytes=unspelled_bytes,
+    )
+
+
+chat = json_reader(_Chat, _read_chat)
+completion = json_reader(_Completion, _read_completion)
+embeddings = json_reader(_Embeddings, _read_embeddings)
 
 
 def ask_for_usage(body: bytes) -> bytes:
@@ -204,8 +182,14 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
+    """Chats and embeddings name their tokens prompt and completion, transcriptions input and output; a ranking may
+    tell their total only, and generates nothing."""
+
+    prompt_tokens: int | None = None
+    input_tokens: int | None = None
+    total_tokens: int | None = None
+    completion_tokens: int | None = None
+    output_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
 
@@ -224,9 +208,13 @@ def usage_of(document: bytes | memoryview) -> Usage | None:
         return None
     if usage is None:
         return None
-    if not (0 <= usage.prompt_tokens <= _USAGE_TOKENS_MAX and 0 <= (usage.completion_tokens or 0) <= _USAGE_TOKENS_MAX):
+    output = usage.completion_tokens or usage.output_tokens or 0
+    prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    if prompt is None and usage.total_tokens is not None:
+        prompt = usage.total_tokens - output
+    if prompt is None or not (0 <= prompt <= _USAGE_TOKENS_MAX and 0 <= output <= _USAGE_TOKENS_MAX):
         return None
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
-    if cached is not None and not 0 <= cached <= usage.prompt_tokens:
+    if cached is not None and not 0 <= cached <= prompt:
         cached = None
-    return Usage(usage.prompt_tokens, usage.completion_tokens or 0, cached)
+    return Usage(prompt, output, cached)

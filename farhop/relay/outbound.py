@@ -1,35 +1,48 @@
 """The upstream's side: keep-alive connections, and the pool that lends them.
 
 Invariants: a connection carries one attempt at a time; it is lent again only after a whole, well-framed answer to a
-request that was sent whole; bytes that nobody asked for close it. A kept connection that turns out dead before it said
-a word is replaced by a fresh one without the attempt noticing. Never retries anything else.
+request that was sent whole; bytes that nobody asked for close it; no address has more connections than its bound. A
+kept connection that turns out dead before it said a word is replaced by a fresh one without the attempt noticing. Never
+retries anything else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import ssl
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
-import httptools
 import msgspec
 
 from farhop.balance import outcome
-from farhop.relay import tunnel
+from farhop.relay import head, tls, tunnel
+from farhop.relay.body import EndlessBody, FramingError
+from farhop.relay.cork import Cork
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farhop.balance.machine import Address
     from farhop.balance.outcome import Outcome
-    from farhop.relay.head import Headers
+    from farhop.relay.body import Body
+    from farhop.relay.head import AnswerHead
 
 
 class OutboundLimits(msgspec.Struct, frozen=True):
-    """What an upstream may do. Seconds, counts and bytes."""
+    """What an upstream may do, and how much of us one address gets. Seconds, counts and bytes.
+
+    A connection carries one stream, and a fresh one is opened only where none is at rest: `streams_max` bounds both.
+    """
 
     connect_s: float = 3.0
     first_byte_s: float = 120.0
     between_bytes_s: float = 60.0
     idle_s: float = 50.0  # below the 60-75 s that servers commonly keep: we close first
     idle_max: int = 256  # kept connections per upstream address
+    streams_max: int = 10_000  # per upstream address
     headers_max: int = 200
     head_bytes_max: int = 64 * 1024  # of heads, interim answers, trailers and chunk extensions without a body byte
 
@@ -40,8 +53,8 @@ class Attempt(Protocol):
     def connected(self, connection: Outbound) -> None:
         """The connection is yours: write the request."""
 
-    def answered(self, status: int, headers: Headers, length: int | None) -> None:
-        """The answer's head is here. `length` is its Content-Length, None where framing tells the end."""
+    def answered(self, answer: AnswerHead) -> None:
+        """The answer's head is here."""
 
     def received(self, data: bytes) -> None:
         """Some of the answer's body."""
@@ -54,31 +67,22 @@ class Attempt(Protocol):
 
 
 _CLOSE_S = 1.0  # what closing every connection may take
-
-
-class _BadFramingError(Exception):
-    """Raised into the parser: the answer cannot be delimited, or is followed by what nobody asked for."""
+# A connection that did not come to be for want of descriptors, ports or memory here says nothing about the upstream.
+_OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
 
 class Outbound(asyncio.Protocol):
     """One connection to an upstream. `host` is its `Host` header's value."""
 
     __slots__ = (
-        "_answer_headers",
-        "_complete",
-        "_fresh_head",
-        "_headers",
-        "_headers_done",
+        "_body",
+        "_ended",
+        "_head",
         "_heard",
-        "_keep",
-        "_length",
-        "_parser",
-        "_parts",
+        "_partial",
         "_pool",
         "_quiet_bytes",
-        "_status",
         "_transport",
-        "_until_eof",
         "address",
         "attempt",
         "host",
@@ -91,19 +95,16 @@ class Outbound(asyncio.Protocol):
         self.host = str(address).encode()
         self._transport: asyncio.Transport | None = None
         self.attempt: Attempt | None = None
-        self.reused = False
+        self.reused = self._ended = False
         self.idle_since = 0.0
-        self._parser = httptools.HttpResponseParser(self)
-        self._parts: list[bytes] = []
         self._reset()
 
     def _reset(self) -> None:
-        self._headers: Headers = []
-        self._answer_headers = self._headers
-        self._headers_done = self._fresh_head = self._complete = self._keep = False
-        self._heard = self._until_eof = False
-        self._status = self._quiet_bytes = 0
-        self._length: int | None = None
+        self._partial = b""  # of a head that is not complete
+        self._head: AnswerHead | None = None
+        self._body: Body | None = None  # None once the head is here: the answer has none
+        self._heard = False
+        self._quiet_bytes = 0
 
     @property
     def usable(self) -> bool:
@@ -118,7 +119,7 @@ class Outbound(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Send bytes upstream."""
         if self._transport is not None:
-            self._transport.write(data)
+            self._pool.cork.write(self._transport, data)
 
     def pause(self) -> None:
         """Stop reading: the client is behind."""
@@ -148,13 +149,23 @@ class Outbound(asyncio.Protocol):
         attempt, self.attempt = self.attempt, None
         if attempt is None:
             return
-        if self._until_eof and exc is None:
+        if isinstance(self._body, EndlessBody) and exc is None and self._ended:
             attempt.completed()
         elif self.reused and not self._heard:
             self._pool.lend_fresh(self.address, attempt)
+        elif isinstance(exc, ssl.SSLError) and not self._heard:
+            self._pool.refused(
+                self.address, exc
+            )  # TLS 1.3: what it thinks of our certificate comes after the handshake
+            attempt.lost(outcome.CONNECT_FAILED)
         else:
             # Whether the client has seen a byte is the attempt's to know.
             attempt.lost(outcome.DIED_BEFORE_START)
+
+    def eof_received(self) -> bool:
+        # Over TLS only a proper goodbye comes here: an end that anybody on the way could forge does not end a body.
+        self._ended = True
+        return False
 
     def data_received(self, data: bytes) -> None:
         attempt = self.attempt
@@ -163,95 +174,100 @@ class Outbound(asyncio.Protocol):
             return
         self._heard = True
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            if not self._complete:
-                self.abort()
-                attempt.lost(outcome.BAD_FRAMING)
-                return
-            self._keep = False  # a whole answer, and then bytes that nobody asked for
-        if self._fresh_head:
-            self._fresh_head = False
-            attempt.answered(self._status, self._answer_headers, self._length)
-        if self._parts:
-            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._parts.clear()
-            self._quiet_bytes = 0
-            attempt.received(body)
-        else:
-            self._bound_quiet(len(data), attempt)
-        if self._complete and self.attempt is attempt:
-            self._settle(attempt)
-
-    def _bound_quiet(self, size: int, attempt: Attempt) -> None:
-        """The parser bounds neither heads, nor how many interim answers, trailers or chunk extensions there are."""
-        self._quiet_bytes += size
-        if self._quiet_bytes > self._pool.limits.head_bytes_max and not self._complete:
+            rest = self._read(data, attempt)
+        except (head.HeadError, FramingError):
             self.abort()
             attempt.lost(outcome.BAD_FRAMING)
+            return
+        if rest is not None and self.attempt is attempt:
+            self._settle(attempt, keep=not rest)  # bytes behind a whole answer: nobody asked for those
 
-    def _settle(self, attempt: Attempt) -> None:
+    def _read(self, data: bytes, attempt: Attempt) -> bytes | None:
+        """Pass on what is here. What is behind the answer once it is whole, None while it is not."""
+        answer = self._head
+        if answer is None:
+            if self._partial:
+                data = self._partial + data
+            answer, data = self._read_head(data)
+            if answer is None:
+                return None
+            attempt.answered(answer)
+            if self._body is None:
+                return data
+            if not data:
+                return None
+        assert self._body is not None
+        parts: list[bytes] = []
+        rest = self._body.feed(data, parts)
+        if parts:
+            self._quiet_bytes = 0
+            attempt.received(parts[0] if len(parts) == 1 else b"".join(parts))
+        elif rest is None:
+            self._bound_quiet(len(data))
+        return rest
+
+    def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
+        """The answer's head, None while it is not complete, and what is behind it. Raises HeadError."""
+        limits = self._pool.limits
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                if len(data) + self._quiet_bytes > limits.head_bytes_max or data[:7] != b"HTTP/1."[: len(data)]:
+                    raise head.HeadError(outcome.BAD_FRAMING, "what came is not the head of an answer")
+                self._partial = data
+                return None, b""
+            answer = head.answer(data[:end], limits.headers_max)
+            data = data[end + 4 :]
+            if answer.status >= 200:
+                break
+            # Interim answers (RFC 9110 §15.2) are for us, not for the client.
+            if answer.status == 101:
+                raise head.HeadError(outcome.BAD_FRAMING, "nobody asked for another protocol")
+            self._bound_quiet(end)
+        self._partial = b""
+        self._head, self._body = answer, answer.body
+        return answer, data
+
+    def _bound_quiet(self, size: int) -> None:
+        """Bounds interim answers, trailers and chunk extensions between two bytes of body."""
+        self._quiet_bytes += size
+        if self._quiet_bytes > self._pool.limits.head_bytes_max:
+            raise FramingError("too much framing without a body")
+
+    def _settle(self, attempt: Attempt, keep: bool) -> None:
         self.attempt = None
         transport = self._transport
         if transport is not None:
             # An answer may come before the request was sent whole: the rest of it must not open the next one.
-            if self._keep and not transport.get_write_buffer_size():
+            if keep and self._head is not None and self._head.keep_alive and not transport.get_write_buffer_size():
                 self._reset()
                 self._pool.give_back(self)
             else:
                 transport.close()
         attempt.completed()
 
-    # -- httptools
-
-    def on_message_begin(self) -> None:
-        if self._complete:
-            raise _BadFramingError("bytes after the answer")
-        self._headers = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200:
-            if status == 101:
-                raise _BadFramingError("nobody asked for another protocol")
-            return  # interim answers (RFC 9110 §15.2) are for us, not for the client
-        if len(self._headers) > self._pool.limits.headers_max:
-            raise _BadFramingError("too many headers")
-        length, coding = b"", b""
-        for name, value in self._headers:
-            if name == b"content-length":
-                length = value.strip()
-            elif name == b"transfer-encoding":
-                coding = value.strip().lower()
-        if coding not in (b"", b"chunked"):
-            raise _BadFramingError("a transfer coding that nobody asked for")
-        self._status = status
-        self._length = int(length) if length else None
-        self._answer_headers, self._headers = self._headers, []  # what still comes here are trailers: dropped
-        self._headers_done = self._fresh_head = True
-        self._until_eof = self._length is None and not coding and status not in (204, 304)
-
-    def on_body(self, body: bytes) -> None:
-        self._parts.append(body)
-
-    def on_message_complete(self) -> None:
-        if self._headers_done:
-            self._complete = True
-            self._keep = self._parser.should_keep_alive()  # known only here: the parser forgets it after this call
-
 
 class Pool:
-    """Connections to every upstream address, kept while they are of use, and lent."""
+    """Connections to every upstream address, kept while they are of use, and lent.
 
-    def __init__(self, limits: OutboundLimits) -> None:
+    `context` gives the TLS context for the next connection to an address that wants one; `trouble` is told where TLS
+    failed, and why.
+    """
+
+    def __init__(
+        self,
+        limits: OutboundLimits,
+        context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        trouble: Callable[[Address, str], None] = lambda _address, _why: None,
+    ) -> None:
         self.limits = limits
+        self._context, self._trouble = context, trouble
         self._idle: dict[Address, list[Outbound]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._all: set[Outbound] = set()
+        self._at: Counter[Address] = Counter()  # open, or being opened
         self._loop = asyncio.get_running_loop()
+        self.cork = Cork(self._loop)
 
     @property
     def connections(self) -> int:
@@ -271,9 +287,18 @@ class Pool:
 
     def lend_fresh(self, address: Address, attempt: Attempt) -> None:
         """Connect, then lend."""
+        if self._at[address] >= self.limits.streams_max:
+            self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
+            return
+        self._at[address] += 1
         task = self._loop.create_task(self._connect(address, attempt))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._tried, address))
+
+    def _tried(self, address: Address, task: asyncio.Task[None]) -> None:
+        """A connect is over, one that was cancelled before it began included."""
+        self._tasks.discard(task)
+        self._left(address)
 
     async def _connect(self, address: Address, attempt: Attempt) -> None:
         try:
@@ -281,8 +306,10 @@ class Pool:
                 connection = await self._open(address)
         except TimeoutError:
             attempt.lost(outcome.CONNECT_TIMEOUT)
-        except OSError:
-            attempt.lost(outcome.CONNECT_FAILED)
+        except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                self.refused(address, error)
+            attempt.lost(outcome.UPSTREAM_FULL if error.errno in _OURS else outcome.CONNECT_FAILED)
         else:
             if connection.usable:
                 connection.lend(attempt)
@@ -290,14 +317,32 @@ class Pool:
                 attempt.lost(outcome.DIED_BEFORE_START)  # accepted, and closed at once
 
     async def _open(self, address: Address) -> Outbound:
+        context = None if address.tls is None else self._context()
         if address.via is not None:
-            return await tunnel.connect(address.via, address, lambda: Outbound(self, address))
-        _, connection = await self._loop.create_connection(lambda: Outbound(self, address), address.host, address.port)
+            return await tunnel.connect(address.via, address, lambda: Outbound(self, address), context)
+        _, connection = await self._loop.create_connection(
+            lambda: Outbound(self, address),
+            address.host,
+            address.port,
+            ssl=context,
+            server_hostname=address.tls,
+            ssl_shutdown_timeout=None if context is None else tls.SHUTDOWN_S,
+        )
         return connection
+
+    def refused(self, address: Address, error: ssl.SSLError) -> None:
+        """TLS failed on the way to an address."""
+        self._trouble(address, tls.text_of(error))
 
     def opened(self, connection: Outbound) -> None:
         """Count a connection in."""
         self._all.add(connection)
+        self._at[connection.address] += 1
+
+    def _left(self, address: Address) -> None:
+        self._at[address] -= 1
+        if not self._at[address]:
+            del self._at[address]
 
     def give_back(self, connection: Outbound) -> None:
         """Keep a connection for the next attempt, unless there are enough."""
@@ -314,6 +359,7 @@ class Pool:
     def forget(self, connection: Outbound) -> None:
         """Count a connection out."""
         self._all.discard(connection)
+        self._left(connection.address)
         idle = self._idle.get(connection.address)
         if idle and connection in idle:
             idle.remove(connection)

@@ -7,6 +7,7 @@ or its client leaving; the machine hears of every edge of every request exactly 
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farhop.balance import machine, outcome
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from farhop.relay.inbound import Exchange
     from farhop.relay.outbound import Pool
+
+
+_ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: who passes a request on says so
 
 
 class Tier(Protocol):
@@ -55,6 +59,7 @@ class Journey:
         "began_at",
         "body",
         "context",
+        "due",
         "exchange",
         "forward",
         "forwarded_at",
@@ -76,6 +81,7 @@ class Journey:
         self.attempt: AttemptRun | None = None
         self.forward: machine.Forward | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.due = inf  # when the machine wants to hear of it
         self.arrived_at = relay.clock()
         self.forwarded_at = self.began_at = 0.0
         self.hold_from: float | None = None
@@ -101,11 +107,12 @@ class Journey:
     def upstream_head(self, host: bytes) -> bytes:
         """The request's head as the upstream gets it. `host` is its `Host` header's value."""
         head = self.exchange.head
-        return b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\naccept-encoding: identity\r\n%b%b\r\n" % (
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
             head.method,
             head.target,
             host,
             len(self.body),
+            _ALWAYS,
             head.onward,
             self._relay.tier.upstream_headers(self),
         )
@@ -285,8 +292,20 @@ class Relay:
     def _set_timer(self, journey: Journey, command: machine.SetTimer) -> None:
         if journey.timer is not None:
             journey.timer.cancel()
-        delay_s = max(0.0, command.at - self.clock())
-        journey.timer = self._loop.call_later(delay_s, self.react, machine.TimerFired(command.id))
+            journey.timer = None
+        journey.due = command.at
+        self._arm(journey, self.clock())
+
+    def _arm(self, journey: Journey, now: float) -> None:
+        """Most timers are deadlines that never fire: only one due before the sweep comes by again gets a handle."""
+        delay_s = journey.due - now
+        if delay_s <= SWEEP_S and journey.timer is None:
+            fired = machine.TimerFired(journey.request.id)
+            journey.timer = self._loop.call_later(max(0.0, delay_s), self._fire, journey, fired)
+
+    def _fire(self, journey: Journey, fired: machine.TimerFired) -> None:
+        journey.timer, journey.due = None, inf
+        self.react(fired)
 
     # -- endings
 
@@ -315,6 +334,7 @@ class Relay:
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         now = self.clock()
         for journey in tuple(self._live.values()):
+            self._arm(journey, now)
             if journey.attempt is not None:
                 journey.attempt.check(now, self.pool.limits)
         self.pool.sweep(self._loop.time())

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Usage
 
 EVENT_BYTES_MAX = 256 * 1024  # an event longer than this passes in pieces: it is not usage, and memory is bounded
-BODY_BYTES_MAX = 256 * 1024  # a longer body passes too, without its usage being read
+BODY_BYTES_MAX = 256 * 1024  # of a longer body only the end is kept: where usage is the last member, it is found there
+TAIL_BYTES = 4 * 1024
 _END = b"\n\n"
 _ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
@@ -92,12 +93,16 @@ class BodyTap:
         if self._size <= BODY_BYTES_MAX:
             self._parts.append(data)
         else:
-            self._parts.clear()
+            self._parts = [b"".join((*self._parts, data))[-TAIL_BYTES:]]
         return data
 
     def rest(self) -> bytes:
         """Read the usage; nothing is held back."""
         if self._parts:
-            self.usage = usage_of(b"".join(self._parts))
+            document = b"".join(self._parts)
+            if self._size > BODY_BYTES_MAX:
+                # Valid JSON again only if `usage` was a member of the outermost object: nobody's text can imitate it.
+                document = b"{" + document[document.rfind(b'"usage"') :]
+            self.usage = usage_of(document)
             self._parts.clear()
         return b""

@@ -1,7 +1,8 @@
 """Reaching an upstream through an HTTP proxy: CONNECT (RFC 9110 §9.3.6), then the connection is the upstream's own.
 
 Invariants: nothing of a request is sent before the proxy said 2xx; whatever else it says, or bytes behind its head,
-is a failed connect. Never sends credentials to a proxy, and never tries again.
+is a failed connect. Never sends credentials to a proxy, and never tries again. TLS to the
+upstream runs inside the tunnel: the proxy sees no more of it than the name.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from farhop.relay import tls
+
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from farhop.balance.machine import Address
@@ -51,8 +55,9 @@ class _Handshake(asyncio.Protocol):
             self.answered.set_exception(ConnectionResetError("the proxy closed the connection"))
 
 
-async def connect(via: Address, target: Address, make: Callable[[], _P]) -> _P:
+async def connect(via: Address, target: Address, make: Callable[[], _P], context: ssl.SSLContext | None = None) -> _P:
     """Connect to `target` through the proxy `via`; returns the protocol that then owns the connection.
+    With a `context` it speaks TLS, to the name in `target.tls`.
 
     Raises OSError where either of them refuses. Bound it in time: a proxy may never answer.
     """
@@ -64,6 +69,8 @@ async def connect(via: Address, target: Address, make: Callable[[], _P]) -> _P:
         handshake.answered.cancel()
         transport.abort()
         raise
+    if context is not None:
+        return await tls.upgrade(transport, make, context, target.tls)
     protocol = make()
     transport.set_protocol(protocol)
     protocol.connection_made(transport)

@@ -1,12 +1,16 @@
 """The order of answers on one client connection: whose turn it is, who waits, and how the connection ends.
 
-Invariants: answers leave in the order of requests; none is begun while the client does not read the last; no more than
-`pipelined_max` wait for their turn; what an exchange holds of the budget is given back when it is over, however. Never
-parses, and never decides what an answer is. Never stops reading: a client that leaves must be noticed.
+Invariants: answers leave in the order of requests; none is begun while the client does not read the last; no more wait
+for their turn than `pipelined_max`, nor more bytes than one body may have; only after an answer that said so, or a long
+rest, does a connection end; what an exchange holds of the budget is given back when it is over, however. Never parses,
+and never decides what an answer is. Never stops reading: a client that leaves must be noticed.
 """
 
 from __future__ import annotations
 
+import fcntl
+import sys
+import termios
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +22,9 @@ if TYPE_CHECKING:
 
     from farhop.balance.limits import ByteBudget
     from farhop.relay.answers import Reply
+    from farhop.relay.cork import Cork
     from farhop.relay.exchange import Exchange
+    from farhop.relay.inbound import InboundLimits
 
 
 class Gate(Protocol):
@@ -36,6 +42,7 @@ class Port(Protocol):
 
     stopping: bool
     is_hop: bool
+    cork: Cork
 
 
 class Turns:
@@ -43,10 +50,12 @@ class Turns:
 
     __slots__ = (
         "_advancing",
+        "_blind",
         "_budget",
         "_close_after",
         "_gate",
         "_loop",
+        "_pipelined_bytes_max",
         "_pipelined_max",
         "_port",
         "_transport",
@@ -60,14 +69,14 @@ class Turns:
     )
 
     def __init__(
-        self, port: Port, gate: Gate, budget: ByteBudget, pipelined_max: int, loop: asyncio.AbstractEventLoop
+        self, port: Port, gate: Gate, budget: ByteBudget, limits: InboundLimits, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._port, self._gate, self._budget, self._pipelined_max = port, gate, budget, pipelined_max
-        self._loop = loop
+        self._port, self._gate, self._budget, self._loop = port, gate, budget, loop
+        self._pipelined_max, self._pipelined_bytes_max = limits.pipelined_max, limits.body_bytes_max
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[Exchange] = deque()
         self._close_after: Exchange | None = None
-        self._advancing = self._write_paused = False
+        self._advancing = self._write_paused = self._blind = False
         self._unsent, self._unsent_since = 0, 0.0
         self.active: Exchange | None = None
         self.deaf = False
@@ -120,7 +129,12 @@ class Turns:
     def write(self, data: bytes) -> None:
         """Send bytes to the client, if it is there."""
         if self._transport is not None:
-            self._transport.write(data)
+            self._port.cork.write(self._transport, data)
+
+    def chunk(self, data: bytes) -> None:
+        """Send a piece of a stream to the client, if it is there."""
+        if self._transport is not None:
+            self._port.cork.chunk(self._transport, data)
 
     def abort(self) -> None:
         """Break the connection so that the client notices."""
@@ -135,7 +149,8 @@ class Turns:
             self._serve(exchange)
             return
         self._waiting.append(exchange)
-        if len(self._waiting) >= self._pipelined_max:
+        held_bytes = sum(waiting.held_bytes for waiting in self._waiting)
+        if len(self._waiting) >= self._pipelined_max or held_bytes >= self._pipelined_bytes_max:
             # What came beyond is dropped with the connection: a client asks again for what got no answer
             # (RFC 9112 §9.3.2).
             self.last(exchange)
@@ -169,7 +184,7 @@ class Turns:
         if self._transport is None:
             return
         self.since = self._loop.time()
-        if not self.keeps(exchange):
+        if self._close_after is exchange:
             self._linger()
         elif self._waiting:
             self._advance()
@@ -184,7 +199,10 @@ class Turns:
         self._advancing = False
 
     def keeps(self, exchange: Exchange) -> bool:
-        """Whether the connection outlives this exchange. Once it does not, it stays so: the client is told."""
+        """Whether the connection outlives this exchange; asked when its answer begins. If not, the client is told.
+
+        One that was not told may have sent its next request already: then that one's answer tells.
+        """
         draining = self._port.stopping and not self._waiting
         if exchange.head.keep_alive and self._close_after is not exchange and not draining:
             return True
@@ -204,9 +222,11 @@ class Turns:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        self._port.cork.flush()  # the last word
         if transport.can_write_eof():
             transport.write_eof()
         else:
+            self._blind = True  # through TLS: what the system still has to send cannot be seen
             transport.close()
 
     def check_ending(self, now: float, send_s: float, linger_s: float) -> bool:
@@ -221,14 +241,17 @@ class Turns:
             elif now - self._unsent_since > send_s:
                 self.abort()  # it takes nothing of its answer, and holds an engine's slot
             return True
-        if self.deaf and self.at_rest and now - self.since > linger_s:
+        if self.deaf and self.at_rest and now - self.since > (send_s if self._blind else linger_s):
             self.abort()
         return self.deaf
 
     def close(self) -> None:
-        """Close once what is written has been sent."""
-        if self._transport is not None:
-            self._transport.close()
+        """Close a connection at rest, unless the next request is here already and only not read yet."""
+        transport = self._transport
+        if transport is not None and not _unread_bytes(transport):
+            self.deaf, self.since = True, self._loop.time()
+            self._port.cork.flush()
+            transport.close()
 
     def _abandon_waiting(self) -> None:
         waiting = tuple(self._waiting)
@@ -246,3 +269,11 @@ class Turns:
         """The gate failed: say so where the process logs, and what the client is told."""
         self._loop.call_exception_handler({"message": "a listener's gate failed", "exception": error})
         return answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")
+
+
+def _unread_bytes(transport: asyncio.Transport) -> int:
+    """What the kernel has for us. To close over it would be to lose a request, with a reset for an answer."""
+    socket = transport.get_extra_info("socket")
+    if socket is None:
+        return 0
+    return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)

@@ -5,18 +5,21 @@ Never on the data path, never authenticated (bind it to a private address), neve
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from aiohttp import web
 
-from farhop.relay import openai, paths
+from farhop.relay import bodies, paths
 from farhop.relay.listener import PortTakenError
+from farhop.relay.tls import Handshakes
 from farhop.telemetry.metrics import CONTENT_TYPE
 from topology.law import narrowing
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Request
+    from farhop.relay.tls import ListenerTls
     from farhop.shell.decisions import Decisions
     from farhop.shell.door import Door
     from farhop.shell.keeper import KeyKeeper
@@ -53,21 +56,26 @@ class Question(msgspec.Struct, frozen=True):
 
 def composed(door: Door, keeper: KeyKeeper, question: Question) -> Request:
     """The Request that a question stands for, made as the door makes it for a client. Raises ExplainError."""
-    kind = paths.classify(b"POST", question.path.encode())
+    path = question.path.encode("utf-8", "replace")
+    kind = paths.classify(b"POST", path)
     if not isinstance(kind, paths.Kind):
         raise ExplainError(kind.detail)
     try:
-        return door.compose(keeper.trusted(question.tenant, narrowing(question.allow)), kind, bytes(question.body))[0]
-    except openai.BodyError as error:
+        caller = keeper.trusted(question.tenant, narrowing(question.allow))
+        return door.compose(caller, kind, bytes(question.body), path)[0]
+    except bodies.BodyError as error:
         raise ExplainError(error.detail) from None
 
 
 class Admin:
     """One admin server."""
 
-    def __init__(self, desk: Desk, metrics: TierMetrics, decisions: Decisions) -> None:
+    def __init__(self, desk: Desk, metrics: TierMetrics, decisions: Decisions, tls: ListenerTls | None = None) -> None:
         self._desk, self._metrics, self._decisions = desk, metrics, decisions
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._tls = tls
+        self._handshakes: Handshakes | None = None
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises PortTakenError."""
@@ -80,17 +88,25 @@ class Admin:
         app.router.add_post("/explain", self._explain)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
+        make = self._runner.server
+        assert make is not None  # set up above
+        self._handshakes = None if self._tls is None else Handshakes(make, self._tls)
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(self._handshakes or make, host, port)
         except OSError as error:
             await self._runner.cleanup()
             reason = error.strerror or str(error)
             raise PortTakenError(f"admin: cannot listen on {host}:{port}: {reason}; choose another port") from None
-        chosen: int = self._runner.addresses[0][1]
+        chosen: int = self._server.sockets[0].getsockname()[1]
         return chosen
 
     async def close(self) -> None:
         """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+        if self._handshakes is not None:
+            await self._handshakes.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -7,10 +7,16 @@ The random start makes a comparison with another process's clock fail loudly ins
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from random import Random
+
+
+def wall() -> datetime:
+    """The time of the wall clock, for what others date: certificates. Never for an interval, nor between two hosts."""
+    return datetime.now(UTC)
 
 
 class Clock:

@@ -14,6 +14,10 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from farhop.identity.hop import HopSigner
+from farhop.relay.inbound import InboundLimits
+from farhop.relay.outbound import OutboundLimits
+from farhop.shell import certificates
+from farhop.shell.clock import wall
 from farhop.store.etcd_link import EtcdSettings
 
 DAY_S = 86_400.0  # no wait is longer; the hop token says so, too
@@ -64,11 +68,61 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ListenTls(Part):
+    """TLS where others connect to us. With `client_ca_file` they must bring a certificate that it vouches for."""
+
+    cert_file: str
+    key_file: str
+    client_ca_file: str | None = None
+    handshake_s: Seconds = 10.0
+
+    @model_validator(mode="after")
+    def _sound(self) -> ListenTls:
+        certificates.load(self.files, wall())  # its TlsError is a ValueError that names the file
+        return self
+
+    @property
+    def files(self) -> certificates.Files:
+        """For farhop.shell.certificates."""
+        return certificates.Files(True, self.cert_file, self.key_file, self.client_ca_file)
+
+
+class ConnectTls(Part):
+    """TLS where we connect to others: whom we believe (None: the system's authorities), and who we are."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> ConnectTls:
+        certificates.load(self.files, wall())
+        return self
+
+    @property
+    def files(self) -> certificates.Files:
+        """For farhop.shell.certificates."""
+        return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
+
+
 class Listen(Part):
     """Where to listen. Port 0 lets the system choose."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)]
+    tls: ListenTls | None = None
+
+
+class Entry(Listen):
+    """Where clients come. With `reuse_port` several instances share the port, each of which must say so."""
+
+    reuse_port: bool = False
+
+    @model_validator(mode="after")
+    def _shared(self) -> Entry:
+        if self.reuse_port and not self.port:
+            raise ValueError("reuse_port: needs a port that is the same in every instance, not 0")
+        return self
 
 
 class Hop(Part):
@@ -118,18 +172,33 @@ class Etcd(Part):
         )
 
 
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_IN, _OUT = InboundLimits(), OutboundLimits()
+
+
 class Limits(Part):
-    """Bounds of the data plane. Bytes and seconds."""
+    """Bounds of the data plane. Bytes, counts and seconds; what each bounds stands in docs/configuration.md."""
 
     buffered_bytes_max: Bytes = 512 * 1024 * 1024
-    body_bytes_max: Bytes = 16 * 1024 * 1024
-    head_bytes_max: Annotated[int, Field(ge=1024, le=1 << 20)] = 32 * 1024
-    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    body_bytes_max: Bytes = _IN.body_bytes_max
+    head_bytes_max: Annotated[int, Field(ge=1024, le=1 << 20)] = _IN.head_bytes_max
+    headers_max: Annotated[int, Field(ge=1, le=10_000)] = _IN.headers_max
+    connections_max: Count = _IN.connections_max
+    connections_per_client_max: Count = _IN.connections_per_client_max
+    streams_per_upstream_max: Count = _OUT.streams_max
+    upstream_idle_max: Annotated[int, Field(ge=0, le=1_000_000)] = _OUT.idle_max
+    idle_s: Seconds = _IN.idle_s
+    head_s: Seconds = _IN.head_s
+    body_s: Seconds = _IN.body_s
+    upload_s: Seconds = _IN.upload_s
+    send_s: Seconds = _IN.send_s
+    upstream_idle_s: Seconds = _OUT.idle_s
     request_s: Seconds = 600.0
-    connect_s: Seconds = 3.0
-    first_byte_s: Seconds = 120.0
-    between_bytes_s: Seconds = 60.0
+    connect_s: Seconds = _OUT.connect_s
+    first_byte_s: Seconds = _OUT.first_byte_s
+    between_bytes_s: Seconds = _OUT.between_bytes_s
     drain_s: Annotated[float, Field(ge=0, le=DAY_S)] = 30.0
+    drain_idle_s: Annotated[float, Field(ge=0, le=DAY_S)] = _IN.drain_idle_s
 
 
 class Process(Part):

@@ -14,7 +14,7 @@ import msgspec
 
 from farhop.balance import chain, outcome
 from farhop.balance.machine import Request
-from farhop.relay import answers, openai, paths
+from farhop.relay import answers, bodies, openai, paths
 from farhop.relay.paths import Kind, PathRefusal
 from farhop.shell.observe import Visit
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
     from farhop.relay.inbound import Exchange
-    from farhop.relay.openai import Prompt
+    from farhop.relay.prompt import Prompt
     from farhop.relay.relay import Relay
     from farhop.shell.clock import Clock
     from farhop.shell.observe import Observer
+    from farhop.shell.session import SessionReader
 
 NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
@@ -71,8 +72,10 @@ class Keeper(Protocol):
 class Door:
     """A listener's gate. `relay` is set once it exists: the two need one another."""
 
-    def __init__(self, keeper: Keeper, observer: Observer, clock: Clock, rng: Random) -> None:
-        self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
+    def __init__(
+        self, keeper: Keeper, observer: Observer, clock: Clock, rng: Random, session: SessionReader | None = None
+    ) -> None:
+        self._keeper, self._observer, self._clock, self._rng, self._session = keeper, observer, clock, rng, session
         self.relay: Relay | None = None
 
     def head(self, exchange: Exchange) -> Reply | None:
@@ -124,27 +127,28 @@ class Door:
         if kind is Kind.MODELS:
             return _model_list(self._keeper.models(caller))
         try:
-            request, prompt = self.compose(caller, kind, exchange.body)
-        except openai.BodyError as error:
+            request, prompt = self.compose(caller, kind, exchange.body, exchange.head.path, exchange.head.onward)
+        except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
         # A model may have a rule of its own, and its name is known only now.
         if visit.recorded and not self._keeper.recorded(caller, request.model):
             self._observer.mute(visit)
-        hide_usage = prompt.stream and not prompt.wants_usage
-        body = openai.ask_for_usage(exchange.body) if hide_usage else exchange.body
-        self.relay.start(exchange, request, body, hide_usage=hide_usage, context=visit)
+        body = openai.ask_for_usage(exchange.body) if prompt.hide_usage else exchange.body
+        self.relay.start(exchange, request, body, hide_usage=prompt.hide_usage, context=visit)
         return None
 
-    def compose(self, caller: Caller, kind: Kind, body: bytes) -> tuple[Request, Prompt]:
-        """The machine's Request for a body. Raises openai.BodyError."""
-        prompt = openai.read(kind, body)
+    def compose(
+        self, caller: Caller, kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b""
+    ) -> tuple[Request, Prompt]:
+        """The machine's Request for a body (as bodies.read takes it). Raises bodies.BodyError."""
+        prompt = bodies.read(kind, body, path, headers)
         seed = chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
         request = Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
             id=f"{self._rng.getrandbits(64):016x}",
             tenant=caller.tenant,
             model=prompt.model,
-            prompt_bytes=len(prompt.canonical) + prompt.media_bytes,
+            prompt_bytes=len(prompt.canonical) + prompt.unspelled_bytes,
             body_bytes=len(body),
             chain=chain.chain(prompt.canonical, seed),
             deadline=self._clock.now() + caller.deadline_s,
@@ -157,6 +161,7 @@ class Door:
             lawful=caller.lawful,
             narrow=caller.narrow,
             promised_ttft_ms=caller.promised_ttft_ms,
+            session=self._session.read(caller.tenant, body, headers) if self._session is not None else 0,
         )
         return request, prompt
 

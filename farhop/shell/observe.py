@@ -184,7 +184,7 @@ class Observer:
             return {}
         request, visit = journey.request, journey.context
         said: dict[str, Value] = {
-            a.OPERATION: "chat" if visit.kind == "chat" else "text_completion",
+            a.OPERATION: visit.kind or "",
             a.REQUEST_MODEL: request.model,
             a.REQUEST_STREAM: request.stream,
             a.TENANT: request.tenant,

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farhop.balance.limits import SlotLimit
 from farhop.relay.inbound import InboundLimits
-from farhop.relay.outbound import OutboundLimits
+from farhop.relay.outbound import OutboundLimits, Pool
+from farhop.relay.tls import ListenerTls
+from farhop.shell.certificates import TlsError, system_context
 from farhop.shell.config import ConfigError
+from farhop.shell.tasks import Tasks
 from topology import load as worlds
 
 if TYPE_CHECKING:
-    from farhop.shell.config import Limits, Process
+    import ssl
+    from collections.abc import Callable
+
+    from farhop.balance.limits import ByteBudget
+    from farhop.balance.machine import Address
+    from farhop.relay.listener import Listener
+    from farhop.shell.certificates import Cabinet, Certificates, Files
+    from farhop.shell.config import ConnectTls, Entry, Limits, Listen, Process
     from farhop.store.etcd_link import EtcdSettings
+    from farhop.telemetry.logs import Throttled
+    from farhop.telemetry.metrics import TierMetrics
     from topology.model import Topology
+
+_JOIN_S = 5.0
+_DESCRIPTORS_ASIDE = 256  # etcd, gRPC, the admin port, logs, and connections that are turned away with an answer
 
 
 def world(config: Process) -> Topology:
@@ -44,13 +63,133 @@ def inbound(limits: Limits) -> InboundLimits:
     """Bounds of the client's side."""
     return InboundLimits(
         head_bytes_max=limits.head_bytes_max,
+        headers_max=limits.headers_max,
         body_bytes_max=limits.body_bytes_max,
         connections_max=limits.connections_max,
+        connections_per_client_max=limits.connections_per_client_max,
+        idle_s=limits.idle_s,
+        drain_idle_s=limits.drain_idle_s,
+        head_s=limits.head_s,
+        body_s=limits.body_s,
+        upload_s=limits.upload_s,
+        send_s=limits.send_s,
     )
 
 
 def outbound(limits: Limits) -> OutboundLimits:
     """Bounds of the upstream's side."""
     return OutboundLimits(
-        connect_s=limits.connect_s, first_byte_s=limits.first_byte_s, between_bytes_s=limits.between_bytes_s
+        connect_s=limits.connect_s,
+        first_byte_s=limits.first_byte_s,
+        between_bytes_s=limits.between_bytes_s,
+        idle_s=limits.upstream_idle_s,
+        idle_max=limits.upstream_idle_max,
+        streams_max=limits.streams_per_upstream_max,
     )
+
+
+def context_of(certificates: Certificates | None) -> Callable[[], ssl.SSLContext]:
+    """What gives the TLS context for the next connection of ours."""
+    return system_context if certificates is None else certificates.context
+
+
+class Secrecy:
+    """What a process needs for TLS: its certificates, and where failures are told."""
+
+    def __init__(self, cabinet: Cabinet, metrics: TierMetrics, log: Throttled) -> None:
+        self.cabinet, self._metrics, self._log, self._tasks = cabinet, metrics, log, Tasks()
+        metrics.gauge(
+            "certificate_not_after_seconds", "When each certificate ends, epoch seconds.", cabinet.not_after, "part"
+        )
+        metrics.gauge("certificate_stale", "1 if the files changed to what cannot be used.", cabinet.stale, "part")
+
+    def open(self) -> None:
+        """Begin to look at the files."""
+        self._tasks.start(self.cabinet.keep(), "look at the certificates")
+
+    async def close(self) -> None:
+        """Look no more."""
+        await self._tasks.close()
+
+    def certificates(self, part: str, files: Files) -> Certificates:
+        """The certificates of a part of the configuration. Raises ConfigError."""
+        try:
+            return self.cabinet.add(part, files)
+        except TlsError as error:
+            raise ConfigError(part, [str(error)]) from None
+
+    def upstream(self, part: str, given: ConnectTls | None) -> Certificates | None:
+        """For connections of ours; None where nothing is configured. Raises ConfigError."""
+        return None if given is None else self.certificates(part, given.files)
+
+    def pool(self, limits: Limits, certificates: Certificates | None) -> Pool:
+        """The pool of connections to upstreams; without certificates the system's authorities are believed."""
+        return Pool(outbound(limits), context_of(certificates), self.trouble)
+
+    def listened(self, name: str, listen: Listen | None) -> Certificates | None:
+        """For a port that others come to; None where it is to speak plaintext. Raises ConfigError."""
+        if listen is None or listen.tls is None:
+            return None
+        return self.certificates(f"{name}.tls", listen.tls.files)
+
+    def listener(self, name: str, listen: Listen | None) -> ListenerTls | None:
+        """As `listened`, for a listener, whose failed handshakes are counted and told."""
+        certificates = self.listened(name, listen)
+        if certificates is None or listen is None or listen.tls is None:
+            return None
+
+        def refused(reason: str) -> None:
+            self._metrics.handshake_refused(name, reason)
+            self._log.warning("TLS handshake refused", f"{name} {reason}", listener=name, reason=reason)
+
+        return ListenerTls(certificates.context, listen.tls.handshake_s, refused)
+
+    def trouble(self, address: Address, why: str) -> None:
+        """TLS towards an upstream failed."""
+        self._log.warning("TLS upstream failed", str(address), upstream=str(address), problem=why)
+
+
+def slots(aside: int = 0) -> SlotLimit:
+    """How many client connections the process may have: each may need a descriptor upstream, too.
+
+    `aside` are the descriptors that something else of the process may take at a time.
+    """
+    return SlotLimit(max(1, (_descriptors() - aside - _DESCRIPTORS_ASIDE) // 2))
+
+
+def check_descriptors(limits: Limits, slots: SlotLimit, log: Throttled) -> None:
+    """Say so if not even one listener's connections fit."""
+    if slots.capacity < limits.connections_max:
+        problem = (
+            f"limits.connections_max {limits.connections_max} does not fit: with {_descriptors()} file descriptors at"
+            f" most {slots.capacity} clients are let in; raise the hard limit (ulimit -Hn, LimitNOFILE) or lower it"
+        )
+        log.warning("limits", problem=problem)
+
+
+def _descriptors() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]) -> int:
+    """Listen for clients; returns the port. A shared port is joined when work can be done, or after a while all the
+    same: the kernel would send this instance its share of clients before it knows anybody to send them to."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _JOIN_S
+    while entry.reuse_port and not ready() and loop.time() < end:
+        await asyncio.sleep(0.01)
+    return await listener.open(entry.host, entry.port, reuse_port=entry.reuse_port)
+
+
+def observe(metrics: TierMetrics, budget: ByteBudget, pool: Pool, *listeners: Listener) -> None:
+    """Show what the data plane holds and what it turned away unread, as both tiers do."""
+    gauge = metrics.gauge
+    gauge("buffered_bytes", "Request bytes held.", lambda: float(budget.used_bytes))
+    gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
+    gauge("upstream_connections", "Open connections upstream.", lambda: float(pool.connections))
+
+    def clients() -> dict[str, float]:
+        return {listener.name: float(listener.connections) for listener in listeners}
+
+    gauge("connections", "Open connections of clients.", clients, "listener")
+    metrics.refused_unread = lambda: sum((li.refused for li in listeners), Counter())

@@ -19,6 +19,7 @@ ROOT = "/farhop/v1/"
 REGION_PREFIX = f"{ROOT}region/"
 OVERRIDE_PREFIX = f"{ROOT}override/"
 POLICY_PREFIX = f"{ROOT}policy/"
+PICK_PREFIX = f"{ROOT}pick/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
 KEYS_LIMIT = 100_000  # in one list or snapshot
 
@@ -148,6 +149,11 @@ def report_key(region: str, instance: str) -> str:
 def override_key(region: str) -> str:
     """Where an operator's drain or pin of a region stands. Raises ValueError for a name that would not parse."""
     return f"{OVERRIDE_PREFIX}{_segment(region)}"
+
+
+def pick_key(region: str) -> str:
+    """Where stands by which policies a region picks replicas. Raises ValueError for a name that would not parse."""
+    return f"{PICK_PREFIX}{_segment(region)}"
 
 
 def parse_report_key(key: str) -> tuple[str, str] | None:

@@ -82,7 +82,7 @@ class EtcdStore(Store):
                         backoff.reset()
                         yield change
             except _GapError:
-                pass  # contact is not lost, only the thread: list anew
+                pass  # contact is not lost, only the thread: whoever reads is told all of it by the next snapshot
             except StoreError as error:
                 if not lost and not self._closed.is_set():
                     lost = True

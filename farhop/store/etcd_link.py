@@ -132,7 +132,7 @@ class EtcdLink:
         self._opening = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._credentials: grpc.ChannelCredentials | None = None
+        self._credentials: grpc.ChannelCredentials | None = None  # the last that could be read
 
     async def open(self) -> None:
         """Try every endpoint once. Raises StoreError."""
@@ -210,6 +210,9 @@ class EtcdLink:
 
     async def _current(self) -> EtcdClient:
         async with self._opening:
+            if self._client is None and self._credentials is not None:
+                with contextlib.suppress(StoreError):  # certificates are renewed under us; what was may still serve
+                    self._credentials = await asyncio.to_thread(_read_credentials, self.settings)
             if self._closed:
                 raise StoreError(f"etcd at {self._where()}: the store is closed; open it")
             if self._client is None:

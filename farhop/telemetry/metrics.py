@@ -48,6 +48,8 @@ class TierMetrics(Collector):
         self._targets = Labels(TARGETS_MAX)
         self._reasons = Labels(REASONS_MAX)
         self._gauges: dict[str, tuple[str, str | None, Reading]] = {}
+        # Read at the scrape: by reason, what was refused before it was a request.
+        self.refused_unread: Callable[[], Mapping[str, float]] = dict
         self._make_counters()
         self._make_histograms()
         self.registry = CollectorRegistry(auto_describe=False)
@@ -63,6 +65,14 @@ class TierMetrics(Collector):
         self._reports = Counter(
             "farhop_reports_refused", "Reports from below dropped as stale, absurd or malformed.", ("reason",)
         )
+        self._handshakes = Counter(
+            "farhop_handshakes_refused", "TLS handshakes of listeners that failed, by why.", ("listener", "reason")
+        )
+        self._unread = Counter(
+            "farhop_connections_refused",
+            "Connections refused before a request was read: too many, a head that is malformed, too large or too slow.",
+            ("reason",),
+        )
         self._tokens = Counter("farhop_tokens", "Tokens engines say they used.", ("kind",))
         self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.")
         self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.")
@@ -70,7 +80,9 @@ class TierMetrics(Collector):
         self._predicted_tokens = self._actual_tokens = 0.0
         self._absurd = Counter("farhop_absurd_samples", "Samples outside their domain: negative, NaN or infinite.")
         self._counters = (
-            self._attempts, self._spills, self._reports, self._tokens, self._predicted, self._actual, self._absurd,
+            self._attempts, self._spills, self._reports, self._handshakes, self._unread, self._tokens, self._predicted,
+            self._actual,
+            self._absurd,
         )  # fmt: skip
 
     def _make_histograms(self) -> None:
@@ -166,6 +178,10 @@ class TierMetrics(Collector):
         """A report from below was not believed; `reason` is a fixed word, never its text."""
         self._reports.add((self._reasons.admit(reason),))
 
+    def handshake_refused(self, listener: str, reason: str) -> None:
+        """A connection to a listener failed its TLS handshake; both are fixed words."""
+        self._handshakes.add((listener, reason))
+
     def forget_target(self, target: str) -> None:
         """A target left for good: drop its series and free its place. Call it when the view no longer has it."""
         self._targets.forget(target)
@@ -194,6 +210,7 @@ class TierMetrics(Collector):
         info.add_metric(own, {"balancer": self._instance})
         yield info
         yield from self._request_families(names, own)
+        self._unread.values = {(_known(reason),): count for reason, count in self.refused_unread().items()}
         self._tokens.values = {
             ("prompt",): self._prompt_tokens,
             ("completion",): self._completion_tokens,

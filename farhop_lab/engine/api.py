@@ -109,13 +109,13 @@ _COMPLETION = msgspec.json.Decoder(CompletionBody)
 
 def parse_chat(body: bytes) -> Call:
     """A chat request, its template applied. RefusedError where it is malformed or asks for what there is not."""
-    chat = _decoded(_CHAT, body)
+    chat = decoded(_CHAT, body)
     if not chat.messages:
-        raise _refusal("messages", "it is missing or empty; give at least one message")
+        raise refusal("messages", "it is missing or empty; give at least one message")
     if chat.logprobs:
-        raise _refusal("logprobs", "this engine has none; leave it out")
+        raise refusal("logprobs", "this engine has none; leave it out")
     if chat.continue_final_message and chat.add_generation_prompt:
-        raise _refusal(
+        raise refusal(
             "continue_final_message",
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
         )
@@ -126,15 +126,15 @@ def parse_chat(body: bytes) -> Call:
 
 def parse_completion(body: bytes) -> Call:
     """A completion request. RefusedError where it is malformed or asks for what there is not."""
-    completion = _decoded(_COMPLETION, body)
+    completion = decoded(_COMPLETION, body)
     if completion.logprobs is not None:
-        raise _refusal("logprobs", "this engine has none; leave it out")
+        raise refusal("logprobs", "this engine has none; leave it out")
     if completion.echo:
-        raise _refusal("echo", "this engine does not echo; leave it out")
+        raise refusal("echo", "this engine does not echo; leave it out")
     if completion.suffix:
-        raise _refusal("suffix", "suffix is not currently supported")
+        raise refusal("suffix", "suffix is not currently supported")
     asked = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    return _call(completion, _prompt(completion.prompt), asked, None)
+    return _call(completion, prompt_bytes(completion.prompt), asked, None)
 
 
 def render_chat(chat: ChatBody) -> bytes:
@@ -172,31 +172,32 @@ def _part(part: Part, where: str) -> str:
         # As many tokens as an image costs, named by what it shows: equal images share their KV.
         digest = xxhash.xxh3_64_hexdigest(msgspec.json.encode(part.image_url, order="sorted"))
         return digest * (IMAGE_TOKENS * TOKEN_BYTES // len(digest))
-    raise _refusal(where, f"a part of type {part.type!r} is not supported or is empty; use text or image_url")
+    raise refusal(where, f"a part of type {part.type!r} is not supported or is empty; use text or image_url")
 
 
-def _prompt(prompt: str | list[Any]) -> bytes:
+def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:
+    """One prompt: a text or a list of token ids, or a list that holds one of these. RefusedError otherwise."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt.encode("utf-8", "surrogatepass")
     if not prompt or any(type(token) is not int or not 0 <= token < 2**32 for token in prompt):
-        raise _refusal("prompt", "give one text, one list of token ids, or a list holding one of these")
+        raise refusal(param, "give one text, one list of token ids, or a list holding one of these")
     return b"".join(token.to_bytes(TOKEN_BYTES, "big") for token in prompt)
 
 
 def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) -> Call:
     if body.n not in (None, 1):
-        raise _refusal(
+        raise refusal(
             "n", f"{body.n} answers to one prompt are not supported; send the request {body.n} times with n=1"
         )
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > STOPS_MAX or any(not 0 < len(text) <= STOP_CHARS_MAX for text in stop):
-        raise _refusal("stop", f"give at most {STOPS_MAX} texts of 1 to {STOP_CHARS_MAX} characters")
+        raise refusal("stop", f"give at most {STOPS_MAX} texts of 1 to {STOP_CHARS_MAX} characters")
     if body.stream_options and not body.stream:
-        raise _refusal("stream_options", "Stream options can only be defined when `stream=True`.")
+        raise refusal("stream_options", "Stream options can only be defined when `stream=True`.")
     if max_tokens is not None and max_tokens < 1:
-        raise _refusal("max_tokens", f"max_tokens must be at least 1, got {max_tokens}.")
+        raise refusal("max_tokens", f"max_tokens must be at least 1, got {max_tokens}.")
     wanted = Wanted(
         prompt=prompt,
         max_tokens=max_tokens,
@@ -209,7 +210,8 @@ def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) 
     return Call(wanted, body.model, bool(body.stream), usage, role)
 
 
-def _decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """The body in its shape. RefusedError naming the field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -219,5 +221,6 @@ def _decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         raise RefusedError(f"The request body is not valid JSON: {error}") from None
 
 
-def _refusal(param: str, why: str) -> RefusedError:
+def refusal(param: str, why: str) -> RefusedError:
+    """A field that this engine cannot take, by its name."""
     return RefusedError(why if param in why else f"{param}: {why}", param=param)

@@ -218,7 +218,7 @@ class EngineCore:
             if not sequence.output_tokens:
                 counters.prompt_tokens += sequence.prompt_tokens
             text = sequence.write_token()
-            counters.generation_tokens += 1
+            counters.generation_tokens += sequence.output_tokens > 0
             finished = sequence.finished
             emissions.append(Emission(sequence.id, text, finished))
             if finished is not None:

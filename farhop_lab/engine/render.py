@@ -5,7 +5,7 @@ Pure, and lean: a token's chunk is three byte strings joined. Invariant: one eve
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -32,6 +32,22 @@ def usage(sequence: Sequence) -> dict[str, Any]:
         "completion_tokens": sequence.output_tokens,
         "prompt_tokens_details": {"cached_tokens": sequence.cached_tokens},
     }
+
+
+class Rendering(Protocol):
+    """How one request's tokens become bytes."""
+
+    def opening(self) -> bytes:
+        """What comes before the first token of a stream."""
+
+    def token(self, text: str) -> bytes:
+        """The chunk of one token."""
+
+    def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
+        """The chunk of the last token, and what ends the stream."""
+
+    def whole(self, text: str, sequence: Sequence) -> bytes:
+        """The answer as one document."""
 
 
 class Answer:

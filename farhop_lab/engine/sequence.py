@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a request asks for. `max_tokens` None means up to the end of the context. `stop` are texts, cut before."""
+    """What a request asks for. `max_tokens` None means up to the end of the context. `stop` are texts, cut before.
+
+    `generates` False: one pass over the prompt is all (embeddings, rankings), and no token comes of it.
+    """
 
     prompt: bytes
     max_tokens: int | None = None
@@ -27,6 +30,7 @@ class Wanted(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     cache_salt: str = ""
+    generates: bool = True
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -98,6 +102,9 @@ class Sequence:
 
     def write_token(self) -> str:
         """Write one token of the answer; return the text that may be shown now. Sets `finished` at the end."""
+        if not self.max_tokens:
+            self.finished = "stop"
+            return ""
         piece = self._pen.write(may_end=not self.ignore_eos and self.output_tokens >= self.min_tokens)
         self.output_tokens += 1
         self.total_tokens += 1
@@ -132,7 +139,7 @@ def _max_tokens(wanted: Wanted, prompt_tokens: int, context_tokens: int) -> int:
     """Tokens the answer may have. ValueError in vLLM's words where prompt and answer cannot fit the context."""
     if not prompt_tokens:
         raise ValueError("prompt: it is empty; at least one token is needed")
-    asked = wanted.max_tokens
+    asked = wanted.max_tokens if wanted.generates else 0
     if asked is None and prompt_tokens < context_tokens:
         asked = context_tokens - prompt_tokens
     if asked is None or prompt_tokens + asked > context_tokens:
@@ -141,7 +148,7 @@ def _max_tokens(wanted: Wanted, prompt_tokens: int, context_tokens: int) -> int:
             f"{prompt_tokens + (asked or 0)} tokens ({prompt_tokens} in the messages, {asked or 0} in the completion). "
             "Please reduce the length of the messages or completion."
         )
-    if asked < 1:
+    if asked < 1 and wanted.generates:
         raise ValueError(f"max_tokens must be at least 1, got {asked}.")
     if not 0 <= wanted.min_tokens <= asked:
         raise ValueError(f"min_tokens must be between 0 and max_tokens={asked}, got {wanted.min_tokens}.")

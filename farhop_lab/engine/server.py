@@ -16,11 +16,12 @@ from aiohttp import HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as _METRICS_TYPE
 
 from farhop_lab.engine.api import Call, RefusedError, parse_chat, parse_completion
-from farhop_lab.engine.core import EngineCore
+from farhop_lab.engine.core import EngineCore, EngineFullError
 from farhop_lab.engine.driver import Driver
 from farhop_lab.engine.metrics import Exposition, Observations
 from farhop_lab.engine.render import Answer
 from farhop_lab.engine.sequence import Sequence, Voice
+from farhop_lab.engine.tasks import Tasks
 from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from farhop_lab.engine.profiles import Profile
+    from farhop_lab.engine.render import Rendering
+    from farhop_lab.engine.sequence import Wanted
 
 BODY_BYTES_MAX = 16 * 2**20
 REQUEST_ID_CHARS_MAX = 128
@@ -46,8 +49,8 @@ class Replica:
         self.observations = Observations()
         self.driver = Driver(self.core, asyncio.get_running_loop(), clock)
         self._clock = clock
-        self._profile = profile
-        self._voice = voice
+        self.profile = profile
+        self.voice = voice
         self._exposition = Exposition(self.core, self.observations, voice.model)
         self._started_at = int(time.time())
         self._serial = 0
@@ -62,6 +65,7 @@ class Replica:
         app = web.Application(middlewares=[shape_errors], client_max_size=BODY_BYTES_MAX)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completion)
+        Tasks(self).add_routes(app.router)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
@@ -73,17 +77,24 @@ class Replica:
         self.driver.close()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, parse_chat(await request.read()), "chatcmpl-")
+        return await self._answer(request, parse_chat(await request.read()), "chatcmpl-")
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, parse_completion(await request.read()), "cmpl-")
+        return await self._answer(request, parse_completion(await request.read()), "cmpl-")
 
-    async def _serve(self, request: web.Request, call: Call, prefix: str) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, call: Call, prefix: str) -> web.StreamResponse:
+        request_id = self.request_id(request, prefix)
+        answer = Answer(request_id, self.voice.model, int(time.time()), call.role)
+        return await self.serve(request, call, answer, request_id)
+
+    def request_id(self, request: web.Request, prefix: str) -> str:
+        """A client may name its request, and two clients may choose the same name: the core has its own."""
+        return prefix + (request.headers.get("X-Request-Id", "")[:REQUEST_ID_CHARS_MAX] or uuid.uuid4().hex)
+
+    async def serve(self, request: web.Request, call: Call, answer: Rendering, request_id: str) -> web.StreamResponse:
+        """Generate what is asked for, and render it as it comes or whole. RefusedError."""
         began_ns = time.time_ns()
-        sequence = self._sequence(call)
-        # A client may name its request, and two clients may choose the same name: the core has its own.
-        request_id = prefix + (request.headers.get("X-Request-Id", "")[:REQUEST_ID_CHARS_MAX] or uuid.uuid4().hex)
-        answer = Answer(request_id, self._voice.model, began_ns // 10**9, call.role)
+        sequence = self._sequence(call.model, call.wanted)
         ticket, response = await self._ticket(request, call, sequence, answer)
         try:
             self.driver.submit(sequence, ticket)
@@ -94,30 +105,57 @@ class Replica:
         finally:
             # The client left or the server stops, unless the sequence has ended: then there is nothing to abort.
             self.driver.abort(sequence.id)
-            if self._spans is not None:
-                ttft_s = ticket.ttft_s
-                self._spans.record(request.headers, request_id, self._voice.model, sequence, began_ns, ttft_s)
+            self._record(request, request_id, sequence, began_ns, ticket)
         return response
 
-    def _sequence(self, call: Call) -> Sequence:
-        model = self._voice.model
-        if call.model not in (None, model):
-            text = f"The model `{call.model}` does not exist."
+    async def compute(
+        self, request: web.Request, model: str | None, wanted: list[Wanted], request_id: str
+    ) -> list[tuple[Sequence, str]]:
+        """Compute several prompts of one request side by side; each with its text. RefusedError."""
+        began_ns = time.time_ns()
+        sequences = [self._sequence(model, one) for one in wanted]
+        tickets = [WholeTicket(self._wait(sequence)) for sequence in sequences]
+        try:
+            for sequence, ticket in zip(sequences, tickets, strict=True):
+                self.driver.submit(sequence, ticket)
+            for ticket in tickets:
+                await ticket.done
+        except EngineFullError as error:
+            raise _too_many(str(error)) from None
+        finally:
+            for at, (sequence, ticket) in enumerate(zip(sequences, tickets, strict=True)):
+                self.driver.abort(sequence.id)
+                self._record(request, f"{request_id}-{at}", sequence, began_ns, ticket)
+        return [(sequence, ticket.text) for sequence, ticket in zip(sequences, tickets, strict=True)]
+
+    def _record(self, request: web.Request, request_id: str, sequence: Sequence, began_ns: int, ticket: Ticket) -> None:
+        if self._spans is not None:
+            self._spans.record(request.headers, request_id, self.voice.model, sequence, began_ns, ticket.ttft_s)
+
+    def check_model(self, model: str | None) -> None:
+        """RefusedError where it is not the one served here."""
+        if model not in (None, self.voice.model):
+            text = f"The model `{model}` does not exist."
             raise RefusedError(text, status=404, kind="NotFoundError", param="model")
+
+    def _sequence(self, model: str | None, wanted: Wanted) -> Sequence:
+        self.check_model(model)
         if self.core.full:
-            raise RefusedError("Too many requests are waiting.", status=503, kind="ServiceUnavailableError")
+            raise _too_many("Too many requests are waiting.")
         self._serial += 1
         try:
-            return Sequence(str(self._serial), call.wanted, self._voice, self._profile)
+            return Sequence(str(self._serial), wanted, self.voice, self.profile)
         except ValueError as error:
             raise RefusedError(str(error)) from None
 
+    def _wait(self, sequence: Sequence) -> Wait:
+        return Wait(sequence, asyncio.get_running_loop().create_future(), self.observations, self._clock())
+
     async def _ticket(
-        self, request: web.Request, call: Call, sequence: Sequence, answer: Answer
+        self, request: web.Request, call: Call, sequence: Sequence, answer: Rendering
     ) -> tuple[Ticket, web.StreamResponse]:
         """The ticket to wait on; a stream's response has its head sent before any token is there, as vLLM does it."""
-        done = asyncio.get_running_loop().create_future()
-        wait = Wait(sequence, done, self.observations, self._clock())
+        wait = self._wait(sequence)
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         if not call.stream:
             return WholeTicket(wait), response
@@ -132,13 +170,13 @@ class Replica:
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {
-            "id": self._voice.model,
+            "id": self.voice.model,
             "object": "model",
             "created": self._started_at,
             "owned_by": "vllm",
-            "root": self._voice.model,
+            "root": self.voice.model,
             "parent": None,
-            "max_model_len": self._profile.context_tokens,
+            "max_model_len": self.profile.context_tokens,
             "permission": [],
         }
         return _json({"object": "list", "data": [model]})
@@ -151,6 +189,10 @@ class Replica:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._exposition.page(), headers={"Content-Type": _METRICS_TYPE})
+
+
+def _too_many(text: str) -> RefusedError:
+    return RefusedError(text, status=503, kind="ServiceUnavailableError")
 
 
 def _json(document: dict[str, Any]) -> web.Response:

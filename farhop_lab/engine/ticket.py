@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from farhop_lab.engine.metrics import Observations
-    from farhop_lab.engine.render import Answer
+    from farhop_lab.engine.render import Rendering
     from farhop_lab.engine.sequence import Sequence
 
 # What a client may leave unread before it is cut off; 4 MiB is a full L4 context at ~250 bytes a token.
@@ -96,7 +96,7 @@ class StreamTicket(Ticket):
 
     __slots__ = ("_answer", "_include_usage", "_transport")
 
-    def __init__(self, wait: Wait, answer: Answer, transport: asyncio.Transport, *, include_usage: bool) -> None:
+    def __init__(self, wait: Wait, answer: Rendering, transport: asyncio.Transport, *, include_usage: bool) -> None:
         super().__init__(wait)
         self._answer = answer
         self._transport = transport

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance.machine import Address
-from farhop.store.report import ModelReport
 from global_lb.distance import Distances
-from global_lb.view import Capacity, ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped
+from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped, instance_of
 from global_lb.watch import HURRY, PINGS_LOST
 
 if TYPE_CHECKING:
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from farhop.store.report import RegionReport
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.stage import Stage
-
-# A report's figures are the view's, under the same names.
-_TOLD = tuple(name for name in Capacity.__struct_fields__ if name in ModelReport.__struct_fields__)
 
 
 class Hearing:
@@ -72,17 +68,7 @@ class Hearing:
 
     def _instance(self, report: RegionReport, received_at: float) -> Instance:
         offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
-        return Instance(
-            name=report.instance,
-            region=report.region,
-            tier=Address(report.region, 1),
-            incarnation=report.incarnation,
-            received_at=received_at,
-            clock_offset_ms=report.clock_ms - received_at * 1e3 if offset_ms is None else offset_ms,
-            draining=report.draining,
-            accepted=report.accepted_bytes.get(self._balancer, 0.0),
-            models={m.model: Capacity(**{name: getattr(m, name) for name in _TOLD}) for m in report.models},
-        )
+        return instance_of(report, Address(report.region, 1), received_at, offset_ms, self._balancer)
 
     # -- pings
 

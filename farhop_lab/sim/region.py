@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from farhop.balance import outcome
 from farhop.store import report as reports
 from farhop_lab.sim.carrier import Carrier
 from farhop_lab.sim.measures import Use
 from regional_lb.report import LONGEST_GAP_S, LOOK_S, Reporter, moved
-from regional_lb.view import ReplicaProbed, Sample, ViewSwapped, view_of
+from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +97,6 @@ class RegionProcess:
         self.alive = True
         rng = stage.rng(f"region {self.name} {self.incarnation}")
         self.engines: dict[str, Engine] = {r.name: self.site.engine(stage.timeline) for r in self.site.named()}
-        self._replicas = {replica.name: replica for replica in self.site.named()}
         self.flow = self._make(self.name, rng)
         self.carrier = Carrier(
             f"region {self.name}", self.flow, stage.timeline, rng.uniform(10.0, 1e5), stage.journal, self._attempt
@@ -109,6 +106,7 @@ class RegionProcess:
         )
         self._latest: RegionReport | None = None
         life = self.incarnation
+        self.carrier.react(ViewSwapped(view_of(self.site.named())))
         self._scrape(life)
         self._probe(life)
         self._look(life)
@@ -155,9 +153,7 @@ class RegionProcess:
             return
         for name, engine in self.engines.items():
             waiting, running, usage = engine.metrics()
-            sample = Sample(self.carrier.clock(), waiting, running, usage)
-            self._replicas[name] = msgspec.structs.replace(self._replicas[name], sample=sample)
-        self.carrier.react(ViewSwapped(view_of(list(self._replicas.values()))))
+            self.carrier.react(ReplicaSampled(name, Sample(self.carrier.clock(), waiting, running, usage)))
         self.stage.timeline.after(self.stage.watching.scrape_s, self._scrape, life)
 
     def _probe(self, life: int) -> None:

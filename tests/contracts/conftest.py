@@ -72,9 +72,9 @@ class Wire:
                     group.create_task(self._pump(reader, out, self._flowing))
                     group.create_task(self._pump(back, writer, self._flowing))
         except* (OSError, EOFError):
-            pass
+            pass  # one side hung up, or nobody is there: the other side is to see just that
         except* asyncio.CancelledError:
-            pass
+            pass  # the wire is cut, and whoever cut it waits for the end of this
         finally:
             self._tasks.discard(task)
             for each in writers:

@@ -187,11 +187,12 @@ class Made:
 
     def replicas(self, chosen: str) -> dict[str, Any]:
         one = {
-            "replica": chosen, "score_ms": 3.25, "hit_tokens": 4.0, "uncached_tokens": 5.0, "backlog_tokens": 0,
+            "replica": chosen, "score": 3.25, "hit_tokens": 4.0, "uncached_tokens": 5.0, "backlog_tokens": 0,
             "prefill_ms_per_token": 0.1, "tpot_ms": 2.5, "full": False,
         }  # fmt: skip
         return {
             "policy": "predictive",
+            "unit": "ms",
             "chosen": chosen,
             "candidates": [one, {**one, "replica": "other", "full": True}],
         }

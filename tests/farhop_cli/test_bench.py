@@ -1,16 +1,57 @@
-"""`farhop bench`: figures as a table or as JSON."""
+"""`farhop bench`: figures as tables or as JSON, and what is missing said in a line."""
 
 import json
 
 import pytest
 
 from farhop_cli import bench
-from farhop_lab.bench import Row
+from farhop_lab.bench import relay, soak
+from farhop_lab.bench.decide import Row as Decided
+from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.results import Figure, Latency, Plan, Row, Told
+from farhop_lab.bench.soak import Mark
+
+ROWS = [
+    Row(
+        name="farhop regional",
+        request_us={1024: Figure(40.0, 39.0, 41.0)},
+        chunk_us={32: Figure(5.0, 5.0, 5.0)},
+        rest_ms_per_s=12.34,
+        peak_per_s=9876.0,
+        latency=Latency(4000.0, 1.25, 3.0, 0.25, 0.5),
+        stream_bytes=20480.0,
+    ),
+    Row(name="Envoy", request_us={1024: Figure(60.0, 59.0, 61.0)}, chunk_us={32: Figure(6.0, 6.0, 6.0, 3)}),
+    Row(name="HAProxy", trouble="HAProxy: did not start"),
+]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setitem(bench.BENCHES, "decide", lambda: [Row("global, 3 regions", 51.25, 49.0, 60.5)])
+    monkeypatch.setattr(bench.decisions, "decide", lambda: [Decided("global, 3 regions", 51.25, 49.0, 60.5)])
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What `bench relay` asks to be measured; it is told ROWS."""
+    plans = []
+
+    async def measure(plan, only, say):
+        say("round 1")
+        plans.append((plan, only))
+        return Told(
+            plan=plan,
+            rounds=2,
+            load="wrk",
+            upstream="nginx",
+            rows=ROWS,
+            absent={"SGLang router": "not installed"},
+            others=3.04,
+            cpus=2,
+        )
+
+    monkeypatch.setattr(relay, "measure", measure)
+    return plans
 
 
 @pytest.mark.parametrize("arguments", [(), ("decide",)])
@@ -28,4 +69,62 @@ def test_json_is_all_there_is(cli):
 
 
 def test_what_nobody_measures(cli):
-    assert "there is decide" in cli.failed(cli.run("bench", "nonsense"), 2)
+    assert "there is decide, relay, soak, scrape" in cli.failed(cli.run("bench", "nonsense"), 2)
+
+
+def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
+    result = cli.run("bench", "relay", "--repeats", "3", "--only", "regional, envoy")
+    assert result.exit_code == 1  # a row is in trouble
+    said = result.stdout
+    assert "60.0 (1.50)" in said
+    assert "3 errors" in said  # and no cost beside it
+    assert "6.0" not in said.replace("60.0", "")
+    assert "HAProxy: did not start" in said
+    assert "SGLang router: left out, not installed" in said
+    assert "2 of 3 rounds" in said
+    assert "load average 3.0, 2 CPUs" in said
+    (held,) = [
+        line.split() for line in said.splitlines() if line.strip().startswith("farhop regional") and "9,876" in line
+    ]
+    assert held[-6:] == ["12.3", "9,876", "4,000", "1.00", "2.50", "20.0"]
+    ((plan, only),) = asked
+    assert (plan.repeats, only) == (3, ["regional", "envoy"])
+
+
+def test_relay_as_json_and_quick(cli, asked):
+    told = json.loads(cli.run("bench", "relay", "--json", "--quick", "--streams", "10").stdout)
+    assert told["ratios"]["Envoy"]["request_us"] == {"1024": 1.5}
+    assert told["ratios"]["Envoy"]["chunk_us"] == {"32": None}
+    ((plan, _),) = asked
+    assert plan.limit_s < Plan().limit_s
+    assert plan.idle_streams == 10
+
+
+def test_a_proxy_that_nobody_knows(cli):
+    assert "no proxy is called 'traefik'; there is farhop regional" in cli.failed(
+        cli.run("bench", "relay", "--only", "traefik"), 2
+    )
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_soak(cli, monkeypatch, as_json):
+    async def measure(requests, say):
+        marks = [Mark(0.0, 0, 2**27, 0.0), Mark(0.5, 500, 2**27, 50.0), Mark(1.0, 1000, 2**27 + 1000, 50.0)]
+        return soak.Told(requests, 1000, 0, marks)
+
+    monkeypatch.setattr(soak, "measure", measure)
+    result = cli.run("bench", "soak", "--requests", "2000", *(["--json"] if as_json else []))
+    assert result.exit_code == 0
+    if as_json:
+        assert json.loads(result.stdout)["per_request_bytes"] == 2.0
+    else:
+        assert "2.0 bytes per request; 0 errors" in result.stdout
+        assert "1,000 of 2,000 requests" in result.stdout
+
+
+def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):
+    async def measure(requests, say):
+        raise BenchError("no etcd binary: install one")
+
+    monkeypatch.setattr(soak, "measure", measure)
+    assert "bench: no etcd binary" in cli.failed(cli.run("bench", "soak"), 2)

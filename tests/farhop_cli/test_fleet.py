@@ -5,6 +5,7 @@ import typer
 import yaml
 
 from farhop_cli import fleet
+from farhop_lab.certs import Authority
 
 CONFIG = {
     "region": "tokyo", "instance": "g1", "topology": "three-regions", "listen": {"port": 0},
@@ -47,6 +48,13 @@ def test_a_configuration(config, tmp_path, host, asked):
     assert found.etcd.endpoints == ("10.0.0.1:2379", "10.0.0.2:2379")
     assert "tokyo" in found.topology.regions
     assert found.admins == (f"http://{asked}:9100",)
+
+
+def test_an_admin_port_with_tls(config, tmp_path):
+    pair = Authority(tmp_path).issue("server")
+    tls = {"cert_file": pair.cert_file, "key_file": pair.key_file}
+    found = fleet.find(tmp_path / "none.json", config(admin={"port": 9100, "tls": tls}), None)
+    assert found.admins == ("https://127.0.0.1:9100",)
 
 
 def test_an_etcd_alone(tmp_path):

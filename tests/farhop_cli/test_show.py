@@ -70,3 +70,9 @@ def test_a_stream_passes_as_it_came_in_a_pipe_and_is_tamed_at_a_terminal(capsys,
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     show.streamed("a\x1b[2J")
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[2J"
+
+
+def test_telling_says_nothing_where_nobody_reads(capsys):
+    with show.telling("long work") as say:
+        say("round 1")
+    assert capsys.readouterr() == ("", "")

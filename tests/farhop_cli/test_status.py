@@ -89,12 +89,15 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
             f'farhop_spill_total{{balancer="g",region="{name}",to="tokyo"}} 3.0\n'
             'farhop_spill_total{to="frankfurt"} 2.0\nfarhop_spill_total{to="x"} much\n'
         )
+    late = healthy.status["tokyo", "global_admin"]["regions"][0]
+    late |= {"prefix_stream": "behind", "prefix_behind_s": 12.34}
     result = await cli.in_thread("status")
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["virginia", "tokyo", "up", "9.2", "1.5", "50", "%", "40", "512", "3", "0.25", "why", "up"] in rows
     assert ["tokyo", "answers", "–", "5", "9", "1,234"] in rows
     assert ["virginia", "answers", "–", "5", "0", "1,234"] in rows
     assert ["frankfurt", "tokyo", "connected", "77", "110", "100", "10", "%"] in rows
+    assert ["tokyo", "virginia", "behind", "12.3", "s", "77", "110", "100", "10", "%"] in rows
     assert ["tokyo", "answers", "5", "2", "700", "11", "45", "50", "-10", "%"] in rows
 
 
@@ -109,6 +112,16 @@ async def test_operators_words_are_told_once(healthy, cli):
     said = ["tokyo", "drain", "ann@ops", "2026-05-01T12:30:00", "1.5", "new", "racks"]
     assert rows.count(said) == 1
     assert result.stdout.count("draining (25 % left)") == 2
+
+
+async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
+    healthy.status["tokyo", "global_admin"]["regions"][2]["cold_share"] = 0.4
+    healthy.status["virginia", "global_admin"]["regions"][2]["cold_share"] = 0.0
+    healthy.status["frankfurt", "global_admin"]["regions"][2]["cold_share"] = 1.0
+    result = await cli.in_thread("status")
+    assert result.exit_code == 0
+    assert result.stdout.count("up (40 % back)") == 1
+    assert result.stdout.count("up (hot)") == 1
 
 
 @pytest.mark.parametrize("share", [None, True, "much", float("nan"), float("inf")])

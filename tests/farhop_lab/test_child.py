@@ -12,6 +12,10 @@ import pytest
 from farhop_lab import child
 from farhop_lab.child import Child, ChildError
 
+SPINS = """import threading
+def spin():
+    while True: pass
+for _ in range(8): threading.Thread(target=spin, daemon=True).start()"""
 LINGERS = 'print("up", flush=True)\ntime.sleep(60)'
 ENGINE = ["engine", "--port", "0"]
 
@@ -104,6 +108,12 @@ async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(
     assert not alive(pid)
 
 
+def states(pid: int | None) -> list[str]:
+    """The state letter of each thread of a process: R, S, T, …"""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
+
+
 async def test_what_does_not_stop_in_its_grace_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(
         monkeypatch, tmp_path, 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint("up", flush=True)\ntime.sleep(60)'
@@ -120,6 +130,20 @@ async def test_a_frozen_one_can_be_killed(tmp_path: Path, monkeypatch: pytest.Mo
     await one.start()
     one.signal(signal.SIGSTOP)
     assert await one.stop(grace_s=0.2) == -signal.SIGKILL
+
+
+async def test_a_frozen_one_does_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even on a busy machine, where a thread that spins would be the last to see the signal."""
+    script(monkeypatch, tmp_path, f"{SPINS}\n{LINGERS}")
+    one = Child("a script", [], tmp_path / "log", {})
+    await one.start()
+    for _ in range(20):
+        one.signal(signal.SIGSTOP)
+        seen = states(one.pid)
+        one.signal(signal.SIGCONT)
+        assert set(seen) == {"T"}, seen
+    await one.kill()
+    one.signal(signal.SIGSTOP)  # nobody is there, and nobody is waited for
 
 
 async def test_one_that_talks_on_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +177,31 @@ asyncio.run(main())
         parent.kill()
         await parent.wait()
     await gone(pid)
+
+
+async def test_a_foreign_program_is_asked_whether_it_is_ready(tmp_path: Path) -> None:
+    asked = 0
+
+    async def ready() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 3
+
+    one = Child("sleeper", ["60"], tmp_path / "log", {}, ["/bin/sleep"])
+    await one.start_until(ready, 5.0)
+    assert asked == 3
+    assert one.pid is not None
+    assert await one.stop() == -signal.SIGTERM
+
+
+async def test_a_foreign_program_that_is_never_ready(tmp_path: Path) -> None:
+    async def never() -> bool:
+        return False
+
+    ends = Child("a shell", ["-c", "echo out of luck; exit 3"], tmp_path / "log", {}, ["/bin/sh"])
+    with pytest.raises(ChildError, match="a shell: did not start; it said: out of luck"):
+        await ends.start_until(never, 5.0)
+    stays = Child("sleeper", ["60"], tmp_path / "log2", {}, ["/bin/sleep"])
+    with pytest.raises(ChildError, match=r"sleeper: not ready within 0\.1 s"):
+        await stays.start_until(never, 0.1)
+    assert stays.pid is None

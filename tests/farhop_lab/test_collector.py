@@ -183,7 +183,7 @@ def test_garbage_never_raises_anything_else(body):
     try:
         list(decode(body))
     except PayloadError:
-        pass
+        pass  # refused, as garbage is to be
     else:
         ExportTraceServiceRequest.FromString(body)  # it was one after all
 

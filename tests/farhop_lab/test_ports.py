@@ -24,3 +24,14 @@ def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ports, "PORTS", range(port, port + 1))
         with pytest.raises(ports.PortsError, match="no 1 free ports"):
             ports.free_ports(1)
+
+
+def test_a_port_whose_connections_are_not_quite_over_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = ports.free_ports(1)
+    with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(("127.0.0.1", port)) as client:
+        served, _ = server.accept()
+        served.close()  # who closes first keeps the port in TIME_WAIT
+        assert client.recv(1) == b""
+    monkeypatch.setattr(ports, "PORTS", range(port, port + 1))
+    with pytest.raises(ports.PortsError, match="no 1 free ports"):
+        ports.free_ports(1)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from random import Random
@@ -66,10 +67,10 @@ class Engine:
         self.healthy = True
         self.release = asyncio.Event()
         self.seen: list[tuple[dict[str, str], dict[str, Any]]] = []
-        self.address = ""
+        self.address, self.scheme = "", "http"
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Engine]:
+    async def running(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Engine]:
         """Listen on a free port."""
         app = web.Application(client_max_size=64 << 20)
         app.router.add_get("/health", self._health)
@@ -78,7 +79,8 @@ class Engine:
         app.router.add_post("/v1/completions", self._chat)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        self.scheme = "http" if tls is None else "https"
         self.address = f"127.0.0.1:{runner.addresses[0][1]}"
         try:
             yield self
@@ -148,7 +150,7 @@ def common(region: str, instance: str, **more: Any) -> dict[str, Any]:
 
 def regional_config(engine: Engine, region: str = "virginia", **more: Any) -> RegionalConfig:
     """A regional balancer over one engine, on free ports."""
-    replica = {"url": f"http://{engine.address}", "models": [MODEL], "name": "one"}
+    replica = {"url": f"{engine.scheme}://{engine.address}", "models": [MODEL], "name": "one"}
     document = {
         **common(region, "r1"),
         "tier": {"port": 0},
@@ -168,9 +170,14 @@ def global_config(region: str = "virginia", **more: Any) -> GlobalConfig:
 
 @asynccontextmanager
 async def both(
-    engine: Engine, world: Topology, *, regional: dict[str, Any] | None = None, global_: dict[str, Any] | None = None
+    engine: Engine,
+    world: Topology,
+    *,
+    regional: dict[str, Any] | None = None,
+    global_: dict[str, Any] | None = None,
+    states: tuple[str, ...] = ("up",),
 ) -> AsyncIterator[Both]:
-    """Both tiers in Virginia, up: the global one sees the regional one with its replica ready."""
+    """Both tiers in Virginia, up: the global one sees the regional one, in one of `states`, with its replica ready."""
     cluster = MemoryCluster()
     below = RegionalBalancer(
         regional_config(engine, **(regional or {})), world, Random(1), MemoryStore(Random(2), cluster)
@@ -178,17 +185,17 @@ async def both(
     above = GlobalBalancer(global_config(**(global_ or {})), world, Random(3), MemoryStore(Random(4), cluster))
     try:
         lines = (await below.open(), await above.open())
-        await until(lambda: _serving(above))
+        await until(lambda: _serving(above, states))
         yield Both(below, above, lines)
     finally:
         await above.close()
         await below.close()
 
 
-def _serving(balancer: GlobalBalancer) -> bool:
+def _serving(balancer: GlobalBalancer, states: tuple[str, ...] = ("up",)) -> bool:
     status = balancer.desk.status()
     return any(
-        r["state"] == "up" and any(m["replicas_ready"] for i in r["instances"] for m in i["models"].values())
+        r["state"] in states and any(m["replicas_ready"] for i in r["instances"] for m in i["models"].values())
         for r in status["regions"]
     )
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def document(of: str, endpoint: str, **more: Any) -> dict[str, Any]:
         "admin": {"port": 0},
         "etcd": {"endpoints": [endpoint]},
         "hop": HOP,
-        "limits": {"drain_s": 1.0},
+        "limits": {"drain_s": 1.0, "connections_max": 1000},
         **own,
         **more,
     }
@@ -72,15 +73,28 @@ def command(tier: str, path: Path) -> list[str]:
 def refused(tier: str, path: Path, **more: str) -> list[str]:
     """Run it, expecting it not to start; the lines it says."""
     began = time.monotonic()
-    ended = subprocess.run(
-        command(tier, path), capture_output=True, text=True, timeout=20.0, env=environment(**more), check=False
+    process = subprocess.Popen(
+        command(tier, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**more)
     )
-    took_s = time.monotonic() - began
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stdout == ""
-    assert "Traceback" not in ended.stderr
+    hung = Timer(20.0, process.kill)
+    hung.start()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and its figures can still be read
+    took_s = time.monotonic() - began - _kept_waiting_s(process.pid)
+    hung.cancel()
+    stdout, stderr = process.communicate()
+    assert process.returncode == 2, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
     assert took_s < START_S
-    return ended.stderr.splitlines()
+    return stderr.splitlines()
+
+
+def _kept_waiting_s(pid: int) -> float:
+    """How long it could have run and others had the cores: what this machine does besides is not its fault."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0  # not Linux
 
 
 @contextmanager

@@ -79,6 +79,14 @@ def test_what_was_hot_is_returned_to_at_a_pace() -> None:
     assert taken(flow, 23.0) == {"london": 300}
 
 
+def test_what_share_goes_there_gladly_is_told() -> None:
+    flow = hot()
+    assert (flow.cold_share("london", 2.6), flow.cold_share("tokyo", 2.6)) == (0.0, 1.0)
+    flow.handle(at(3.0, london=0.1), 3.0)
+    shares = [flow.cold_share("london", now) for now in (3.0, 8.0, 13.0, 60.0)]
+    assert shares == [pytest.approx(0.05), pytest.approx(0.3), pytest.approx(0.55), 1.0]  # 5 % a second
+
+
 def test_a_region_that_was_down_or_drained_is_returned_to_at_a_pace() -> None:
     flow = worldwide(view=at(0.0))
     flow.handle(ChannelChanged("london", False), 1.0)

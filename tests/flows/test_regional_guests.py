@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from playbook import answered, held, sent
-from worlds import regional, replica, request
+from worlds import fleet, regional, replica, request
 
 from farhop.balance import outcome
-from farhop.balance.ledger import Ledger, Reservation
+from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptEnded, RequestArrived
 from regional_lb.admission import Foreign, guest, headroom, is_guest
 
@@ -61,15 +61,15 @@ def test_where_nobody_is_healthy_that_is_the_answer(play) -> None:
 
 
 def test_headroom_is_what_is_left_beside_the_reserve() -> None:
-    replicas, ledger = [replica("r1", **ROOMY), replica("r2", **ROOMY)], Ledger()
-    left = headroom(replicas, ledger, 0.1)
+    both = fleet(replica("r1", **ROOMY), replica("r2", **ROOMY))
+    left = headroom(both.whole, 0.1)
     assert (left.slots, left.kv_tokens, left.idle) == (18, pytest.approx(18_000.0), True)
     for n in range(19):
-        ledger.reserve(str(n), Reservation(f"r{n % 2 + 1}", 0, 1000))
-    left = headroom(replicas, ledger, 0.1)
+        both.ledger.reserve(str(n), Reservation(f"r{n % 2 + 1}", 0, 1000))
+    left = headroom(both.whole, 0.1)
     assert (left.slots, left.kv_tokens, left.idle) == (0, 0.0, False)
-    assert headroom([replica("r1", slots=2)], Ledger(), 0.1).slots == 2  # of few slots none is kept
-    assert headroom([], Ledger(), 0.1).slots == 0
+    assert headroom(fleet(replica("r1", slots=2)).whole, 0.1).slots == 2  # of few slots none is kept
+    assert headroom(fleet().whole, 0.1).slots == 0
 
 
 def test_who_is_a_guest() -> None:
@@ -80,11 +80,10 @@ def test_who_is_a_guest() -> None:
 
 
 def test_the_cache_is_part_of_headroom_unless_an_engine_is_idle() -> None:
-    ledger, terms, one = Ledger(), Foreign(), request("a", **GUEST)
-    idle = headroom([replica("r1", **ROOMY)], ledger, 0.1)
+    terms, one = Foreign(), request("a", **GUEST)
+    idle = headroom(fleet(replica("r1", **ROOMY)).whole, 0.1)
     assert guest(one, 50_000.0, idle, 0, 0.0, terms) is None
-    ledger.reserve("x", Reservation("r1", 0, 5000))
-    busy = headroom([replica("r1", **ROOMY)], ledger, 0.1)
+    busy = headroom(fleet(replica("r1", **ROOMY), reserved=[Reservation("r1", 0, 5000)]).whole, 0.1)
     assert guest(one, 4000.0, busy, 0, 0.0, terms) is None
     for asked in ((4001.0, busy, 0), (1.0, busy, 1)):
         refusal = guest(one, *asked, 0.0, terms)

@@ -7,11 +7,15 @@ from random import Random
 from typing import Any
 
 from farhop.balance.chain import chain, seed_of
+from farhop.balance.estimate import Estimates
+from farhop.balance.health import HealthConfig
+from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address, Request
 from global_lb import flow as global_flow
 from global_lb import view as global_view
 from regional_lb import flow as regional_flow
 from regional_lb import view as regional_view
+from regional_lb.fleet import Fleet
 from topology.law import Law
 from topology.model import Key, Region, Residency, Rule, Tenant, Topology
 
@@ -48,6 +52,15 @@ def law(epoch: int = 1, **rules: Rule | Residency) -> Law:
     }
     tenants["stateless"] = Tenant("stateless")
     return Law(Topology("test", epoch, REGIONS, tenants))
+
+
+def fleet(*replicas: regional_view.Replica, reserved: Iterable[Reservation] = ()) -> Fleet:
+    """These replicas, with what is under way at them."""
+    known = Fleet(HealthConfig())
+    known.adopt(regional_view.view_of(list(replicas)), Estimates())
+    for n, reservation in enumerate(reserved):
+        known.ledger.reserve(f"q{n}", reservation)
+    return known
 
 
 def text(name: str, n_bytes: int) -> bytes:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from inprocess import HOP, HOP_KEY
 from pydantic import ValidationError
 
+from farhop_lab.certs import Authority
 from global_lb.config import GlobalConfig
 
 
@@ -30,6 +32,22 @@ def test_its_name_among_balancers_is_unique_in_the_fleet() -> None:
     there = GlobalConfig.model_validate(document(region="tokyo"))
     assert here.balancer == "virginia/g1"
     assert here.balancer != there.balancer
+
+
+def test_whether_a_region_speaks_tls_and_by_what_name_is_the_configurations_to_say(tmp_path: Path) -> None:
+    ca = {"ca_file": Authority(tmp_path).ca_file}
+
+    def name(**more: Any) -> str | None:
+        return GlobalConfig.model_validate(document(**more)).certified_name("tokyo", "10.0.0.1")
+
+    assert name() is None
+    assert name(tier_tls=ca) == "10.0.0.1"
+    assert name(tier_tls={**ca, "server_name": "{region}.tiers.example"}) == "tokyo.tiers.example"
+    assert name(tier_tls={**ca, "plaintext_regions": ["tokyo"]}) is None
+    assert name(tier_tls={**ca, "plaintext_regions": ["virginia"]}) == "10.0.0.1"
+    for wrong in ({}, {**ca, "server_name": "{host}"}, {**ca, "cert_file": "/none"}, {**ca, "verify": False}):
+        with pytest.raises(ValidationError):
+            name(tier_tls=wrong)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ async def test_what_does_not_follow_is_a_gap(message: pb.PrefixDelta) -> None:
     stream = await whole(told, path(0, 1))
     with pytest.raises(PrefixGapError):
         await stream.take(message)
-    assert told.held == {1}
+    assert (told.held, told.refused) == ({1}, ["prefixes_gap"])
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,11 @@ async def test_a_superseded_stream_says_nothing_more() -> None:
 async def test_lost_it_is_kept_and_then_forgotten() -> None:
     told = Told()
     a, b = await whole(told, path(0, 1, 2)), await whole(told, path(0, 1), instance="b")
+    assert told.prefixes.behind_s(TOKYO, 99.0) is None
     a.ended(100.0)
-    assert told.prefixes.state(TOKYO) == "behind"
+    assert (told.prefixes.state(TOKYO), told.prefixes.behind_s(TOKYO, 102.5)) == ("behind", 2.5)
+    a.ended(101.0)
+    assert told.prefixes.behind_s(TOKYO, 102.5) == 2.5
     await told.prefixes.tidy(100.0 + room.FORGET_S)
     assert told.held == {1, 2}
     await told.prefixes.tidy(100.1 + room.FORGET_S)
@@ -213,6 +216,19 @@ async def test_lost_it_is_kept_and_then_forgotten() -> None:
     b.ended(300.0)
     await told.prefixes.tidy(400.0)
     assert (told.held, told.prefixes.state(TOKYO)) == (set(), "never")
+    assert told.prefixes.behind_s(TOKYO, 401.0) is None
+
+
+async def test_the_longest_silence_counts_and_ends_when_it_speaks_again() -> None:
+    told = Told()
+    for name, at in (("a", 100.0), ("b", 90.0)):
+        (await whole(told, path(0, 1), instance=name)).ended(at)
+    assert told.prefixes.behind_s(TOKYO, 100.0) == 10.0
+    await whole(told, path(0, 1), instance="b")
+    assert (told.prefixes.state(TOKYO), told.prefixes.behind_s(TOKYO, 101.0)) == ("behind", 1.0)
+    never = told.stream("c")
+    never.ended(50.0)
+    assert told.prefixes.behind_s(TOKYO, 101.0) == 1.0  # it has told nothing that could be old
 
 
 async def test_what_is_being_told_again_is_not_forgotten_meanwhile() -> None:
@@ -376,3 +392,4 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
         status = _region(above[1])
         assert status["prefix_nodes"] > 10
         assert {"predicted_hit_tokens", "actual_hit_tokens"} <= set(status)
+        assert status["prefix_behind_s"] is None

@@ -1,8 +1,42 @@
-"""The models on offer in a set of regions."""
+"""What a report becomes in the view, and the models on offer in a set of regions."""
 
 from __future__ import annotations
 
+import pytest
 from worlds import MODEL, OTHER_MODEL, capacity, instance, seen
+
+from farhop.balance.machine import Address
+from farhop.store.report import ModelReport, RegionReport
+from global_lb.view import Capacity, instance_of
+
+# Every figure another than all the others and than its default: one that is left out or mixed up shows.
+FIGURES = {
+    name: float(n) for n, name in enumerate(ModelReport.__struct_fields__, 2) if name in Capacity.__struct_fields__
+}
+REPORT = RegionReport(
+    region="tokyo", instance="r1", incarnation=7, seq=3, clock_ms=5_000.0, tier_address="h:1", control_address="h:2",
+    draining=True, accepted_bytes={"me": 11.0, "you": 22.0},
+    models=(ModelReport(model="m", replicas_total=0, kv_tokens_total=0, kv_tokens_free=0, **FIGURES),),
+)  # fmt: skip
+
+
+def test_an_instance_is_what_its_report_says() -> None:
+    tier = Address("far", 1)
+    one = instance_of(REPORT, tier, 100.0, None, "me")
+    assert (one.name, one.region, one.tier, one.incarnation) == ("r1", "tokyo", tier, 7)
+    assert (one.received_at, one.draining, one.accepted) == (100.0, True, 11.0)
+    assert one.models == {"m": Capacity(**FIGURES)}
+
+
+@pytest.mark.parametrize(("by_pings", "offset_ms"), [(None, 5_000.0 - 100_000.0), (-3.5, -3.5), (0.0, 0.0)])
+def test_its_clock_is_known_by_pings_and_before_the_first_by_the_reports_stamp(
+    by_pings: float | None, offset_ms: float
+) -> None:
+    assert instance_of(REPORT, Address("far", 1), 100.0, by_pings, "me").clock_offset_ms == offset_ms
+
+
+def test_who_was_never_accepted_from_is_acknowledged_nothing() -> None:
+    assert instance_of(REPORT, Address("far", 1), 100.0, None, "third").accepted == 0.0
 
 
 def test_models_of_regions() -> None:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from random import Random
 
-import msgspec
+import grpc
 import pytest
+from farhop_wire import region_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import HOP_KEY, until
-from regions import MODEL, WORLD, Clock, Heard, config, put, told, watching
+from regions import WORLD, Clock, Heard, config, put, told, watching
+from reporting import reporter
+from worlds import regional, replica
 
 from farhop.balance.machine import Address
 from farhop.store.contract import report_key
@@ -16,6 +20,7 @@ from farhop.store.memory import MemoryStore
 from farhop.store.report import encode, to_wire
 from global_lb import watch
 from global_lb.watch import Watcher
+from regional_lb import report
 
 
 @pytest.fixture(autouse=True)
@@ -214,11 +219,18 @@ async def test_a_link_that_speaks_for_another_is_not_believed() -> None:
         assert heard.view.regions == {}
 
 
-def test_a_model_report_is_complete() -> None:
-    """Every field of a capacity comes from the report: a new one must not be left at its default."""
-    made = msgspec.structs.replace(MODEL, usd_per_mtok=3.0)
-    heard = Heard()
-    watcher = Watcher(config(), WORLD, MemoryStore(Random(1)), heard.react, heard.refused.append, Clock(), Random(2))
-    capacity = watcher._instance(told(models=(made,)), 1.0).models["m"]
-    for name in capacity.__struct_fields__:
-        assert getattr(capacity, name) == getattr(made, name)
+async def test_why_a_region_that_is_there_tells_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "STREAMS_MAX", 0)
+    async with AsyncExitStack() as stack:
+        below = grpc.aio.server()
+        stack.push_async_callback(below.stop, None)
+        region_pb2_grpc.add_RegionServicer_to_server(reporter(regional(replica("a"))), below)
+        port = below.add_insecure_port("127.0.0.1:0")
+        await below.start()
+        _, store, heard = await stack.enter_async_context(watching())
+        await put(store, told(control_address=f"127.0.0.1:{port}"))
+        await until(lambda: ("tokyo", True) in heard.channels and len(set(heard.refused)) == 2)
+        assert set(heard.refused) == {"reports_resource_exhausted", "prefixes_resource_exhausted"}
+        await below.stop(None)
+        await until(lambda: heard.channels[-1] == ("tokyo", False))
+        assert len(set(heard.refused)) == 2  # that nobody is there the ping told

@@ -82,7 +82,7 @@ MACHINES = [
     for tier in ("regional_lb", "global_lb")
     for room in ("view", "admission", "policy", "pick", "flow", "queue")
     if (ROOT / tier / f"{room}.py").exists()
-]
+] + sorted((ROOT / "regional_lb" / "policy").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda p: str(p.relative_to(ROOT)))

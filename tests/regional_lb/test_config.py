@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from pydantic import ValidationError
 
 from farhop.balance.machine import Address
 from farhop.store.report import RATE_LIMIT_MS
-from regional_lb.config import RegionalConfig
+from farhop_lab.certs import Authority
+from regional_lb.config import POLICIES, PolicyConfig, RegionalConfig, place_of
+from regional_lb.policy import KNOWN, Choice
 
 
 @pytest.fixture(autouse=True)
@@ -44,23 +47,43 @@ def test_a_replica_has_an_address_and_a_name() -> None:
         ])
     )  # fmt: skip
     first, second, third = config.replicas
-    assert (first.address, first.label, first.origin) == (
-        Address("10.0.0.1", 8000), "10.0.0.1:8000", "http://10.0.0.1:8000",
-    )  # fmt: skip
+    assert (first.address, first.label) == (Address("10.0.0.1", 8000), "10.0.0.1:8000")
     assert (second.address, second.label) == (Address("gpu-2", 80), "two")
-    assert (third.address, third.origin) == (Address("fd00::1", 9000), "http://[fd00::1]:9000")
+    assert third.address == Address("fd00::1", 9000)
     assert config.client is None
+
+
+def test_an_engine_over_tls_is_verified_by_its_own_name() -> None:
+    replicas = [{"url": f"https://{host}", "models": ["a"]} for host in ("gpu-1:8443", "gpu-2", "[fd00::1]")]
+    config = RegionalConfig.model_validate(document(replicas=replicas))
+    assert [replica.address for replica in config.replicas] == [
+        Address("gpu-1", 8443, tls="gpu-1"), Address("gpu-2", 443, tls="gpu-2"), Address("fd00::1", 443, tls="fd00::1"),
+    ]  # fmt: skip
+
+
+def test_tls_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    files = {"cert_file": pair.cert_file, "key_file": pair.key_file}
+    assert "tier.tls, control.tls: give both or neither" in problems(tier={"port": 1, "tls": files})[""]
+    assert "no replica has an https:// url" in problems(engine_tls={"ca_file": authority.ca_file})[""]
+    told = problems(client={"port": 1, "tls": {**files, "key_file": "/none"}}, admin={"port": 1, "tls": {}})
+    assert (
+        told["client.tls"]
+        == "Value error, key_file: /none: No such file or directory; check the path and its permissions"
+    )
+    assert {"admin.tls.cert_file", "admin.tls.key_file"} < set(told)
 
 
 @pytest.mark.parametrize(
     "url",
     [
-        "", "gpu-1:8000", "https://gpu-1:8000", "http://", "http://:8000", "http://gpu-1:8000/v1", "http://gpu-1:99999",
+        "", "gpu-1:8000", "https://gpu-1:8000/v1", "http://", "http://:8000", "http://gpu-1:8000/v1", "http://gpu-1:99999",
         "http://gpu-1:0", "http://gpu-1:x", "http://gpu-1?x=1", "http://gpu-1#x", "http://user:pw@gpu-1:8000",
         "http://[::1", "ftp://gpu-1",
     ],
 )  # fmt: skip
-def test_a_url_must_be_plain_http_to_a_host_and_port(url: str) -> None:
+def test_a_url_must_be_http_to_a_host_and_port(url: str) -> None:
     told = problems({"url": url})
     assert list(told) == ["replicas.0.url"]
 
@@ -148,3 +171,61 @@ def test_the_engines_key_cannot_write_headers(monkeypatch: pytest.MonkeyPatch) -
 def test_bounds_of_queue_and_watch(part: str, value: dict[str, Any]) -> None:
     (where,) = problems(**{part: value})
     assert where == f"{part}.{next(iter(value))}"
+
+
+def test_a_policy_is_a_name_or_has_options() -> None:
+    plain = RegionalConfig.model_validate(document())
+    assert (plain.policy.name, plain.policies) == ("predictive", {})
+    config = RegionalConfig.model_validate(
+        document(
+            {"name": "r1"},
+            policy="p2c",
+            policies={"llama": {"name": "weighted-random", "weights": {"r1": 2}}},
+            session={"cookie": "sid"},
+        )
+    )
+    assert (config.policy.name, config.policies["llama"].weights) == ("p2c", {"r1": 2.0})
+    assert (config.session.header, config.session.cookie, config.session.field) == ("x-session-id", "sid", "user")
+
+
+@pytest.mark.parametrize(
+    ("more", "where", "says"),
+    [
+        ({"policy": "fastest"}, "policy", "no policy 'fastest'; known are predictive, prefix, least-load,"),
+        ({"policy": {"name": ["p2c"]}}, "policy", "known are"),
+        ({"policies": {"llama": "fastest"}}, "policies.llama", "known are"),
+        ({"policy": {"name": "prefix", "weight": 2}}, "policy", "its options: load_factor, prefix_bytes"),
+        ({"policy": {"name": "p2c", "load_factor": 2}}, "policy", "'load_factor' of policy p2c; its options: none"),
+        ({"policy": {"name": "prefix", "load_factor": 0.5}}, "policy.load_factor", "greater than or equal to 1"),
+        ({"policy": {"name": "weighted-random", "weights": {"r9": 1}}}, "", "policy.weights: no replica 'r9'; known"),
+        ({"policies": {"qwen": "p2c"}}, "", "policies.qwen: no replica serves this model"),
+        ({"policy": 7}, "policy", "dictionary"),
+        ({"session": {"header": "a b"}}, "session.header", "match"),
+    ],
+)  # fmt: skip
+def test_an_unknown_policy_or_option_is_named_with_those_that_are_known(
+    more: dict[str, Any], where: str, says: str
+) -> None:
+    assert says in problems(**more)[where]
+
+
+def test_configuration_and_policies_know_the_same_names_and_defaults() -> None:
+    assert list(POLICIES) == list(KNOWN)
+    assert Choice(**PolicyConfig().model_dump()) == Choice()
+
+
+def test_an_engine_nobody_knows_is_named_with_those_that_are() -> None:
+    told = problems({"url": "http://a:1", "engine": "tensorrt"})
+    assert told == {
+        "replicas.0.engine": "Value error, is unknown; there is vllm, sglang, tgi, trtllm, triton, "
+        "and without one it is found out"
+    }
+
+
+@pytest.mark.parametrize("field", ["metrics", "dcgm"])
+@pytest.mark.parametrize(
+    "url", ["http://a:9400", "ftp://a:9400/metrics", "a:9400/metrics", "http://a:0/m", "http://a/m?x=1"]
+)
+def test_where_a_page_is_must_be_a_plain_url_with_a_path(field: str, url: str) -> None:
+    assert list(problems({"url": "http://a:1", field: url})) == [f"replicas.0.{field}"]
+    assert place_of("http://a:9400/metrics") == (Address("a", 9400), "/metrics")

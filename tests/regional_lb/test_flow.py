@@ -13,7 +13,7 @@ from farhop.balance import machine, outcome
 from farhop.balance.health import HealthConfig, State
 from farhop.balance.machine import Forward, Usage
 from regional_lb.flow import K_WAITING
-from regional_lb.pick import KV_SHARE_MAX, SAMPLE_FRESH_S
+from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.view import Replica, ReplicaProbed, Sample
 from topology.model import Rule
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from inprocess import (
     HOP_KEY,
@@ -30,7 +31,8 @@ from farhop.store.memory import MemoryStore
 from farhop.store.report import check
 from regional_lb.main import RegionalBalancer
 from regional_lb.pick import Pick
-from regional_lb.policy import Scored
+from regional_lb.policy import Choice
+from regional_lb.policy.turns import RoundRobin
 from regional_lb.serve import PickReasons
 
 WORLD = topology(tenant("split", models={"weights-70b": {"allow": ["us"]}}, residency={
@@ -198,21 +200,42 @@ def _control(up: Both) -> int:
     return int(up.regional.reporter.build().control_address.rpartition(":")[2])
 
 
-SCORED = Scored("one", 12.5, 64.0, 36.0, 100.0, 0.5, 20.0)
+def seen(room: bool) -> Pick:
+    """A pick from a field of one: 100 prompt tokens, 36 of them not cached, behind 100 others."""
+    rates = np.array([[100.0], [0.5], [20.0]])
+    return Pick(RoundRobin(), ("one",), 100.0, np.array([36.0]), np.array([12.5]), rates, np.array([room]))
 
 
 def test_the_reasons_of_a_pick() -> None:
-    pick = Pick(SCORED, (SCORED,), ("one",))
+    pick = seen(room=True)
+    pick.chosen = pick.scored(0)
     reasons = PickReasons()
     record = reasons.record(pick)
-    assert (record["chosen"], record["candidates"][0]["full"]) == ("one", True)
-    assert reasons.attributes(pick)["farhop.reasons"] == ["one 12.5 ms"]
+    assert (record["chosen"], record["candidates"][0]["full"]) == ("one", False)
+    assert reasons.attributes(pick)["farhop.reasons"] == ["one 12.5 turns"]
+    assert reasons.attributes(pick)["farhop.policy"] == record["policy"] == "round-robin"
     assert reasons.predicted_hit_tokens(pick) == 64.0
     assert reasons.predicted_ttft_ms(pick) == (100.0 + 36.0) * 0.5
-    nobody = Pick(None, (SCORED,), ())
+    nobody = seen(room=False)
     assert reasons.attributes(nobody) == {}
-    assert reasons.record(nobody)["chosen"] is None
+    record = reasons.record(nobody)
+    assert (record["chosen"], record["candidates"][0]["full"]) == (None, True)
     assert (reasons.predicted_hit_tokens(nobody), reasons.predicted_ttft_ms(nobody)) == (0.0, None)
+
+
+async def test_a_session_comes_through_both_tiers_as_a_hash(up: Both) -> None:
+    policies, asked = up.regional.flow.policies, []
+    policies.override({"": Choice("session")})
+    consider = up.regional.flow.need_of
+    up.regional.flow.need_of = lambda request: asked.append(request.session) or consider(request)  # type: ignore[method-assign,func-returns-value]
+    for name in ("mine", "mine", "theirs"):
+        answer = await send(up.entry, chat(x_session_id=name))
+        record = up.regional.decisions.get(answer.headers["x-farhop-decision"])
+        assert record is not None
+        assert record["reasons"]["policy"] == "session"
+        assert "mine" not in str(record)
+    assert asked[0] == asked[1] != asked[2]
+    assert 0 not in asked
 
 
 async def test_a_draining_region_finishes_what_it_has(up: Both, engine: Engine) -> None:
@@ -220,7 +243,7 @@ async def test_a_draining_region_finishes_what_it_has(up: Both, engine: Engine) 
     asked = asyncio.create_task(send(up.entry, chat(body=streaming())))
     await until(lambda: up.regional.flow.under_way == 1 and up.regional.metrics.in_flight == 1)
     draining = asyncio.create_task(up.regional._drain())
-    await asyncio.sleep(0)
+    await until(lambda: up.regional.tier_listener.stopping and up.regional.client_listener.stopping)
     for port in (up.tier, up.client):  # neither takes anything new while the other drains
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
@@ -228,3 +251,23 @@ async def test_a_draining_region_finishes_what_it_has(up: Both, engine: Engine) 
     answer = await asked
     assert answer.body.endswith(b"data: [DONE]\n\n")
     await draining
+
+
+async def test_what_the_listeners_hold_and_turn_away_is_in_the_metrics(up: Both) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", up.client)
+    assert (await send(up.tier, b"garbage\r\n\r\n")).status == 400
+    assert (await send(up.client, chat())).status == 200
+    await until(lambda: up.regional.client_listener.connections == 1 and not up.regional.tier_listener.connections)
+    page = up.regional.metrics.render().decode()
+    labels = 'region="virginia",tier="regional"'
+    for line in (
+        f'farhop_connections_refused_total{{reason="malformed_http",{labels}}} 1.0',
+        f'farhop_connections{{listener="client",{labels}}} 1.0',
+        f'farhop_connections{{listener="tier",{labels}}} 0.0',
+        f"farhop_upstream_connections{{{labels}}} 1.0",
+        f"farhop_buffered_bytes{{{labels}}} 0.0",
+        f"farhop_buffered_bytes_max{{{labels}}} 5.36870912e+08",
+    ):
+        assert line in page
+    writer.close()
+    assert await reader.read() == b""

@@ -12,7 +12,7 @@ def test_replicas_are_found_by_name_and_by_model() -> None:
     both, one = replica("r1", models=frozenset({MODEL, OTHER_MODEL})), replica("r2")
     view = view_of([both, one])
     assert view.replicas == {"r1": both, "r2": one}
-    assert view.by_model == {MODEL: (both, one), OTHER_MODEL: (both,)}
+    assert view.by_model == {MODEL: ("r1", "r2"), OTHER_MODEL: ("r1",)}
     with pytest.raises(AttributeError):
         view.by_model = {}  # type: ignore[misc]
 

@@ -1,165 +1,31 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from inprocess import HOP, HOP_KEY, until
 
+from farhop.balance.estimate import Estimates
+from farhop.balance.health import HealthConfig
 from farhop.balance.machine import Event
 from regional_lb import watch
 from regional_lb.config import RegionalConfig
-from regional_lb.view import ReplicaProbed, View, ViewSwapped
-from regional_lb.watch import COUNT_MAX, PageError, Watcher, read_page
+from regional_lb.fleet import Fleet
+from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, View, ViewSwapped
+from regional_lb.watch import Watcher
 
-# As vLLM 0.11 writes it.
-PAGE = r"""# HELP python_gc_objects_collected_total Objects collected during gc
-# TYPE python_gc_objects_collected_total counter
-python_gc_objects_collected_total{generation="0"} 11193.0
-# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 7.0
-# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 3.0
-# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 0.25
-# TYPE vllm:prefix_cache_queries_total counter
-vllm:prefix_cache_queries_total{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 1.2345678e+06
-# TYPE vllm:prefix_cache_queries_created gauge
-vllm:prefix_cache_queries_created{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 1.7e+09
-vllm:prefix_cache_hits_total{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 617283.0
-# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
-# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="27000",num_cpu_blocks="None"} 1.0
-vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="m"} 0.0
-vllm:num_requests_waiting_by_reason{engine="0"} NaN
-vllm:num_requests_running_total{engine="0"} nonsense
-"""
+PAGES = Path(__file__).parent / "pages"
+PAGE = (PAGES / "vllm.txt").read_text()
 
 
 def page(waiting: str = "0", running: str = "0", more: str = "") -> str:
     return f"vllm:num_requests_waiting {waiting}\nvllm:num_requests_running {running}\n{more}"
-
-
-def test_a_page_as_vllm_writes_it() -> None:
-    sample = read_page(PAGE, at=5.0)
-    assert (sample.at, sample.waiting, sample.running, sample.kv_usage) == (5.0, 3, 7, 0.25)
-    assert sample.kv_tokens == 27_000 * 16
-    assert (sample.prefix_queries, sample.prefix_hits) == (1_234_567.8, 617_283.0)
-
-
-def test_line_ends_of_windows_and_none_at_the_end() -> None:
-    assert read_page(PAGE.replace("\n", "\r\n"), 0.0).waiting == 3
-    assert read_page("vllm:num_requests_waiting 1\nvllm:num_requests_running 2", 0.0).running == 2
-
-
-def test_several_engines_are_summed_and_their_usage_is_the_mean() -> None:
-    text = "".join(
-        f'vllm:num_requests_waiting{{engine="{n}"}} {n}\nvllm:num_requests_running{{engine="{n}"}} 10\n'
-        f'vllm:kv_cache_usage_perc{{engine="{n}"}} {0.2 * (n + 1):.1f}\n'
-        f'vllm:cache_config_info{{engine="{n}",num_gpu_blocks="100",block_size="16"}} 1\n'
-        for n in range(3)
-    )
-    sample = read_page(text, 0.0)
-    assert (sample.waiting, sample.running, sample.kv_tokens) == (3, 30, 4800)
-    assert sample.kv_usage == pytest.approx(0.4)
-
-
-def test_the_older_name_of_the_usage_counts_where_the_newer_is_missing() -> None:
-    old = 'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
-    assert read_page(page(more=old), 0.0).kv_usage == 0.5
-    assert read_page(page(more=old + 'vllm:kv_cache_usage_perc{model_name="m"} 0.1\n'), 0.0).kv_usage == 0.1
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a,b", "a{b}c", "a}b", 'say \\"hi\\"', 'x\\",num_gpu_blocks=\\"7', "back\\\\", "line\\nbreak", "} 99",
-        "{", ",=,", "\u2028", "\x85", "\x0b", "\U0001f600", "num_gpu_blocks=1,block_size=1",
-    ],
-)  # fmt: skip
-def test_labels_may_hold_anything(name: str) -> None:
-    """Commas, braces, escaped quotes and odd line ends inside a value are part of the value."""
-    text = (
-        f'vllm:num_requests_waiting{{model_name="{name}",engine="0"}} 4\n'
-        f'vllm:num_requests_running{{engine="0",model_name="{name}"}} 2 1700000000\n'
-        f'vllm:cache_config_info{{a="{name}",num_gpu_blocks="10",block_size="16",z="{name}"}} 1\n'
-    )
-    sample = read_page(text, 0.0)
-    assert (sample.waiting, sample.running, sample.kv_tokens) == (4, 2, 160)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "size"),
-    [("None", "16"), ("0", "16"), ("-5", "16"), ("1e4", "16"), ("9" * 40, "16"), ("999999999", "999999999"), ("", "")],
-)
-def test_a_cache_that_is_not_told_is_unknown(blocks: str, size: str) -> None:
-    line = f'vllm:cache_config_info{{num_gpu_blocks="{blocks}",block_size="{size}"}} 1\n'
-    assert read_page(page(more=line), 0.0).kv_tokens is None
-    assert read_page(page(more="vllm:cache_config_info 1\n"), 0.0).kv_tokens is None
-
-
-@pytest.mark.parametrize(
-    ("number", "taken"), [("1e1", 10), ("1.2E+02", 120), ("0", 0), ("12.0", 12), ("1e9", COUNT_MAX), ("+3", 3)]
-)
-def test_numbers_are_read_as_prometheus_writes_them(number: str, taken: int) -> None:
-    assert read_page(page(waiting=number), 0.0).waiting == taken
-
-
-@pytest.mark.parametrize("number", ["NaN", "nan", "-1", "-0.5", "+Inf", "-Inf", "1e10", "x", "", "0x10", "1,5"])
-def test_numbers_outside_their_domain_refuse_the_page(number: str) -> None:
-    for text in (page(waiting=number), page(more=f"vllm:prefix_cache_hits_total {number.replace('1e10', '1e19')}\n")):
-        with pytest.raises(PageError):
-            read_page(text, 0.0)
-
-
-def test_a_usage_above_one_refuses_the_page() -> None:
-    with pytest.raises(PageError, match=r"kv_cache_usage_perc: 25\.0 is outside 0\.\.1"):
-        read_page(page(more="vllm:kv_cache_usage_perc 25\n"), 0.0)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "\n", "<html><body>Sign in</body></html>", "tgi_queue_size 0\n", "vllm:num_requests_waiting 0\n",
-        "vllm:num_requests_running 0\n", 'vllm:num_requests_waiting{engine="0"',
-        'vllm:num_requests_waiting{engine="0} 1\n',
-        "vllm:num_requests_waiting\n", 'vllm:num_requests_waiting{engine="0"}1x\n',
-    ],
-)  # fmt: skip
-def test_what_is_no_page_of_vllm_is_refused(text: str) -> None:
-    with pytest.raises(PageError):
-        read_page(text, 0.0)
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.text(max_size=60), st.integers(0, len(PAGE)), st.integers(0, len(PAGE)))
-@example('vllm:cache_config_info{num_gpu_blocks="', 0, 0)
-def test_no_page_can_do_more_than_be_refused(noise: str, cut: int, at: int) -> None:
-    for text in (noise, "vllm:num_requests_waiting" + noise, PAGE[:cut], PAGE[:at] + noise + PAGE[at:]):
-        try:
-            sample = read_page(text, 0.0)
-        except PageError:
-            continue
-        assert 0 <= sample.waiting <= 10 * COUNT_MAX
-        assert 0.0 <= sample.kv_usage <= 1.0
-
-
-def test_a_line_that_tempts_the_parser_to_backtrack_is_quick() -> None:
-    began = time.perf_counter()
-    with pytest.raises(PageError):
-        read_page('vllm:num_requests_waiting{a="' + '\\"' * 200_000 + "\n", 0.0)
-    with pytest.raises(PageError):
-        read_page("vllm:num_requests_waiting{" + 'a="b",' * 100_000 + "\n", 0.0)
-    assert time.perf_counter() - began < 2.0
 
 
 # -- the watcher, on real sockets
@@ -168,13 +34,14 @@ Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def served(metrics: Answering, health: Answering | None = None) -> AsyncIterator[str]:
+async def served(metrics: Answering | web.Application, health: Answering | None = None) -> AsyncIterator[str]:
     async def alive(_request: web.Request) -> web.Response:
         return web.Response()
 
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/health", health or alive)
+    app = metrics if isinstance(metrics, web.Application) else web.Application()
+    if not isinstance(metrics, web.Application):
+        app.router.add_get("/metrics", metrics)
+        app.router.add_get("/health", health or alive)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -185,18 +52,30 @@ async def served(metrics: Answering, health: Answering | None = None) -> AsyncIt
 
 
 class Heard:
-    """What the flow would be told."""
+    """What the flow would be told, in a fleet as the flow has one."""
 
     def __init__(self) -> None:
-        self.view = View({}, {})
+        self.fleet = Fleet(HealthConfig())
+        self.views = 0
         self.probes: list[tuple[str, bool]] = []
+        self.faults: list[str] = []
+        self.samples: list[Sample] = []
         self.refused: list[str] = []
+
+    @property
+    def view(self) -> View:
+        return self.fleet.view
 
     def react(self, event: Event) -> None:
         if isinstance(event, ViewSwapped):
-            self.view = event.view
+            self.views += 1
+            self.fleet.adopt(event.view, Estimates())
+        elif isinstance(event, ReplicaSampled):
+            self.samples.append(event.sample)
+            self.fleet.sampled(event.target, event.sample, Estimates())
         elif isinstance(event, ReplicaProbed):
             self.probes.append((event.target, event.ok))
+            self.faults.append(event.fault)
 
     def waiting(self, name: str) -> int | None:
         sample = self.view.replicas[name].sample if name in self.view.replicas else None
@@ -204,12 +83,16 @@ class Heard:
 
 
 @asynccontextmanager
-async def watching(monkeypatch: pytest.MonkeyPatch, urls: dict[str, str], **more: float) -> AsyncIterator[Heard]:
+async def watching(
+    monkeypatch: pytest.MonkeyPatch, urls: dict[str, str], said: dict[str, object] | None = None, **more: float
+) -> AsyncIterator[Heard]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     config = RegionalConfig.model_validate({
         "region": "virginia", "instance": "r1", "admin": {"port": 0}, "tier": {"port": 0}, "control": {"port": 0},
         "hop": HOP, "watch": {"probe_s": 0.02, "scrape_s": 0.02, "timeout_s": 1.0, **more},
-        "replicas": [{"url": url, "models": ["m"], "name": name, "kv_tokens": 77} for name, url in urls.items()],
+        "replicas": [
+            {"url": url, "models": ["m"], "name": name, "kv_tokens": 77, **(said or {})} for name, url in urls.items()
+        ],
     })  # fmt: skip
     heard = Heard()
     watcher = Watcher(config, heard.react, heard.refused.append, asyncio.get_running_loop().time, Random(1))
@@ -221,9 +104,9 @@ async def watching(monkeypatch: pytest.MonkeyPatch, urls: dict[str, str], **more
         assert len(watcher._tasks) == 0
 
 
-def _text(body: str | bytes, **more: int) -> Answering:
+def _text(body: str | bytes, **more: Any) -> Answering:
     async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=body.encode() if isinstance(body, str) else body, **more)  # type: ignore[arg-type]
+        return web.Response(body=body.encode() if isinstance(body, str) else body, **more)
 
     return answer
 
@@ -231,11 +114,12 @@ def _text(body: str | bytes, **more: int) -> Answering:
 async def test_a_replica_becomes_known(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(_text(PAGE)) as url, watching(monkeypatch, {"one": url}) as heard:
         assert heard.view.replicas["one"].sample is None  # the view is there at once
-        assert [r.name for r in heard.view.by_model["m"]] == ["one"]
+        assert heard.view.by_model["m"] == ("one",)
         await until(lambda: heard.waiting("one") == 3 and heard.probes)
         assert heard.view.replicas["one"].kv_tokens == 432_000
         assert heard.probes[0] == ("one", True)
         assert heard.refused == []
+        assert heard.views == 1  # a sample renews one entry: whoever else there is costs nothing
 
 
 async def test_a_page_that_comes_in_many_pieces_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,15 +141,26 @@ async def test_a_page_that_comes_in_many_pieces_is_read_whole(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
-    [(b"<html>Sign in</html>", 200), (b"\xff\xfe" * 10, 200), (PAGE.encode(), 500), (b"", 404)],
+    ("body", "answer", "reason"),
+    [
+        (b"<html>Sign in</html>\n", {}, "missing"),
+        (PAGE.encode(), {"content_type": "text/html", "charset": "utf-8"}, "type"),
+        (b'[{"iter": 1}]', {"content_type": "application/json"}, "type"),
+        (b"\xff\xfe" * 10, {}, "cut"),
+        (PAGE.encode()[:-1], {}, "cut"),
+        (PAGE.encode(), {"status": 500}, "status"),
+        (b"", {"status": 404}, "status"),
+        (page(waiting="-1").encode(), {}, "value"),
+        (page(waiting="{").encode(), {}, "value"),
+        (page(waiting="\nvllm:num_requests_waiting{").encode(), {}, "line"),
+    ],
 )
 async def test_a_page_that_is_none_is_refused_and_counted(
-    monkeypatch: pytest.MonkeyPatch, body: bytes, status: int
+    monkeypatch: pytest.MonkeyPatch, body: bytes, answer: dict[str, Any], reason: str
 ) -> None:
-    async with served(_text(body, status=status)) as url, watching(monkeypatch, {"one": url}) as heard:
+    async with served(_text(body, **answer)) as url, watching(monkeypatch, {"one": url}) as heard:
         await until(lambda: len(heard.refused) >= 2 and len(heard.probes) >= 2)
-        assert set(heard.refused) == {"metrics"}
+        assert set(heard.refused) == {f"metrics_{reason}"}
         assert heard.waiting("one") is None
         assert heard.view.replicas["one"].kv_tokens == 77
         assert heard.probes[-1] == ("one", True)  # whether it is alive is another question
@@ -274,9 +169,10 @@ async def test_a_page_that_is_none_is_refused_and_counted(
 async def test_a_huge_page_is_refused_rather_than_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut in the midst of `waiting 42`, it would read 4."""
     monkeypatch.setattr(watch, "PAGE_BYTES_MAX", 1000)
-    text = page(waiting="42", more="#" * 1000)
+    text = page(waiting="42", more="#" * 1000 + "\n")
     async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as heard:
         await until(lambda: len(heard.refused) >= 2)
+        assert set(heard.refused) == {"metrics_size"}
         assert heard.waiting("one") is None
     monkeypatch.setattr(watch, "PAGE_BYTES_MAX", len(text))
     async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as heard:
@@ -331,7 +227,71 @@ async def test_who_does_not_answer_in_time_or_at_all_failed_its_probe(monkeypatc
         watching(monkeypatch, {"gone": gone, "slow": slow}, timeout_s=0.1) as heard,
     ):
         await until(lambda: ("gone", False) in heard.probes and ("slow", False) in heard.probes)
-        assert heard.refused == []  # nothing came, so there was nothing to refuse
+        await until(lambda: {"metrics_timeout", "metrics_unreachable"} <= set(heard.refused))
+        assert heard.samples == []
+
+
+async def test_a_slow_page_leaves_the_last_good_sample_to_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    hang = False
+
+    async def sometimes(_request: web.Request) -> web.Response:
+        if hang:
+            await asyncio.Event().wait()
+        return web.Response(text=PAGE)
+
+    async with served(sometimes) as url, watching(monkeypatch, {"one": url}, timeout_s=0.05) as heard:
+        await until(lambda: heard.waiting("one") == 3)
+        hang = True
+        await until(lambda: heard.refused.count("metrics_timeout") >= 3)
+        last = heard.view.replicas["one"].sample
+        assert last == heard.samples[-1]
+        assert asyncio.get_running_loop().time() - last.at > 0.05  # type: ignore[union-attr]
+        hang = False
+        heard.samples.clear()
+        await until(lambda: heard.samples)
+
+
+async def test_an_engine_is_looked_for_where_it_has_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`engine` says the paths, `metrics` says the place where it is another."""
+    asked: list[str] = []
+
+    async def anything(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text=(PAGES / "triton-trtllm.txt").read_text())
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", anything)
+    async with served(app) as url:
+        said = {"engine": "triton", "metrics": f"{url}/elsewhere"}
+        async with watching(monkeypatch, {"one": url}, said) as heard:
+            await until(lambda: heard.waiting("one") == 7 and heard.probes)
+        assert set(asked) == {"/v2/health/ready", "/elsewhere"}
+        asked.clear()
+        async with watching(monkeypatch, {"one": url}, {"engine": "trtllm"}) as heard:
+            await until(lambda: heard.refused and heard.probes)
+            assert set(heard.refused) == {"metrics_missing"}  # it speaks as another engine
+        assert set(asked) == {"/health", "/prometheus/metrics"}
+
+
+async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = [(PAGES / "dcgm.txt").read_text()]
+
+    async def exporter(_request: web.Request) -> web.Response:
+        return web.Response(text=pages[0], status=200 if pages[0] else 500)
+
+    async with served(_text(PAGE)) as url, served(exporter) as dcgm:
+        said = {"dcgm": f"{dcgm}/metrics", "gpus": ["0"]}
+        async with watching(monkeypatch, {"one": url}, said, gpus_s=0.02) as heard:
+            await until(lambda: len(heard.probes) >= 10)
+            assert set(heard.faults) == {""}  # GPU 1 is another's, and GPU 0 had an application's error
+        async with watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as heard:
+            await until(lambda: heard.faults and heard.faults[-1] == "GPU 1: XID 79, fell off the bus")
+            pages[0] = pages[0].replace("} 79\n", "} 0\n")
+            await until(lambda: heard.faults[-1] == "")
+            pages[0] = (PAGES / "dcgm.txt").read_text()
+            await until(lambda: heard.faults[-1] != "")
+            pages[0] = ""  # the exporter fails: its last word holds a while, and not for ever
+            await until(lambda: "gpus_status" in heard.refused and heard.faults[-1] == "")
 
 
 async def test_a_replica_keeps_what_was_known_while_its_page_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:

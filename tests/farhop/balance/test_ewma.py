@@ -40,6 +40,15 @@ def test_a_clock_that_steps_back_is_no_time_and_does_not_move_the_mark() -> None
     assert mean.value == pytest.approx(exp(-1) + 9.0 * (1 - exp(-1)))
 
 
+def test_equal_samples_leave_an_average_where_it_is() -> None:
+    """In floats keep + (1 - keep) of a number may be one unit more than the number."""
+    sample, tau_s = 6.531766978412906e17, 367.516370523782
+    mean = Ewma(tau_s)
+    for now in (1000.0, 1016.14458501670857):
+        mean.update(sample, now)
+    assert mean.value == sample
+
+
 @given(SAMPLES, st.floats(1e-3, 1e3))
 @RUN
 def test_ewmas_stay_within_their_samples(samples: list[tuple[float, float]], tau_s: float) -> None:

@@ -134,6 +134,20 @@ def test_a_probe_that_fails_in_between_starts_the_rise_anew() -> None:
     assert state(machine, 1.0) is State.DOWN
 
 
+def test_a_fault_takes_a_target_out_at_once_and_probes_bring_it_back_by_rise() -> None:
+    machine = HealthMachine(HealthConfig(rise=2, fall=3))
+    machine.probed(True, 0.0)
+    machine.probed(True, 1.0, "GPU 3: XID 79")
+    assert machine.read(1.0) == Health(State.DOWN, "GPU 3: XID 79")
+    assert not machine.steady
+    machine.succeeded(1.5)  # what was under way may end well
+    assert machine.read(1.5).state is State.DOWN
+    machine.probed(True, 2.0)
+    assert machine.read(2.0).state is State.DOWN
+    machine.probed(True, 3.0)
+    assert machine.read(3.0).state is State.UP
+
+
 def test_evidence_grows_old() -> None:
     machine = proven()
     assert machine.read(999.0) == Health(State.UP, "proven", 1000.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,10 @@ from farhop.relay.inbound import Exchange, InboundLimits
 from farhop.relay.listener import Listener
 from farhop.relay.outbound import OutboundLimits, Pool
 from farhop.relay.relay import Relay
+
+
+def no_tls() -> ssl.SSLContext:
+    raise AssertionError("nobody asked for TLS")
 
 
 class Poked(Event, frozen=True):
@@ -160,22 +165,27 @@ class Stage:
 
     async def __aenter__(self) -> Stage:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: self.errors.append(context))
-        await self.upstream.open()
         said = self.settings
+        await self.upstream.open(said.get("upstream_tls"))
         self.flow = ScriptedFlow([self.upstream.address])
-        self.pool = Pool(said.get("outbound", OutboundLimits()))
+        self.troubles: list[str] = []
+        believing = said.get("believing", no_tls)
+        self.pool = Pool(
+            said.get("outbound", OutboundLimits()), believing, lambda _where, why: self.troubles.append(why)
+        )
         self.relay = Relay(
             b"tier", self.flow, self.tier, self.pool, time.monotonic, upstream_is_tier=said.get("over_tier", False)
         )
         self.gate.relay = self.relay
         self.listener = Listener(
-            "test", self.gate, said.get("inbound", InboundLimits()), self.budget, is_hop=said.get("is_hop", False)
-        )
+            "test", self.gate, said.get("inbound", InboundLimits()), self.budget, said.get("slots"),
+            is_hop=said.get("is_hop", False), tls=said.get("tls"),
+        )  # fmt: skip
         self.port = await self.listener.open("127.0.0.1", 0)
         return self
 
-    async def client(self) -> Line:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+    async def client(self, context: ssl.SSLContext | None = None) -> Line:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20, ssl=context)
         line = Line(reader, writer)
         self.clients.append(line)
         return line
@@ -199,6 +209,7 @@ class Stage:
         assert self.budget.used_bytes == 0
         assert self.relay.under_way == 0
         assert self.pool.connections == 0
+        assert not self.pool._at
         assert self.listener.connections == 0
         assert len(self.errors) == self.expected_errors, self.errors
         if self.edges_count:

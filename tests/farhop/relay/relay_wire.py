@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -126,9 +127,10 @@ class Upstream:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._play, "127.0.0.1", 0, limit=1 << 20)
-        self.address = Address("127.0.0.1", self._server.sockets[0].getsockname()[1])
+    async def open(self, context: ssl.SSLContext | None = None) -> None:
+        self._server = await asyncio.start_server(self._play, "127.0.0.1", 0, limit=1 << 20, ssl=context)
+        port = self._server.sockets[0].getsockname()[1]
+        self.address = Address("127.0.0.1", port, tls=None if context is None else "127.0.0.1")
 
     async def _play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

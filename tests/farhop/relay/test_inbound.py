@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from relay_wire import chunk, plain, post, until
 from farhop.balance import outcome
 from farhop.balance.limits import ByteBudget
 from farhop.relay.answers import Reply
+from farhop.relay.cork import Cork
 from farhop.relay.inbound import Exchange, Inbound, InboundLimits
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
@@ -30,9 +32,11 @@ class Echo(asyncio.Transport):
         super().__init__()
         self.out = b""
         self.closed = False
+        self.cork = Cork(asyncio.get_running_loop())
+        self.refused: Counter[str] = Counter()
 
-    def admit(self, connection: Inbound) -> bool:
-        return True
+    def admit(self, connection: Inbound, peer: object) -> None:
+        pass
 
     def forget(self, connection: Inbound) -> None:
         pass
@@ -46,6 +50,9 @@ class Echo(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self.out += bytes(data)
+
+    def writelines(self, parts: Any) -> None:
+        self.out += b"".join(parts)
 
     def can_write_eof(self) -> bool:
         return False
@@ -67,6 +74,7 @@ def said_to(segments: list[bytes]) -> tuple[bytes, bool]:
         for segment in segments:
             if not echo.closed:
                 inbound.data_received(segment)
+        echo.cork.flush()
         inbound.connection_lost(None)
         assert budget.used_bytes == 0
         return echo.out, echo.closed
@@ -178,7 +186,6 @@ MALFORMED = {
     "absolute form": b"GET http://a/here HTTP/1.1\r\nHost: a\r\n\r\n",
     "asterisk form": b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
     "connect": b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n",
-    "upgrade": b"GET /here HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     "http/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "http/2.0": b"GET /here HTTP/2.0\r\nHost: a\r\n\r\n",
     "http/0.9": b"GET /here HTTP/0.9\r\nHost: a\r\n\r\n",
@@ -208,10 +215,11 @@ async def test_malformed_requests_are_refused_and_nothing_after_them_is_read(sta
     assert s.upstream.asked == []
 
 
-@pytest.mark.parametrize("extra", ["a length of 3 and a space", "an upgrade nobody asks for"])
+@pytest.mark.parametrize("extra", ["a length of 3 and a space", "an upgrade that is not made"])
 async def test_what_is_odd_but_plain_passes(stage: Any, extra: str) -> None:
     s = await stage()
-    line = b"Content-Length: 3 \r\n" if "length" in extra else b"Upgrade: h2c\r\nContent-Length: 3\r\n"
+    upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n"
+    line = b"Content-Length: 3 \r\n" if "length" in extra else upgrade
     assert (await s.ask(HEAD + line + b"\r\nabc")).status == 200
     assert s.upstream.asked[0].body == b"abc"
 
@@ -309,7 +317,7 @@ async def test_one_byte_per_chunk_is_a_body(stage: Any) -> None:
     ids=["silence", "half a head", "a dripping head", "half a body", "a dripping body"],
 )
 async def test_slowness_is_bounded(stage: Any, sent: bytes, drip: bytes) -> None:
-    s = await stage(inbound=InboundLimits(head_s=0.2, body_s=0.2, request_s=0.6, idle_s=0.2))
+    s = await stage(inbound=InboundLimits(head_s=0.2, body_s=0.2, upload_s=0.6, idle_s=0.2))
     c = await s.client()
     began = time.monotonic()
     await c.send(sent)

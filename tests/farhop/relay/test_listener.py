@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 from relay_wire import SSE, Line, chunk, post, until
 
+from farhop.balance.limits import SlotLimit
 from farhop.relay.inbound import InboundLimits
-from farhop.relay.listener import Listener, PortTakenError
+from farhop.relay.listener import Listener, PortTakenError, client_of
+from farhop_lab.ports import free_ports
 
 
 def held(s: Any, go: asyncio.Event) -> Any:
@@ -38,23 +41,105 @@ async def test_connections_beyond_the_limit_are_told_so(stage: Any) -> None:
     assert (await s.ask(post())).status == 200, "those turned away do not count"
 
 
+async def test_one_client_cannot_take_all_connections(stage: Any) -> None:
+    s = await stage(inbound=InboundLimits(connections_per_client_max=2, linger_s=60.0))
+    held_open = [await s.client(), await s.client()]
+    await until(lambda: s.listener.connections == 2)
+    answer = await (await s.client()).read()
+    assert (answer.status, answer.get("connection")) == (429, "close")
+    assert b"too_many_connections_of_client" in answer.body
+    assert s.listener.refused == {"too_many_connections_of_client": 1}
+    held_open[0].abort()
+    await until(lambda: s.listener.connections == 1)
+    assert (await s.ask(post())).status == 200
+
+
+async def test_the_tier_above_is_one_client_and_may(stage: Any) -> None:
+    s = await stage(inbound=InboundLimits(connections_per_client_max=1), is_hop=True)
+    await s.client()
+    await until(lambda: s.listener.connections == 1)
+    assert (await s.ask(post())).status == 200
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        (("10.0.0.1", 4), "10.0.0.1"),
+        (("::ffff:10.0.0.1", 4, 0, 0), "10.0.0.1"),
+        (("2001:db8:0:1:2:3:4:5", 4, 0, 0), "2001:0db8:0000:0001"),
+        (("fe80::1%eth0", 4, 0, 2), "fe80:0000:0000:0000"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_by_what_a_client_counts(peer: object, client: str) -> None:
+    assert client_of(peer) == client
+
+
+async def test_listeners_share_the_slots_of_their_process(stage: Any) -> None:
+    slots = SlotLimit(1)
+    s = await stage(slots=slots)
+    first = await s.client()
+    await until(lambda: slots.used == 1)
+    assert (await (await s.client()).read()).status == 503
+    first.abort()
+    await until(lambda: slots.used == 0)
+    assert (await s.ask(post())).status == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"garbage\r\n\r\n", "malformed_http"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000, "head_too_large"),
+        (b"GET / HT", "request_timeout"),
+        (post(b"x", headers=b"X: " + b"y" * 900 + b"\r\n"), "buffers_full"),
+    ],
+)
+async def test_what_the_gate_never_sees_is_counted_here(stage: Any, sent: bytes, reason: str) -> None:
+    s = await stage(inbound=InboundLimits(head_s=0.2), budget_bytes=(500 if reason == "buffers_full" else 1 << 20))
+    assert (await s.ask(sent)).status >= 400
+    assert s.listener.refused == {reason: 1}
+
+
+async def test_what_the_gate_refuses_it_counts_itself(stage: Any) -> None:
+    s = await stage()
+    assert (await s.ask(post(path="/refused"))).status == 404
+    assert not s.listener.refused
+
+
 async def test_a_port_that_is_taken_is_named(stage: Any) -> None:
     s = await stage()
     second = Listener("client", s.gate, InboundLimits(), s.budget)
-    with pytest.raises(PortTakenError, match=rf"client: cannot listen on 127\.0\.0\.1:{s.port}: .*another port"):
-        await second.open("127.0.0.1", s.port)
+    for reuse_port in (False, True):  # sharing takes two
+        with pytest.raises(PortTakenError, match=rf"client: cannot listen on 127\.0\.0\.1:{s.port}: .*another port"):
+            await second.open("127.0.0.1", s.port, reuse_port=reuse_port)
 
 
-async def test_draining_waits_for_streams_and_refuses_the_new(stage: Any) -> None:
+async def test_several_may_share_a_port_and_each_gets_some(stage: Any) -> None:
+    (port,) = free_ports(1)
     s = await stage()
+    pair = [Listener("client", s.gate, InboundLimits(), s.budget) for _ in range(2)]
+    for listener in pair:
+        assert await listener.open("127.0.0.1", port, reuse_port=True) == port
+    lines = [Line(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(64)]
+    await until(lambda: sum(listener.connections for listener in pair) == 64)
+    assert min(listener.connections for listener in pair) > 8  # of 32 by the hash: less than one in 10^10 times
+    for listener in pair:
+        await listener.close(0.0)
+    for line in lines:
+        line.abort()
+
+
+async def test_draining_lets_streams_end_and_closes_what_rests(stage: Any) -> None:
+    s = await stage(inbound=InboundLimits(drain_idle_s=0.3, linger_s=0.1))
     go = asyncio.Event()
     s.upstream.script = held(s, go)
     idle, busy, reading = await s.client(), await s.client(), await s.client()
     await busy.send(post())
     await busy.reader.readuntil(b"data: 1\n\n\r\n")
     await reading.send(post(b"abc", path="/here")[:-1])
-    await until(lambda: s.listener.connections == 3)
-    await until(lambda: len([e for e in s.listener._connections if e._state == "body"]) == 1)
+    await until(lambda: len([e for e in s.listener._connections if e._reading is not None]) == 1)
     closing = asyncio.create_task(s.listener.close(5.0))
     assert await idle.ended() == b""
     with pytest.raises(OSError):
@@ -67,6 +152,54 @@ async def test_draining_waits_for_streams_and_refuses_the_new(stage: Any) -> Non
     assert await busy.ended() == chunk(b"data: 2\n\n") + b"0\r\n\r\n"
     await closing
     assert s.tier.concluded_with == [("served", 200, None)]
+
+
+async def test_whoever_was_not_told_may_ask_once_more(stage: Any) -> None:
+    """An answer begun before we stop promises nothing about its end, and a client at rest knows nothing at all."""
+    s = await stage(inbound=InboundLimits(linger_s=0.1))
+    go = asyncio.Event()
+    s.upstream.script = held(s, go)
+    rested, busy = await s.client(), await s.client()
+    await rested.send(post(path="/here"))
+    assert (await rested.read()).get("connection") is None
+    await busy.send(post())
+    await busy.reader.readuntil(b"data: 1\n\n\r\n")
+    closing = asyncio.create_task(s.listener.close(5.0))
+    await until(lambda: s.listener.stopping)
+    go.set()
+    assert await busy.reader.readuntil(b"0\r\n\r\n")
+    for line in (busy, rested):
+        await line.send(post(path="/here"))
+        answer = await line.read()
+        assert (answer.status, answer.get("connection")) == (200, "close")
+        assert await line.ended() == b""
+    await closing
+
+
+@pytest.mark.parametrize("is_hop", [False, True])
+@pytest.mark.parametrize("accepted", [False, True])
+async def test_a_request_that_came_as_we_stopped_is_served(stage: Any, is_hop: bool, accepted: bool) -> None:
+    """What the kernel has and we have not read: on connections at rest, and on those we have not accepted."""
+    s = await stage(is_hop=is_hop, inbound=InboundLimits(drain_idle_s=0.0, linger_s=0.1))
+    sockets = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(9)]
+    if accepted:
+        await until(lambda: s.listener.connections == 9)
+    for one in sockets:
+        one.sendall(post(path="/here"))
+    await s.listener.close(5.0)
+    for one in sockets:
+        assert one.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n")
+        one.close()
+
+
+async def test_the_tier_above_is_not_waited_for(stage: Any) -> None:
+    """It asks anew, elsewhere, when a connection at rest is closed."""
+    s = await stage(is_hop=True)
+    line = await s.client()
+    await until(lambda: s.listener.connections == 1)
+    async with asyncio.timeout(1.0):
+        await s.listener.close(60.0)
+    assert await line.ended() == b""
 
 
 async def test_draining_ends_at_its_deadline(stage: Any) -> None:

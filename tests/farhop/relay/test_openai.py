@@ -10,20 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance import outcome
+from farhop.balance.estimate import BYTES_PER_TOKEN, OUTPUT_TOKENS, Estimates
 from farhop.balance.machine import Usage
-from farhop.relay import openai
-from farhop.relay.openai import BodyError, Prompt
+from farhop.relay import bodies, openai
 from farhop.relay.paths import Kind
+from farhop.relay.prompt import NO_OUTPUT, BodyError, Prompt
 
 RUN = settings(max_examples=300, deadline=None, derandomize=True)
 
 
 def chat(messages: Any, **more: Any) -> Prompt:
-    return openai.read(Kind.CHAT, json.dumps({"model": "m", "messages": messages, **more}).encode())
+    return bodies.read(Kind.CHAT, json.dumps({"model": "m", "messages": messages, **more}).encode())
 
 
 def completion(prompt: Any, **more: Any) -> Prompt:
-    return openai.read(Kind.COMPLETION, json.dumps({"model": "m", "prompt": prompt, **more}).encode())
+    return bodies.read(Kind.COMPLETION, json.dumps({"model": "m", "prompt": prompt, **more}).encode())
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -35,10 +36,10 @@ def test_what_routing_needs() -> None:
         [user("hi")], stream=True, stream_options={"include_usage": True}, max_tokens=9, max_completion_tokens=7,
         cache_salt="s", temperature=0.5,
     )  # fmt: skip
-    assert (prompt.model, prompt.stream, prompt.wants_usage) == ("m", True, True)
-    assert (prompt.max_tokens, prompt.cache_salt, prompt.media_bytes) == (7, "s", 0)
+    assert (prompt.model, prompt.stream, prompt.hide_usage) == ("m", True, False)
+    assert (prompt.max_tokens, prompt.cache_salt, prompt.unspelled_bytes) == (7, "s", 0)
     plain = completion("x", stream=None, max_tokens=None, cache_salt=None, stream_options={})
-    assert (plain.stream, plain.wants_usage, plain.max_tokens, plain.cache_salt) == (False, False, None, "")
+    assert (plain.stream, plain.hide_usage, plain.max_tokens, plain.cache_salt) == (False, False, None, "")
     assert plain.canonical == b"x"
 
 
@@ -56,7 +57,7 @@ def test_spelling_does_not_matter() -> None:
         json.dumps(dict(reversed(whole.items())), separators=(",", ":")),
         json.dumps(whole).replace("gr", "\\u0067\\u0072"),
     ]
-    assert len({openai.read(Kind.CHAT, text.encode()).canonical for text in spelled}) == 1
+    assert len({bodies.read(Kind.CHAT, text.encode()).canonical for text in spelled}) == 1
 
 
 def test_one_text_part_is_the_string() -> None:
@@ -158,7 +159,7 @@ def test_media_are_hashed_and_counted() -> None:
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "B" * 5000}}
     text = {"type": "text", "text": "what is this?"}
     prompt = chat([user([text, image])])
-    assert prompt.media_bytes > 5000
+    assert prompt.unspelled_bytes > 5000
     assert len(prompt.canonical) < 100
     assert b"what is this?" in prompt.canonical
     assert prompt.canonical != chat([user([text, other])]).canonical
@@ -205,7 +206,7 @@ BAD: list[tuple[Kind, Any, str | None]] = [
 @pytest.mark.parametrize(("kind", "body", "param"), BAD)
 def test_a_bad_field_is_named(kind: Kind, body: Any, param: str | None) -> None:
     with pytest.raises(BodyError) as caught:
-        openai.read(kind, json.dumps(body).encode())
+        bodies.read(kind, json.dumps(body).encode())
     assert caught.value.outcome is outcome.INVALID_FIELD
     assert caught.value.param == param
     if param:
@@ -228,7 +229,7 @@ def test_a_bad_field_is_named(kind: Kind, body: Any, param: str | None) -> None:
 )
 def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(BodyError) as caught:
-        openai.read(Kind.CHAT, body)
+        bodies.read(Kind.CHAT, body)
     assert caught.value.outcome is outcome.INVALID_JSON
     assert caught.value.param is None
 
@@ -238,7 +239,7 @@ def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
 def test_no_body_breaks_the_reader(body: bytes) -> None:
     for kind in (Kind.CHAT, Kind.COMPLETION):
         with pytest.raises(BodyError):
-            openai.read(kind, body)
+            bodies.read(kind, body)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +273,12 @@ def test_numbers_stay_as_they_were_written() -> None:
         (b'{"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}', Usage(3, 0, 2)),
         (b'{"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}}', Usage(3, 0, None)),
         (b'{"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}', Usage(3, 0, None)),
+        (b'{"usage":{"prompt_tokens":3,"total_tokens":3,"completion_tokens":0}}', Usage(3, 0, None)),
+        (b'{"usage":{"total_tokens":3}}', Usage(3, 0, None)),
+        (b'{"usage":{"total_tokens":3,"completion_tokens":1}}', Usage(2, 1, None)),
+        (b'{"usage":{"total_tokens":3,"completion_tokens":4}}', None),
+        (b'{"usage":{"type":"tokens","input_tokens":5,"output_tokens":6,"total_tokens":11}}', Usage(5, 6, None)),
+        (b'{"usage":{"type":"duration","seconds":9}}', None),
         (b'{"usage":{"prompt_tokens":-1}}', None),
         (b'{"usage":{"prompt_tokens":99999999999999}}', None),
         (b'{"usage":{"prompt_tokens":1,"completion_tokens":-1}}', None),
@@ -284,3 +291,44 @@ def test_numbers_stay_as_they_were_written() -> None:
 )
 def test_usage_is_believed_only_if_it_makes_sense(document: bytes, usage: Usage | None) -> None:
     assert openai.usage_of(document) == usage
+
+
+def embeddings(**fields: Any) -> Prompt:
+    return bodies.read(Kind.EMBEDDINGS, json.dumps({"model": "m", **fields}).encode())
+
+
+def test_an_embeddings_input_is_spelled_as_the_prompt_it_is() -> None:
+    for prompt in ("abc", ["a", "b"], [1, 2], [[1], [2, 3]]):
+        assert embeddings(input=prompt).canonical == completion(prompt).canonical
+    assert embeddings(messages=[user("hi")]).canonical == chat([user("hi")]).canonical
+    made = embeddings(input="x", stream=True, max_tokens=7, cache_salt="s")
+    assert (made.stream, made.hide_usage, made.max_tokens, made.cache_salt) == (False, False, NO_OUTPUT, "s")
+
+
+def test_what_generates_nothing_teaches_nothing_of_answers() -> None:
+    usage = openai.usage_of(b'{"usage":{"prompt_tokens":100,"total_tokens":100,"completion_tokens":0}}')
+    assert usage is not None
+    estimates = Estimates()
+    estimates.learn("t", "m", 300, usage)
+    assert estimates.output_tokens("t", "m", None) == OUTPUT_TOKENS
+    assert estimates.bytes_per_token("m") < BYTES_PER_TOKEN
+    assert estimates.output_tokens("t", "m", embeddings(input="x").max_tokens) == 1.0, "the least an estimate can be"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [None]}, "input"),
+        ({"input": {}}, "input"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"input": "x", "model": 5}, "model"),
+    ],
+)
+def test_a_bad_field_of_embeddings_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(BodyError) as caught:
+        embeddings(**fields)
+    assert caught.value.param == param
+    assert param.split(".")[-1] in caught.value.detail

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from relay_wire import SSE, Line, chunk, plain, post, until
+from relay_wire import SSE, Line, Upstream, chunk, plain, post, until
 
 from farhop.balance import outcome
 from farhop.balance.machine import Address
@@ -38,6 +39,18 @@ def lost(s: Any) -> str:
     """How the only attempt ended."""
     ((_, how),) = s.tier.attempts
     return str(how)
+
+
+@contextlib.asynccontextmanager
+async def other(answer: bytes) -> AsyncIterator[Address]:
+    """Another upstream, which gives this answer."""
+    upstream = Upstream()
+    upstream.answer = lambda _m: answer
+    await upstream.open()
+    try:
+        yield upstream.address
+    finally:
+        await upstream.close()
 
 
 async def test_connections_are_kept_and_used_again(stage: Any) -> None:
@@ -161,6 +174,48 @@ async def test_a_refused_connect_goes_to_the_next(stage: Any) -> None:
         assert s.tier.attempts == [(1, "connect_failed"), (2, "served")]
         s.flow.addresses = [nobody]
         assert (await s.ask(post())).status == 502
+
+
+async def test_streams_to_one_address_are_bounded_and_the_next_takes_over(stage: Any) -> None:
+    s = await stage(outbound=OutboundLimits(streams_max=2))
+    go = asyncio.Event()
+
+    async def waits(line: Line) -> None:
+        while True:
+            await s.upstream.request(line)
+            await go.wait()
+            await line.send(plain(b"1"))
+
+    async with other(plain(b"2")) as elsewhere:
+        s.upstream.script = waits
+        s.flow.addresses.append(elsewhere)
+        held = [await s.client() for _ in range(2)]
+        for line in held:
+            await line.send(post())
+        await until(lambda: len(s.upstream.asked) == 2)
+        assert (await s.ask(post())).body == b"2"
+        s.flow.addresses.pop()
+        answer = await s.ask(post())
+        assert (answer.status, b"too_many_upstream_connections" in answer.body) == (503, True)
+        go.set()
+        assert [(await line.read()).body for line in held] == [b"1", b"1"]
+        assert (await s.ask(post())).body == b"1"
+    how = sorted(how for _, how in s.tier.attempts)
+    assert how == ["served"] * 4 + ["too_many_upstream_connections"] * 2
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+async def test_what_this_process_lacks_is_not_the_upstreams_fault(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    s = await stage()
+
+    async def lacking(_address: Address) -> Any:
+        raise OSError(number, "none left")
+
+    monkeypatch.setattr(s.pool, "_open", lacking)
+    assert (await s.ask(post())).status == 503
+    assert lost(s) == "too_many_upstream_connections"
 
 
 async def test_a_connect_that_takes_too_long_is_given_up(stage: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 from relay_stage import Poked
 from relay_wire import SSE, Line, chunk, plain, post, until
 
@@ -126,6 +127,20 @@ async def test_held_requests_go_when_the_machine_says_so(stage: Any) -> None:
     s.flow.arrive = lambda request, now: [machine.Hold(request.id), machine.SetTimer(request.id, now + 0.05)]
     answer = await s.ask(post())
     assert answer.status == 504
+    assert s.flow.words() == ["RequestArrived", "TimerFired"]
+
+
+@pytest.mark.parametrize(("sweep_s", "due_s"), [(30.0, 0.02), (0.05, 0.2)], ids=["no sweep comes by", "many do"])
+async def test_a_timer_fires_when_it_is_due_whenever_the_sweep_comes(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, sweep_s: float, due_s: float
+) -> None:
+    """One due before the next sweep has a handle of its own, the others get one from the sweep."""
+    monkeypatch.setattr("farhop.relay.relay.SWEEP_S", sweep_s)
+    s = await stage()
+    s.flow.arrive = lambda request, now: [machine.Hold(request.id), machine.SetTimer(request.id, now + due_s)]
+    began = time.monotonic()
+    assert (await s.ask(post())).status == 504
+    assert time.monotonic() - began > 0.9 * due_s
     assert s.flow.words() == ["RequestArrived", "TimerFired"]
 
 

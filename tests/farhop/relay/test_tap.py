@@ -106,11 +106,28 @@ def test_the_usage_of_a_body_is_read_from_its_pieces() -> None:
     assert made.usage == Usage(5, 2, 4)
 
 
-def test_a_body_too_long_to_keep_is_not_kept() -> None:
+USED = b'"usage":{"prompt_tokens":5,"total_tokens":5}'
+
+
+@pytest.mark.parametrize(
+    ("end", "usage"),
+    [
+        (b"]," + USED + b"}", Usage(5, 0)),
+        (b"]," + USED + b', "more":[1]}', Usage(5, 0)),
+        (b'],"deeper":{' + USED + b"}}", None),
+        (b"{" + USED + b"}]}", None),
+        (b'"\\"usage\\":{\\"prompt_tokens\\":5}"]}', None),
+        (b"]," + USED + b"}" + b" " * tap.TAIL_BYTES, None),
+    ],
+)
+def test_of_a_body_too_long_to_keep_only_the_end_is_kept(end: bytes, usage: Usage | None) -> None:
     made = BodyTap()
+    made.feed(b'{"data":[')
     for _ in range(5):
         made.feed(b" " * (tap.BODY_BYTES_MAX // 4))
-    assert made._parts == []
-    made.feed(b'{"usage":{"prompt_tokens":5}}')
+    assert sum(map(len, made._parts)) == tap.TAIL_BYTES
+    for at in range(0, len(end), 7):
+        made.feed(end[at : at + 7])
     made.rest()
-    assert made.usage is None
+    assert made.usage == usage
+    assert made._parts == []

@@ -121,6 +121,20 @@ async def test_explain_says_where_a_request_would_go(up: Both, http: aiohttp.Cli
     assert up.regional.flow.ledger.load("one").in_flight == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": MODEL, "input": "x"}),
+        ("/rerank", {"model": MODEL, "query": "x", "documents": ["y"]}),
+        (f"/v2/models/{MODEL}/generate", {"text_input": "x"}),
+    ],
+)
+async def test_explain_knows_the_other_paths(up: Both, http: aiohttp.ClientSession, path: str, body: Any) -> None:
+    for url, chosen in zip(_urls(up, "/explain"), ("virginia", "one"), strict=True):
+        status, told = await _explain(http, url, _question(path=path, body=body))
+        assert (status, told["reasons"]["chosen"]) == (200, chosen)
+
+
 async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.ClientSession) -> None:
     above, below = _urls(up, "/explain")
     _, told = await _explain(http, above, _question(tenant="eu-only"))

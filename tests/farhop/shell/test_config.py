@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
-from farhop.shell.config import ConfigError, Process, load
+from farhop.relay.inbound import InboundLimits
+from farhop.relay.outbound import OutboundLimits
+from farhop.shell import wiring
+from farhop.shell.config import ConfigError, Entry, Limits, Process, load
 
 SECRET = "correct-horse-battery-staple"
 
@@ -42,6 +47,42 @@ def test_a_good_one_has_its_defaults(tmp_path: Path) -> None:
     assert config.limits.body_bytes_max == 16 * 1024 * 1024
     assert config.log_level == "info"
     assert config.hop.secrets() == {"k1": b"x" * 32}
+
+
+def test_limits_have_the_defaults_of_what_they_bound(tmp_path: Path) -> None:
+    limits = loaded(tmp_path, document()).limits
+    assert wiring.inbound(limits) == InboundLimits()
+    assert wiring.outbound(limits) == OutboundLimits()
+
+
+def test_every_limit_is_explained(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    assert [name for name in Limits.model_fields if f"`{name}`" not in page] == []
+
+
+def test_a_limit_reaches_what_it_bounds(tmp_path: Path) -> None:
+    names = [name for name in Limits.model_fields if name not in ("buffered_bytes_max", "request_s", "drain_s")]
+    limits = loaded(tmp_path, document(limits={name: 2000 + i for i, name in enumerate(names)})).limits
+    put = [*msgspec.structs.astuple(wiring.inbound(limits)), *msgspec.structs.astuple(wiring.outbound(limits))]
+    assert {2000 + i for i in range(len(names))} <= set(put)
+
+
+def test_a_shared_port_is_the_same_in_every_instance() -> None:
+    assert Entry.model_validate({"port": 8080, "reuse_port": True}).reuse_port
+    with pytest.raises(ValueError, match="needs a port that is the same in every instance, not 0"):
+        Entry.model_validate({"port": 0, "reuse_port": True})
+
+
+def test_clients_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (10_256, 20_000))
+    told: list[str] = []
+    log = SimpleNamespace(warning=lambda _event, problem: told.append(problem))
+    slots = wiring.slots(aside=2000)
+    assert slots.capacity == 4000
+    for connections_max in (4000, 4001):
+        wiring.check_descriptors(Limits(connections_max=connections_max), slots, log)  # type: ignore[arg-type]
+    (problem,) = told
+    assert problem.startswith("limits.connections_max 4001 does not fit: with 10256 file descriptors at most 4000")
 
 
 def test_every_error_at_once_with_its_path(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.store import contract
-from farhop.store.contract import Conflict, StoreError, override_key, parse_report_key, report_key
+from farhop.store.contract import Conflict, StoreError, override_key, parse_report_key, pick_key, report_key
 
 names = st.text(min_size=1, max_size=30).filter(lambda name: "/" not in name)
 
@@ -21,6 +21,7 @@ def test_a_report_key_says_whose_it_is(region, instance):
 def test_the_layout_is_what_operators_type():
     assert report_key("tokyo", "lb-1") == "/farhop/v1/region/tokyo/lb/lb-1"
     assert override_key("tokyo") == "/farhop/v1/override/tokyo"
+    assert pick_key("tokyo") == "/farhop/v1/pick/tokyo"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,12 @@ def test_other_keys_are_nobodys_report(key):
 
 @pytest.mark.parametrize("name", ["", "a/b"])
 def test_a_name_that_would_not_parse_makes_no_key(name):
-    for make in (lambda: report_key(name, "x"), lambda: report_key("x", name), lambda: override_key(name)):
+    for make in (
+        lambda: report_key(name, "x"),
+        lambda: report_key("x", name),
+        lambda: override_key(name),
+        lambda: pick_key(name),
+    ):
         with pytest.raises(ValueError, match="cannot be part of a key"):
             make()
 

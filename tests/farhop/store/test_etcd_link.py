@@ -2,22 +2,17 @@
 
 import asyncio
 import contextlib
-import datetime
-import ipaddress
 import socket
 from pathlib import Path
 from random import Random
 
 import aetcd.rpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from farhop.store.contract import StoreError, StoreUnreachable
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdClient, EtcdLink, EtcdSettings
+from farhop_lab.certs import Authority
 from farhop_lab.etcd import EmbeddedEtcd
 
 
@@ -136,55 +131,54 @@ async def test_the_connection_given_up_fails_its_calls_without_cancelling_their_
         await link.close()
 
 
-def issue(folder, name, signer=None):
-    """Write a key and certificate for 127.0.0.1; returns what the next certificate may be signed with."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    authority, authority_key = signer or (subject, key)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(authority)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), critical=True)
-        .sign(authority_key, hashes.SHA256())
-    )
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return subject, key
-
-
 async def test_mutual_tls(tmp_path):
-    authority = issue(tmp_path, "ca")
-    issue(tmp_path, "server", authority)
-    issue(tmp_path, "client", authority)
-    issue(tmp_path, "stranger")
-    flags = {"cert-file": "server.crt", "key-file": "server.key", "trusted-ca-file": "ca.crt"}
-    extra = ("--client-cert-auth", *(f"--{flag}={tmp_path / name}" for flag, name in flags.items()))
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    server, client, intruder = authority.issue("server"), authority.issue("client"), stranger.issue("intruder")
+    flags = {"cert-file": server.cert_file, "key-file": server.key_file, "trusted-ca-file": authority.ca_file}
+    extra = ("--client-cert-auth", *(f"--{flag}={name}" for flag, name in flags.items()))
     async with EmbeddedEtcd(scheme="https", extra=extra) as etcd:
-        files = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
-        good = {field: tmp_path / name for field, name in files.items()}
+        good = {"ca_file": Path(authority.ca_file), **files_of(client)}
         async with opened(etcd.endpoint, **good) as store:
             await store.put("/a", b"secret")
             async with contextlib.aclosing(store.watch("/a")) as watch:
                 assert (await anext(watch)).entries[0].value == b"secret"
         bad = (
             {},
-            {"ca_file": tmp_path / "ca.crt"},
-            {**good, "ca_file": tmp_path / "stranger.crt"},
-            {**good, "cert_file": tmp_path / "stranger.crt", "key_file": tmp_path / "stranger.key"},
+            {"ca_file": good["ca_file"]},
+            {**good, "ca_file": Path(stranger.ca_file)},
+            {**good, **files_of(intruder)},
         )
         for fields in bad:
             with pytest.raises(StoreUnreachable):
                 async with opened(etcd.endpoint, timeout_s=0.5, **fields):
                     pass
+        await certificates_are_read_for_every_connection(
+            EtcdSettings((etcd.endpoint,), timeout_s=1.0, **good), authority, stranger
+        )
+
+
+async def certificates_are_read_for_every_connection(settings, authority, stranger):
+    """Those of `client`, which are renewed under a link that stands."""
+
+    def ask():
+        return link.call("kvstub", "Range", aetcd.rpc.RangeRequest(key=b"/a"))
+
+    link = EtcdLink(settings)
+    await link.open()
+    stranger.issue("client")
+    link.retire(link._client)
+    with pytest.raises(StoreUnreachable):
+        await ask()
+    authority.issue("client")
+    assert (await ask()).count == 1
+    settings.key_file.unlink()  # half renewed: what was read last serves
+    link.retire(link._client)
+    assert (await ask()).count == 1
+    await link.close()
+
+
+def files_of(pair):
+    return {"cert_file": Path(pair.cert_file), "key_file": Path(pair.key_file)}
 
 
 async def test_a_missing_certificate_is_named(tmp_path):

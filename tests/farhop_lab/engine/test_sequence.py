@@ -107,3 +107,12 @@ def test_what_cannot_be_is_refused_in_words(wanted: Wanted, words: str) -> None:
 def test_the_context_is_bounded_by_the_cache() -> None:
     with pytest.raises(ValueError, match="maximum context length is 64 tokens"):
         Sequence("s", Wanted(b"x" * 240, max_tokens=5), VOICE, replace(GPU, kv_blocks=4))
+
+
+def test_a_pass_over_the_prompt_generates_nothing_and_may_fill_the_context() -> None:
+    shown, sequence = _say(Wanted(PROMPT, generates=False))
+    assert (shown, sequence.finished, sequence.output_tokens) == ([""], "stop", 0)
+    whole = Wanted(b"x" * 4 * GPU.context_tokens, generates=False)
+    assert _say(whole)[1].total_tokens == GPU.context_tokens
+    with pytest.raises(ValueError, match="maximum context"):
+        _say(Wanted(b"x" * 4 * (GPU.context_tokens + 1), generates=False))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from farhop_lab import bench
+from farhop_lab.bench import decide as bench
 
 
 def test_every_row_is_a_measurement_of_the_shipped_machines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,71 @@
+"""A request's session, for policies that keep one together: from a header, a cookie or a field of its body.
+
+What the client calls it is a hash from here on, of the tenant and the name: it never enters a log, a span or a record.
+Never refuses a request: what cannot be read is no session.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAME_BYTES_MAX = 1024  # of a session's name; a longer one counts by its beginning
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text = msgspec.json.Decoder(str)
+
+
+class SessionReader:
+    """Looks in the header, then the cookie, then the body's field; "" of either is not looked for.
+
+    `wanted` says whether anybody asks for sessions now: if not, nothing is read.
+    """
+
+    def __init__(self, header: str, cookie: str, field: str, wanted: Callable[[], bool]) -> None:
+        self._header = b"%b: " % header.lower().encode() if header else b""
+        self._cookie = cookie.encode() + b"=" if cookie else b""
+        self._field, self._quoted = field, b'"%b"' % field.encode()
+        self._wanted = wanted
+
+    def read(self, tenant: str, body: bytes, headers: bytes) -> int:
+        """The session's hash, 0 without one. `headers` are lines `name: value` with names in lower case."""
+        if not self._wanted():
+            return 0
+        name = self._in_header(headers) or self._in_cookie(headers) or self._in_body(body)
+        if not name:
+            return 0
+        return xxh3_64_intdigest(b"%d:%b%b" % (len(tenant), tenant.encode(), name[:NAME_BYTES_MAX])) or 1
+
+    def _in_header(self, headers: bytes) -> bytes:
+        return next(iter(_values(headers, self._header)), b"")
+
+    def _in_cookie(self, headers: bytes) -> bytes:
+        if not self._cookie:
+            return b""
+        for line in _values(headers, b"cookie: "):
+            for pair in line.split(b";"):
+                pair = pair.strip()
+                if pair.startswith(self._cookie):
+                    return pair[len(self._cookie) :].strip(b'"')
+        return b""
+
+    def _in_body(self, body: bytes) -> bytes:
+        if not self._field or self._quoted not in body:
+            return b""
+        try:
+            value = _fields.decode(body).get(self._field)
+            return _text.decode(value).encode() if value is not None else b""
+        except (ValueError, RecursionError):  # not JSON, no object, no text, or text that cannot be spelled
+            return b""
+
+
+def _values(headers: bytes, name: bytes) -> list[bytes]:
+    """The values of the lines that begin with `name` and its colon."""
+    if not name or name not in headers:
+        return []
+    return [line[len(name) :] for line in headers.split(b"\r\n") if line.startswith(name)]

@@ -1,0 +1,178 @@
+"""Where a benchmark runs: ports, folder, the engines' addresses, and what starts there and is always ended.
+
+Engines are one process that listens on sixteen loopback addresses, so that a balancer sees sixteen replicas. Children
+die with this process (farhop_lab.child). Never leaves anything running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import ssl
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from farhop_lab.bench import bodies, configs, upstream
+from farhop_lab.certs import Pair
+from farhop_lab.child import Child, ChildError, bound_to_parent
+from farhop_lab.ports import free_ports
+
+HOST = "127.0.0.1"
+REPLICAS = 16
+HOSTS = tuple(f"127.0.0.{2 + i}" for i in range(REPLICAS))
+_FILES_WANTED = 65_536  # two connections for each of 10,000 streams, and some
+_READY_S = 20.0
+_STEADY = 3  # good answers in a row before a proxy counts as ready
+
+
+class BenchError(Exception):
+    """A benchmark that cannot be run; the text names the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a proxy is told: where its files go, whom to relay to, how many `files` a process may have open.
+
+    With a `pair` it speaks TLS to its clients.
+    """
+
+    folder: Path
+    targets: tuple[tuple[str, int], ...]
+    files: int
+    pair: Pair | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A proxy that runs: where clients reach it, and the processes whose use counts."""
+
+    port: int
+    pids: tuple[int, ...]
+    host: str = HOST
+    tls: bool = False
+
+
+class Subject(Protocol):
+    """A proxy that can be measured."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the table."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether it can speak TLS to its clients here."""
+
+    def missing(self) -> str | None:
+        """Why it cannot be run here, if so."""
+
+    def run(self, place: Place) -> AbstractAsyncContextManager[Running]:
+        """Run it over these targets. Raises BenchError."""
+
+
+def open_files() -> int:
+    """Raise the bound of open files of this process, and so of its children, as far as the system lets it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(most, _FILES_WANTED)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))  # more than was given takes privileges
+    except (ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        return most
+    return wanted
+
+
+def module(name: str, job: msgspec.Struct) -> tuple[list[str], list[str]]:
+    """Program and arguments of one of this package's own programs."""
+    return [sys.executable, "-m", f"farhop_lab.bench.{name}"], [msgspec.json.encode(job).decode()]
+
+
+@asynccontextmanager
+async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[Place]:
+    """The upstream, until the end of the block: nginx's fixed answers where it is given, else the uvloop one."""
+    (port,) = free_ports(1)
+    if nginx is not None:
+        config = folder / "engines.conf"
+        config.write_text(configs.nginx_engines(folder, HOSTS, port, files))
+        program, arguments = [nginx], ["-c", str(config), "-p", str(folder)]
+    else:
+        program, arguments = module("upstream", upstream.Job(port, list(HOSTS)))
+    child = Child("the benchmark's upstream", arguments, folder / "engines.log", {}, program)
+    async with started(child, HOSTS[0], port):
+        yield Place(folder, tuple((host, port) for host in HOSTS), files)
+
+
+@asynccontextmanager
+async def started(child: Child, host: str, port: int, *, tls: bool = False) -> AsyncIterator[Running]:
+    """The child until the end of the block, from when it answers inference requests well. Raises BenchError."""
+    told = 0
+
+    async def ready() -> bool:
+        nonlocal told
+        told = told + 1 if await answers(host, port, tls=tls) else 0
+        return told >= _STEADY
+
+    try:
+        await child.start_until(ready, _READY_S)
+        assert child.pid is not None
+        yield Running(port, (child.pid,), host, tls)
+    except ChildError as error:
+        raise BenchError(f"{error}; its log was {child.log.name}") from None
+    finally:
+        await child.stop(2.0)
+
+
+def believing_all() -> ssl.SSLContext:
+    """For the load alone: what is measured is the proxy, whose certificate is of this run's own making."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+async def answers(host: str, port: int, body: bytes = b"", *, tls: bool = False) -> bool:
+    """Whether a small request is answered with 200."""
+    request = bodies.request(body or bodies.plain(512, 1)[0], host)
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(2.0):
+            reader, writer = await asyncio.open_connection(host, port, ssl=believing_all() if tls else None)
+            try:
+                writer.write(request)
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    return False
+
+
+async def output(program: Sequence[str], timeout_s: float) -> str:
+    """What a program says on stdout until it ends; killed when the time is over or nobody waits any more.
+
+    Raises BenchError if it fails.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *program,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=bound_to_parent(),
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            said, complained = await process.communicate()
+    except TimeoutError:
+        raise BenchError(f"{program[0]} did not end within {timeout_s:g} s; is the machine too busy?") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = complained.decode(errors="replace").strip().splitlines()[-1:]
+        raise BenchError(f"{' '.join(program[:3])} failed: {''.join(last)[:300] or process.returncode}")
+    return said.decode(errors="replace")

@@ -1,0 +1,133 @@
+"""What looking at replicas costs: a page read, and the shipped watcher over a thousand replicas. Never a test.
+
+CPU time of this process; the engines' side is another process. Medians of the repeats, as in decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import msgspec
+import uvloop
+
+from farhop.balance.machine import Event
+from farhop_lab.bench import pages, place, upstream
+from farhop_lab.bench.decide import MODEL, Row
+from farhop_lab.child import Child
+from farhop_lab.ports import free_ports
+from regional_lb.config import RegionalConfig, ReplicaConfig, Watch
+from regional_lb.flow import FlowConfig, RegionalFlow
+from regional_lb.gpus import read_gpus
+from regional_lb.signals import ANY, ENGINES, Engine, read_page
+from regional_lb.view import ReplicaSampled
+from regional_lb.watch import Watcher
+from topology.law import Law
+from topology.model import Topology
+
+REPEATS = 5
+PAGES = 200
+REPLICAS = 1000
+SECONDS = 3.0
+_WARM_S = 2.5  # a scrape of each, and the first connections
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """The watcher over `replicas`: pages of `page_bytes` taken in a second, CPU of each; `refused` by reason."""
+
+    replicas: int
+    page_bytes: int
+    pages_per_s: float
+    cpu_us: float
+    refused: dict[str, int]
+
+    @property
+    def core_share(self) -> float:
+        """Of one core, at a thousand pages a second."""
+        return self.cpu_us * 1e3 / 1e6
+
+
+def read() -> list[Row]:
+    """CPU µs to read one page of each engine: said which it is, found out, and a GPU exporter's."""
+    rows = []
+    for name, engine in ENGINES.items():
+        page = pages.page(name)
+        rows.append(_timed(f"{name}, {len(page) // 1024} KB", partial(_sample, page, engine)))
+    page = pages.page("triton")
+    rows.append(_timed(f"triton, {len(page) // 1024} KB, found out", partial(_sample, page, ANY)))
+    gpus = pages.page("dcgm")
+    rows.append(_timed(f"dcgm, {len(gpus) // 1024} KB", partial(read_gpus, gpus)))
+    return rows
+
+
+def _sample(page: bytes, engine: Engine) -> None:
+    read_page(page, 0.0, _no_drops, engine)
+
+
+def _no_drops(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def _timed(what: str, one: Callable[[], object]) -> Row:
+    samples: list[float] = []
+    for _ in range(REPEATS):
+        began = time.process_time()
+        for _ in range(PAGES):
+            one()
+        samples.append((time.process_time() - began) / PAGES * 1e6)
+    return Row(what, statistics.median(samples), min(samples), max(samples))
+
+
+def watch() -> Watched:
+    """The shipped watcher and machine over many replicas, on the loop they ship with. Raises BenchError."""
+    return uvloop.run(_watch())
+
+
+async def _watch() -> Watched:
+    place.open_files()
+    (port,) = free_ports(1)
+    program, arguments = place.module("upstream", upstream.Job(port, list(place.HOSTS), pages.PAGE_BYTES))
+    with tempfile.TemporaryDirectory(prefix="farhop-bench-") as folder:
+        child = Child("the benchmark's engines", arguments, Path(folder) / "engines.log", {}, program)
+        async with place.started(child, place.HOSTS[0], port):
+            return await _over(_replicas(port))
+
+
+def _replicas(port: int) -> list[ReplicaConfig]:
+    hosts = place.HOSTS
+    return [
+        ReplicaConfig(url=f"http://{hosts[i % len(hosts)]}:{port}", models=[MODEL], name=f"gpu-{i}", engine="vllm")
+        for i in range(REPLICAS)
+    ]
+
+
+async def _over(replicas: list[ReplicaConfig]) -> Watched:
+    # Probes are as cheap as a scrape of an empty page: here they stay out of the figure.
+    config = RegionalConfig.model_construct(replicas=replicas, watch=Watch(probe_s=3600.0, scrape_s=1.0))
+    flow = RegionalFlow(FlowConfig("bench"), Law(Topology("bench", 1, {})), Random(1), lambda _tenant: 1.0)
+    taken, refused = Counter[type[Event]](), Counter[str]()
+
+    def react(event: Event) -> None:
+        taken[type(event)] += 1
+        flow.handle(event, time.monotonic())
+
+    watcher = Watcher(config, react, lambda reason: refused.update((reason,)), time.monotonic, Random(1))
+    await watcher.open()
+    try:
+        await asyncio.sleep(_WARM_S)
+        before, began, cpu = taken[ReplicaSampled], time.monotonic(), time.process_time()
+        await asyncio.sleep(SECONDS)
+        done, lasted, used = taken[ReplicaSampled] - before, time.monotonic() - began, time.process_time() - cpu
+    finally:
+        await watcher.close()
+    if not done:
+        raise place.BenchError(f"no page was taken in ({dict(refused)}); is the machine too busy?")
+    size = len(pages.page("vllm"))
+    return Watched(len(replicas), size, done / lasted, used / done * 1e6, dict(refused))

@@ -1,0 +1,243 @@
+"""Our own rows: both tiers' processes as they are shipped, with everything on.
+
+Identity by API key, law, prefix trie, predictive choice, metrics, JSON logs and one trace in a hundred to a collector.
+Slots and KV cache are so large that nothing ever waits or is refused: what is measured is the passage alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import aiohttp
+import yaml
+
+from farhop_lab.bench import regions
+from farhop_lab.bench.bodies import KEY, MODEL
+from farhop_lab.bench.place import HOST, BenchError, Place, Running, answers, module
+from farhop_lab.child import Child, ChildError
+from farhop_lab.collector import Collector
+from farhop_lab.etcd import EmbeddedEtcd, EtcdLabError, find_binary
+from farhop_lab.ports import free_ports
+from farhop_lab.world import serving
+
+REGIONS = tuple(f"region-{i:02}" for i in range(12))
+HERE = REGIONS[0]
+SLOTS, KV_TOKENS, PREFILL_TOKENS_MAX = 1_000_000, 100_000_000, 1_000_000_000
+_READY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """One row of ours: which tiers run."""
+
+    name: str
+    run: Callable[[Place], AbstractAsyncContextManager[Running]]
+    tls: bool = True
+
+    def missing(self) -> str | None:
+        """Why it cannot be run here, if so."""
+        try:
+            find_binary()
+        except EtcdLabError as error:
+            return str(error)
+        return None
+
+
+def topology() -> dict[str, Any]:
+    """Twelve regions in six countries of two jurisdictions, and a tenant whose law leaves all of them."""
+    return {
+        "name": "bench",
+        "epoch": 1,
+        "jurisdictions": [{"name": "east"}, {"name": "west"}],
+        "countries": [{"name": f"c{i}", "within": ["east" if i % 2 else "west"]} for i in range(6)] + [{"name": "cx"}],
+        "hubs": {"main": []},
+        "regions": [
+            {"name": name, "country": f"c{i % 6}", "latitude": 5.0 * i, "longitude": 10.0 * i, "hub": "main"}
+            for i, name in enumerate(REGIONS)
+        ],
+        "local_rtt_ms": 1.0,
+        "rtt_ms": {a: dict.fromkeys(REGIONS[i + 1 :], 10.0) for i, a in enumerate(REGIONS[:-1])},
+        "tenants": [
+            {
+                "name": "bench",
+                "keys": [{"name": "bench", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
+                "residency": {"processing": {"allow": ["east", "west"], "deny": ["cx"]}},
+            }
+        ],
+    }
+
+
+class Surroundings:
+    """What both tiers need beside them: a topology, an etcd, a collector of traces, a secret."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.file = place.folder / "topology.yaml"
+        self._collector = Collector()
+        self._etcd = EmbeddedEtcd(folder=place.folder / "etcd")
+        self._secret = secrets.token_urlsafe(32)
+        self.stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Surroundings:
+        self.file.write_text(yaml.safe_dump(topology(), sort_keys=False))
+        try:
+            self.stack.push_async_callback(self._collector.stop)
+            await self._collector.start(HOST)
+            self.stack.push_async_callback(self._etcd.stop)
+            await self._etcd.start()
+        except BaseException:
+            await self.stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stack.aclose()
+
+    async def tier(self, name: str, config: dict[str, Any]) -> int:
+        """Start a tier from its configuration file; its process id."""
+        folder = self._place.folder
+        common: dict[str, Any] = {
+            "region": HERE,
+            "instance": f"bench-{name}",
+            "topology": str(self.file),
+            "etcd": {"endpoints": [self._etcd.endpoint]},
+            "hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"},
+            # All the load comes from one address, and may be as many streams as the files of a process allow.
+            "limits": {"drain_s": 0.2, "connections_per_client_max": 1_000_000, "streams_per_upstream_max": 1_000_000},
+        }
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**common, **config}, sort_keys=False))
+        child = Child(f"farhop {name}", [name, "--config", str(path)], folder / f"{name}.log", self._environment())
+        self.stack.push_async_callback(child.stop, 3.0)
+        await child.start(_READY_S)
+        assert child.pid is not None
+        return child.pid
+
+    async def other_regions(self, names: tuple[str, ...]) -> None:
+        """Have the upstream stand for these regions' tier listeners, with real reports of each."""
+        targets = self._place.targets
+        job = regions.Job(
+            topology=str(self.file),
+            etcd=self._etcd.endpoint,
+            tiers={name: targets[i] for i, name in enumerate(names)},
+            replicas=len(targets),
+            slots=SLOTS,
+            kv_tokens=KV_TOKENS,
+            prefill_tokens_max=PREFILL_TOKENS_MAX,
+        )
+        program, arguments = module("regions", job)
+        child = Child("the benchmark's regions", arguments, self._place.folder / "regions.log", {}, program)
+        self.stack.push_async_callback(child.stop, 3.0)
+        await child.start(_READY_S)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "FARHOP_HOP_KEY": self._secret,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self._collector.endpoint,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0.01",
+        }
+
+
+async def _regional(around: Surroundings, place: Place, kv_tokens: int = KV_TOKENS) -> tuple[int, int]:
+    """A regional balancer over sixteen replicas: its client port and process id."""
+    client, admin = free_ports(2)
+    replicas = [
+        {
+            "url": f"http://{host}:{port}",
+            "name": f"gpu-{i}",
+            "models": [MODEL],
+            "gpu": "h100",
+            "slots": SLOTS,
+            "kv_tokens": kv_tokens,
+            "prefill_tokens_max": PREFILL_TOKENS_MAX,
+            "prefill_ms_per_token": 0.04,
+            "tpot_ms": 10.0,
+        }
+        for i, (host, port) in enumerate(place.targets)
+    ]
+    config = {
+        "admin": {"port": admin},
+        "tier": {"port": 0},
+        "control": {"port": 0},
+        "client": _listen(client, place),
+        "replicas": replicas,
+    }
+    return client, await around.tier("regional", config)
+
+
+def _listen(port: int, place: Place) -> dict[str, Any]:
+    """Where clients come."""
+    pair = place.pair
+    tls = {"cert_file": pair.cert_file, "key_file": pair.key_file} if pair is not None else None
+    return {"port": port, "tls": tls}
+
+
+async def _global(around: Surroundings, place: Place, seen: frozenset[str]) -> tuple[int, int]:
+    """A global balancer, from when it sees these regions serve: its port and process id."""
+    port, admin = free_ports(2)
+    pid = await around.tier("global", {"admin": {"port": admin}, "listen": _listen(port, place)})
+    async with aiohttp.ClientSession() as session:
+        while not seen <= await serving(session, f"http://{HOST}:{admin}"):
+            await asyncio.sleep(0.05)
+    return port, pid
+
+
+@asynccontextmanager
+async def _row(place: Place, start: Callable[[Surroundings], Any]) -> AsyncIterator[Running]:
+    try:
+        async with Surroundings(place) as around:
+            async with asyncio.timeout(_READY_S):
+                port, pids = await start(around)
+                while not await answers(HOST, port, tls=place.pair is not None):
+                    await asyncio.sleep(0.05)
+            yield Running(port, pids, tls=place.pair is not None)
+    except TimeoutError:
+        raise BenchError(f"our tiers do not serve within {_READY_S:g} s; is the machine too busy?") from None
+    except (ChildError, EtcdLabError) as error:
+        raise BenchError(str(error)) from None
+
+
+def regional(place: Place, kv_tokens: int = KV_TOKENS) -> AbstractAsyncContextManager[Running]:
+    """Clients at a region's own listener."""
+
+    async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
+        port, pid = await _regional(around, place, kv_tokens)
+        return port, (pid,)
+
+    return _row(place, start)
+
+
+def global_(place: Place) -> AbstractAsyncContextManager[Running]:
+    """Clients at a global balancer over twelve regions."""
+
+    async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
+        await around.other_regions(REGIONS)
+        port, pid = await _global(around, place, frozenset(REGIONS))
+        return port, (pid,)
+
+    return _row(place, start)
+
+
+def both(place: Place) -> AbstractAsyncContextManager[Running]:
+    """Clients at a global balancer, which sends them to its own region's regional balancer."""
+
+    async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
+        _, lower = await _regional(around, place)
+        port, upper = await _global(around, place, frozenset((HERE,)))
+        return port, (upper, lower)
+
+    return _row(place, start)
+
+
+OURS = (Tiers("farhop regional", regional), Tiers("farhop global", global_), Tiers("both tiers", both))
+# For soaks: a KV cache as an H100 has it for a small model, so that the prefix trie has to forget.
+SOAKED = Tiers("farhop regional", partial(regional, kv_tokens=400_000))

@@ -1,0 +1,177 @@
+"""What stands for the engines in a benchmark: a uvloop server that answers at once, or streams at a set pace.
+
+`python -m farhop_lab.bench.upstream '{"port": 9000, "hosts": ["127.0.0.2"]}'`. It reads no more of a request than it
+must; its cost is never measured, but it shares the machine with what is. Never for anything but benchmarks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from functools import partial
+from typing import cast
+
+import httptools
+import msgspec
+import uvloop
+
+from farhop_lab.bench import pages
+from farhop_lab.bench.bodies import MODEL
+
+METRICS = f"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{model_name="{MODEL}"}} 1.0
+vllm:num_requests_waiting{{model_name="{MODEL}"}} 0.0
+vllm:kv_cache_usage_perc{{model_name="{MODEL}"}} 0.1
+vllm:prefix_cache_queries_total{{model_name="{MODEL}"}} 1000000.0
+vllm:prefix_cache_hits_total{{model_name="{MODEL}"}} 700000.0
+"""
+MODELS = msgspec.json.encode({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]})
+BYTES_PER_TOKEN = 4
+_STREAM = re.compile(rb'"stream":\s*true')
+_ORDER = re.compile(rb"chunks=(\d+) pace_ms=([\d.]+)")
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)  # fmt: skip
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Where to listen. With `page_bytes` its metrics page is about as large, as a real engine's is."""
+
+    port: int
+    hosts: list[str]
+    page_bytes: int = 0
+
+
+def answer(prompt_tokens: int | str, cached_tokens: int | str) -> str:
+    """A whole answer, as vLLM words it."""
+    usage = (
+        f'{{"prompt_tokens":{prompt_tokens},"completion_tokens":16,"total_tokens":{prompt_tokens},'
+        f'"prompt_tokens_details":{{"cached_tokens":{cached_tokens}}}}}'
+    )
+    text = "This is what an engine might have written, had there been one behind the proxy."
+    return (
+        f'{{"id":"chatcmpl-0123456789abcdef","object":"chat.completion","created":1700000000,"model":"{MODEL}",'
+        f'"choices":[{{"index":0,"message":{{"role":"assistant","content":"{text}"}},"finish_reason":"stop"}}],'
+        f'"usage":{usage}}}'
+    )
+
+
+def _event(text: str) -> bytes:
+    data = (
+        f'data: {{"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
+        f'"model":"{MODEL}",{text}}}\n\n'
+    )
+    return _chunk(data.encode())
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+_PIECE = _event('"choices":[{"index":0,"delta":{"content":" word"}}]')  # about 150 bytes
+_DONE = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+class Connection(asyncio.Protocol):
+    """One connection of a proxy: a request at a time."""
+
+    def __init__(self, metrics: bytes = METRICS.encode()) -> None:
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._url = b""
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            if self._transport is not None:
+                self._transport.close()
+
+    # -- what httptools calls
+
+    def on_url(self, url: bytes) -> None:
+        """The request's path begins."""
+        self._url, self._body = url, []
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of its body."""
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """It is all there: answer."""
+        body = b"".join(self._body)
+        if self._url == b"/metrics":
+            self._whole(self._metrics, b"text/plain; version=0.0.4")
+        elif self._url.startswith(b"/v1/models"):
+            self._whole(MODELS)
+        elif not body:  # /health, and whatever else a router asks about an engine
+            self._whole(b'{"model_path":"%b"}' % MODEL.encode())
+        elif _STREAM.search(body):
+            self._stream(body)
+        else:
+            tokens = len(body) // BYTES_PER_TOKEN
+            self._whole(answer(tokens, tokens * 7 // 10).encode())
+
+    # -- how
+
+    def _whole(self, body: bytes, kind: bytes = b"application/json") -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind, len(body))
+        self._write(head + body)
+
+    def _stream(self, body: bytes) -> None:
+        order = _ORDER.search(body)
+        chunks, pace_s = (int(order[1]), float(order[2]) / 1e3) if order else (200, 0.02)
+        tokens = len(body) // BYTES_PER_TOKEN
+        self._write(_STREAM_HEAD + _PIECE)
+        self._timer = self._loop.call_later(pace_s, self._next, chunks - 1, pace_s, tokens)
+
+    def _next(self, left: int, pace_s: float, tokens: int) -> None:
+        if left > 0:
+            self._write(_PIECE)
+            self._timer = self._loop.call_later(pace_s, self._next, left - 1, pace_s, tokens)
+            return
+        self._timer = None
+        usage = (
+            f'"choices":[],"usage":{{"prompt_tokens":{tokens},"completion_tokens":200,"total_tokens":{tokens + 200}}}'
+        )
+        self._write(_event(usage) + _DONE)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+
+async def serve(job: Job) -> None:
+    """Serve until SIGTERM."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    connection = partial(Connection, pages.page("vllm", job.page_bytes) if job.page_bytes else METRICS.encode())
+    servers = [await loop.create_server(connection, host, job.port, backlog=4096) for host in job.hosts]
+    print(f"upstream on {job.port}", flush=True)
+    await stop.wait()
+    for server in servers:
+        server.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(msgspec.json.decode(sys.argv[1], type=Job)))

@@ -1,0 +1,142 @@
+"""The paths of one replica beside chats and completions: embeddings, rankings, tokenizer, sound, Triton's generation.
+
+Each takes the time of its prompts' prefill in the same batch as everything else. Never logs what it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from farhop_lab.engine import pooling, sound, triton
+from farhop_lab.engine.api import RefusedError, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop_lab.engine.api import Call
+    from farhop_lab.engine.profiles import Profile
+    from farhop_lab.engine.render import Rendering
+    from farhop_lab.engine.sequence import Sequence, Voice, Wanted
+
+
+class Host(Protocol):
+    """The replica, as its tasks see it."""
+
+    voice: Voice
+    profile: Profile
+
+    def check_model(self, model: str | None) -> None:
+        """RefusedError where it is not the one served here."""
+
+    async def serve(self, request: web.Request, call: Call, answer: Rendering, request_id: str) -> web.StreamResponse:
+        """Generate what is asked for, and render it as it comes or whole."""
+        ...
+
+    async def compute(
+        self, request: web.Request, model: str | None, wanted: list[Wanted], request_id: str
+    ) -> list[tuple[Sequence, str]]:
+        """Compute several prompts of one request side by side; each with its text."""
+        ...
+
+    def request_id(self, request: web.Request, prefix: str) -> str:
+        """What the request is called."""
+        ...
+
+
+class Tasks:
+    """The handlers of one replica."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """Under the names that vLLM and Triton give them."""
+        router.add_post("/v1/embeddings", self._embeddings)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            router.add_post(path, self._rerank)
+        for path in ("/score", "/v1/score"):
+            router.add_post(path, self._score)
+        router.add_post("/tokenize", self._tokenize)
+        router.add_post("/detokenize", self._detokenize)
+        for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+            router.add_post(path, self._transcribe)
+        for path in ("/v2/models/{model}", f"/v2/models/{{model}}/versions/{triton.VERSION}"):
+            router.add_post(path + "/infer", self._infer)
+            router.add_post(path + "/generate", self._generate)
+            router.add_post(path + "/generate_stream", self._generate_stream)
+
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        return await self._pooled(request, pooling.parse_embeddings(await request.read()), "embd-", pooling.embeddings)
+
+    async def _rerank(self, request: web.Request) -> web.Response:
+        return await self._pooled(request, pooling.parse_rerank(await request.read()), "rerank-", pooling.ranking)
+
+    async def _score(self, request: web.Request) -> web.Response:
+        return await self._pooled(request, pooling.parse_score(await request.read()), "score-", pooling.scores)
+
+    async def _pooled(
+        self,
+        request: web.Request,
+        asked: pooling.Pooled,
+        prefix: str,
+        render: Callable[[pooling.Pooled, dict[str, Any], int], dict[str, Any]],
+    ) -> web.Response:
+        request_id = self._host.request_id(request, prefix)
+        done = await self._host.compute(request, asked.model, asked.wanted(), request_id)
+        head = {"id": request_id, "created": int(time.time()), "model": self._host.voice.model}
+        return _json(render(asked, head, sum(sequence.prompt_tokens for sequence, _ in done)))
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        model, answer = pooling.tokenize(await request.read(), self._host.profile.context_tokens)
+        self._host.check_model(model)
+        return _json(answer)
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        model, answer = pooling.detokenize(await request.read())
+        self._host.check_model(model)
+        return _json(answer)
+
+    async def _transcribe(self, request: web.Request) -> web.Response:
+        try:
+            form = await request.post()
+        except ValueError as error:
+            raise RefusedError(f"The request body is not valid multipart/form-data: {error}") from None
+        heard, fields = form.get("file"), {name: str(form.get(name, "")) for name in ("stream", "response_format")}
+        if not isinstance(heard, web.FileField):
+            raise refusal("file", "it is missing; give the sound as a file of the form")
+        if fields["stream"].lower() in ("true", "1"):
+            raise refusal("stream", "this engine does not stream transcriptions; leave it out")
+        if fields["response_format"] not in ("", "json", "text"):
+            raise refusal("response_format", "this engine writes json and text")
+        data = heard.file.read()
+        if not data:
+            raise refusal("file", "it is empty")
+        request_id = self._host.request_id(request, "trsc-")
+        done = await self._host.compute(request, str(form.get("model")), sound.windows(data), request_id)
+        answer = sound.transcription(data, [text for _, text in done])
+        return web.Response(text=answer["text"]) if fields["response_format"] == "text" else _json(answer)
+
+    async def _infer(self, request: web.Request) -> web.StreamResponse:
+        if "Inference-Header-Content-Length" in request.headers:
+            raise refusal("inputs", "this engine does not take binary tensors; give their data as JSON")
+        call, own_id = triton.parse_infer(await request.read(), request.match_info["model"])
+        return await self._generation(request, call, triton.Inferred(self._host.voice.model, own_id))
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        call = triton.parse_generate(await request.read(), request.match_info["model"], stream=False)
+        return await self._generation(request, call, triton.Generated(self._host.voice.model))
+
+    async def _generate_stream(self, request: web.Request) -> web.StreamResponse:
+        call = triton.parse_generate(await request.read(), request.match_info["model"], stream=True)
+        return await self._generation(request, call, triton.Generated(self._host.voice.model))
+
+    async def _generation(self, request: web.Request, call: Call, answer: Rendering) -> web.StreamResponse:
+        return await self._host.serve(request, call, answer, self._host.request_id(request, "gen-"))
+
+
+def _json(document: dict[str, Any]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")

@@ -1,0 +1,38 @@
+"""What the regional machine keeps of one request while it has it. Never decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from regional_lb.pick import Pick, Scored
+    from regional_lb.policy import Need
+
+
+@dataclass(slots=True)
+class Live:
+    """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
+
+    `due` is what its timer is set for. `prefilled_at` is when its first token came, or, where the answer comes in one
+    piece and does not show it, when that was due.
+    """
+
+    request: Request
+    need: Need
+    attempts: int = 0
+    transport_retries: int = 0
+    budgeted: bool = False
+    started: bool = False
+    replica: str = ""
+    tried: tuple[str, ...] = ()
+    due: float = 0.0
+    forwarded_at: float = 0.0
+    prefilled_at: float = 0.0
+    pick: Pick | None = None
+
+    @property
+    def chosen(self) -> Scored | None:
+        """What the last attempt was expected to meet."""
+        return self.pick.chosen if self.pick is not None else None

@@ -1,0 +1,55 @@
+"""`least-latency`: peak EWMA of the time to the first byte, times what is under way (Finagle's, Linkerd's load metric).
+
+    score_ms(i) = max(peak EWMA(i), uncached(i) * prefill_ms_per_token(i)) * (in flight(i) + 1)
+
+The peak jumps up to a slow answer at once and decays with TAU_S, so that who was slow is tried again; what the
+request's own prefill takes is its floor, so that who was never heard of is no bargain. Errors are no samples: who fails
+fast must not look quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farhop.balance.ewma import PeakEwma
+from regional_lb.policy.base import PerReplica, Policy
+
+if TYPE_CHECKING:
+    from regional_lb.policy.base import Need
+    from regional_lb.table import Column, Table
+
+TAU_S = 10.0  # Finagle's default
+_LEAST_MS = 1.0  # a wholly cached prompt takes a step, too
+
+
+class LeastLatency(Policy):
+    """See the module's head. An answer in one piece counts whole: its first token does not show."""
+
+    name, unit = "least-latency", "ms"
+    ties_share = 0.05
+
+    def __init__(self) -> None:
+        self._peaks: dict[str, PeakEwma] = {}
+        self._peak_ms, self._heard_at = PerReplica(0.0), PerReplica(0.0)
+
+    def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
+        """See the module's head; PeakEwma.at for one replica."""
+        peak_ms = self._peak_ms.of(table) * np.exp(np.minimum(self._heard_at.of(table) - now, 0.0) / TAU_S)
+        floor_ms = np.maximum(uncached_tokens * table.prefill_ms_per_token, _LEAST_MS)
+        score_ms: Column = np.maximum(peak_ms, floor_ms) * (table.in_flight + 1.0)
+        return score_ms
+
+    def adopt(self, names: tuple[str, ...]) -> None:
+        """See Policy."""
+        self._peak_ms.adopt(names)
+        self._heard_at.adopt(names)
+        self._peaks = {name: self._peaks.get(name) or PeakEwma(TAU_S) for name in names}
+
+    def answered(self, name: str, elapsed_ms: float, now: float) -> None:
+        """See Policy."""
+        peak = self._peaks.get(name)
+        if peak is not None and peak.update(elapsed_ms, now):
+            self._peak_ms.set(name, peak.value or 0.0)
+            self._heard_at.set(name, now)

@@ -1,0 +1,154 @@
+"""Replicas as columns of numbers, one row each: what a pick reads of all of them at once, in a few numpy calls.
+
+Invariants: a row says of its replica what ledger, speed and scrape last said (the fleet writes it in the same
+breath); reading never writes. Never decides, and never knows why a number is what it is.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop.balance.estimate import Speed
+    from farhop.balance.ledger import Load
+    from regional_lb.view import Replica
+
+Column: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = NDArray[np.intp]
+
+SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
+KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption costs a whole recompute
+
+_COLUMNS = (
+    "backlog_tokens",  # dispatched, and not prefilled yet
+    "prefill_ms_per_token",
+    "tpot_ms",
+    "in_flight",
+    "prefill_room_tokens",  # uncached prompt it would start on at once
+    "kv_room_tokens",  # KV cache it would still give
+    "slots",
+    "kv_tokens",
+    "kv_taken_tokens",
+    "service_ms",
+    "sampled_at",
+    "running",  # by the engine's own word
+    "waiting",
+)
+
+
+class Subset:
+    """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table."""
+
+    __slots__ = ("at", "names", "rows")
+
+    def __init__(self, names: tuple[str, ...], rows: Rows) -> None:
+        self.names, self.rows = names, rows
+        self.at = {name: place for place, name in enumerate(names)}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def without(self, names: Sequence[str]) -> Subset:
+        """Those not named."""
+        if not names:
+            return self
+        kept = [place for place, name in enumerate(self.names) if name not in names]
+        return Subset(tuple(self.names[place] for place in kept), self.rows[kept])
+
+
+class Table:
+    """One row per replica of `of`, which gives a replica's place by its name."""
+
+    __slots__ = (*_COLUMNS, "_block", "of", "queued_until")
+
+    backlog_tokens: Column
+    prefill_ms_per_token: Column
+    tpot_ms: Column
+    in_flight: Column
+    prefill_room_tokens: Column
+    kv_room_tokens: Column
+    slots: Column
+    kv_tokens: Column
+    kv_taken_tokens: Column
+    service_ms: Column
+    sampled_at: Column
+    running: Column
+    waiting: Column
+
+    def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
+        self.of = of
+        self._block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
+        (
+            self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.in_flight, self.prefill_room_tokens,
+            self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
+            self.running, self.waiting,
+        ) = self._block  # fmt: skip
+        self.queued_until = queued_until  # until then some engine's word that it queues is fresh
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    # -- reading
+
+    def only(self, some: Subset) -> Table:
+        """The rows of a subset of this table; this table itself if that is all of it."""
+        if len(some) == len(self.of):
+            return self
+        return Table(some, self._block[:, some.rows], self.queued_until)
+
+    def room(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
+        """Which replicas would start on a request at once.
+
+        Not while an engine says that it queues, its slots are taken, its KV cache would not hold the request, or a
+        step's worth of prefill is on its way to it. An idle engine takes anything: what it can never hold it refuses.
+        """
+        room: NDArray[np.bool_] = (self.prefill_room_tokens >= uncached_tokens) & (
+            self.kv_room_tokens >= uncached_tokens + output_tokens
+        )
+        if now < self.queued_until:
+            room &= (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
+        return room
+
+    def rates(self) -> Column:
+        """A copy of three columns, one below the other: backlog in tokens, prefill per token and tpot in ms."""
+        return self._block[:3].copy()
+
+    def heard(self, now: float) -> NDArray[np.bool_]:
+        """Whose scrape is fresh."""
+        return now - self.sampled_at < SAMPLE_FRESH_S
+
+    # -- writing, by the fleet
+
+    def describe(self, row: int, replica: Replica) -> None:
+        """What the view says of a replica."""
+        self.slots[row], self.kv_tokens[row] = replica.slots, replica.kv_tokens
+        sample = replica.sample
+        if sample is None:
+            self.sampled_at[row], self.running[row], self.waiting[row] = -inf, 0.0, 0.0
+            return
+        self.sampled_at[row], self.running[row], self.waiting[row] = sample.at, sample.running, sample.waiting
+        if sample.waiting > 0:
+            self.queued_until = max(self.queued_until, sample.at + SAMPLE_FRESH_S)
+
+    def burden(self, row: int, replica: Replica, load: Load) -> None:
+        """What is under way at a replica, and so what it has room for."""
+        in_flight, backlog, taken = load.in_flight, load.prefill_tokens, load.kv_tokens
+        self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
+        # Nothing is being prefilled: one prompt may exceed the bound, or it would never be served.
+        self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
+        if in_flight == 0:
+            self.kv_room_tokens[row] = inf
+        else:
+            left = KV_SHARE_MAX * replica.kv_tokens - taken
+            self.kv_room_tokens[row] = left if in_flight < replica.slots else -inf
+
+    def rate(self, row: int, speed: Speed) -> None:
+        """How fast a replica works."""
+        self.prefill_ms_per_token[row] = speed.prefill_ms_per_token
+        self.tpot_ms[row], self.service_ms[row] = speed.tpot_ms, speed.service_ms

@@ -1,0 +1,55 @@
+"""Every kind that has a body has a reader, and none of them fails but in words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance import outcome
+from farhop.relay import bodies
+from farhop.relay.paths import Kind
+from farhop.relay.prompt import BodyError
+
+KINDS = [kind for kind in Kind if kind is not Kind.MODELS]
+FORMS = (Kind.TRANSCRIPTION, Kind.TRANSLATION)
+KEYS = [
+    *("model", "messages", "role", "content", "prompt", "input", "query", "documents", "text_1", "text_2", "tokens"),
+    *("inputs", "name", "shape", "datatype", "data", "text_input", "parameters", "max_tokens", "stream"),
+]
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3) | st.just("BYTES"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def test_every_kind_has_a_reader() -> None:
+    assert set(bodies._READERS) == set(KINDS)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUE, max_size=6))
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_json_of_any_shape_is_read_or_refused(document: object) -> None:
+    body = json.dumps(document).encode()
+    for kind in KINDS:
+        error = refusal(kind, body)
+        assert error is None or error.outcome in (outcome.INVALID_FIELD, outcome.INVALID_JSON)
+        assert error is None or "\n" not in error.detail
+
+
+def refusal(kind: Kind, body: bytes) -> BodyError | None:
+    try:
+        bodies.read(kind, body, b"/v2/models/m/infer")
+    except BodyError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FORMS])
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 50_000, b'{"model":"\\ud800"}'])
+def test_what_is_no_json_is_refused(kind: Kind, body: bytes) -> None:
+    with pytest.raises(BodyError):
+        bodies.read(kind, body)

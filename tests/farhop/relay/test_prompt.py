@@ -1,0 +1,37 @@
+"""The words that readers share: marks no text can hold, headers that stand once, texts and tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.relay import prompt
+from farhop.relay.prompt import BodyError, header, texts
+
+MARKS = (prompt.ITEM, prompt.FIELD, prompt.PART, prompt.MEDIA, prompt.TOOLS, prompt.TOKENS, prompt.PAIR)
+
+
+@given(st.text())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_no_text_holds_a_mark(text: str) -> None:
+    assert len(set(MARKS)) == len(MARKS)
+    assert not [mark for mark in MARKS if mark in text.encode()]
+
+
+def test_a_header_stands_once() -> None:
+    lines = b"accept: */*\r\ncontent-type: a/b\r\nx-content-type: c\r\n"
+    assert header(lines, b"content-type") == b"a/b"
+    assert header(lines, b"absent") is None
+    with pytest.raises(BodyError) as caught:
+        header(lines + b"content-type: d\r\n", b"content-type")
+    assert caught.value.param == "content-type"
+
+
+def test_texts() -> None:
+    assert texts("a", "x") == b"a"
+    assert texts(["a", "b"], "x") == b"a\xffb"
+    assert texts([1, 2], "x") == texts([[1, 2]], "x") == prompt.TOKENS + b"\0\0\0\1\0\0\0\2"
+    with pytest.raises(BodyError) as caught:
+        texts([{}], "x")
+    assert caught.value.param == "x"

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import aiohttp
+from aiohttp import web
+from bench_runs import sent
+
+from farhop_lab.bench import plain
+
+
+async def test_it_passes_requests_and_streams(engines: int) -> None:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        runner = web.AppRunner(plain.application([("127.0.0.1", engines)], session), access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port = runner.addresses[0][1]
+            whole = await sent(port)
+            streams = await sent(port, chunks=20, pace_ms=5.0, window_s=0.2)
+        finally:
+            await runner.cleanup()
+    assert whole.windows[0].requests > 5
+    assert streams.windows[0].chunks > 20
+    assert whole.windows[0].errors == streams.windows[0].errors == 0

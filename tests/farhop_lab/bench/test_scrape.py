@@ -1,0 +1,31 @@
+"""The benchmark reads what the shipped reader reads, and drives the shipped watcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from farhop_lab.bench import scrape as bench
+
+
+def test_every_row_is_a_measurement_of_the_shipped_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "REPEATS", 2)
+    monkeypatch.setattr(bench, "PAGES", 3)
+    rows = bench.read()
+    assert [row.what.partition(",")[0] for row in rows] == [
+        "vllm", "sglang", "tgi", "trtllm", "triton", "triton", "dcgm",
+    ]  # fmt: skip
+    for row in rows:
+        assert 0.0 < row.least_us <= row.median_us <= row.most_us
+
+
+def test_the_shipped_watcher_takes_pages_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "REPLICAS", 20)
+    monkeypatch.setattr(bench, "SECONDS", 1.0)
+    monkeypatch.setattr(bench, "_WARM_S", 0.5)
+    told = bench.watch()
+    assert told.replicas == 20
+    assert told.page_bytes > 50_000
+    assert told.pages_per_s > 5.0
+    assert told.cpu_us > 0.0
+    assert told.core_share == pytest.approx(told.cpu_us / 1000.0)
+    assert told.refused == {}

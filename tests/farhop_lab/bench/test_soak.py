@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from farhop_lab.bench import relay, soak, wrk
+from farhop_lab.bench.peers import PEERS
+from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.soak import Mark, Told
+
+
+def test_growth_is_that_of_the_last_stretch() -> None:
+    marks = [
+        Mark(0.0, 0, 1000, 0.0),
+        Mark(0.1, 100, 9000, 1.0),
+        Mark(0.5, 500, 9500, 1.0),
+        Mark(1.0, 1000, 10_500, 1.0),
+    ]
+    assert Told(1000, 1000, 0, marks).per_request_bytes == 2.0
+
+
+async def test_marks_are_set_along_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrk, "find", lambda: None)
+    monkeypatch.setattr(soak, "SOAKED", PEERS[0])  # the bare relay: it starts at once
+    monkeypatch.setattr(soak, "_SLICE_S", (0.1, 0.2))
+    monkeypatch.setattr(soak, "_WARM_S", 0.1)
+    monkeypatch.setattr(relay, "_SETTLE_S", 0.0)
+    told = await soak.measure(1000)
+    assert told.errors == 0
+    assert told.requests >= told.asked == 1000
+    assert [mark.requests for mark in told.marks] == sorted({mark.requests for mark in told.marks})
+    assert told.marks[-1].requests == told.requests
+    assert all(mark.rss_bytes > 1_000_000 for mark in told.marks)
+
+
+async def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(soak.SOAKED), "missing", lambda _self: "no etcd binary: install one")
+    with pytest.raises(BenchError, match="no etcd binary"):
+        await soak.measure(1000)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from farhop_lab.bench import bodies, tiers
+from farhop_lab.etcd import EtcdLabError
+from topology import load as worlds
+from topology.law import Law, Scope
+
+
+def test_the_world_is_sound_and_its_law_leaves_all_twelve(tmp_path: Path) -> None:
+    file = tmp_path / "topology.yaml"
+    file.write_text(yaml.safe_dump(tiers.topology()))
+    world = worlds.load(file)
+    assert tuple(world.regions) == tiers.REGIONS
+    assert Law(world).verdict("bench", bodies.MODEL, Scope.PROCESSING).lawful == frozenset(tiers.REGIONS)
+
+
+def test_without_an_etcd_ours_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise EtcdLabError("no etcd binary: install one on PATH")
+
+    assert tiers.OURS[0].missing() is None
+    monkeypatch.setattr(tiers, "find_binary", nowhere)
+    assert tiers.OURS[0].missing() == "no etcd binary: install one on PATH"

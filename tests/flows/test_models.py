@@ -1,0 +1,66 @@
+"""`/v1/models` over three regions with different models: what a tenant may use somewhere, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any
+
+import pytest
+from inprocess import HOP_KEY, Engine, global_config, head, regional_config, send, tenant, topology, until
+
+from farhop.store.memory import MemoryCluster, MemoryStore
+from global_lb.main import GlobalBalancer
+from regional_lb.main import RegionalBalancer
+
+MODELS = {"virginia": ["llama", "whisper"], "frankfurt": ["llama", "mistral"], "tokyo": ["llama", "rinna"]}
+LISTED = {
+    "anywhere": ["llama", "mistral", "rinna", "whisper"],
+    "eu-only": ["llama", "mistral"],
+    "no-rinna-in-japan": ["llama", "mistral", "whisper"],
+}
+
+
+@pytest.fixture
+async def entries(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, int]]:
+    """The ports at which clients enter: a global balancer's, and each region's own."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    world = topology(tenant("no-rinna-in-japan", models={"rinna": {"deny": ["jp"]}}))
+    cluster, ports = MemoryCluster(), {}
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(Engine().running())
+        for seed, (region, models) in enumerate(MODELS.items()):
+            replica = {"url": f"http://{engine.address}", "models": models, "name": "one"}
+            made = RegionalBalancer(
+                regional_config(engine, region, instance=f"r-{region}", replicas=[replica]), world, Random(seed),
+                MemoryStore(Random(seed + 10), cluster),
+            )  # fmt: skip
+            stack.push_async_callback(made.close)
+            ports[region] = _entry(await made.open())
+        above = GlobalBalancer(global_config(), world, Random(7), MemoryStore(Random(17), cluster))
+        stack.push_async_callback(above.close)
+        ports["global"] = _entry(await above.open())
+        await until(lambda: len(above.flow.view.regions) == len(MODELS))
+        yield ports
+
+
+def _entry(line: str) -> int:
+    return int(line.split("clients on 127.0.0.1:")[1].split(",")[0])
+
+
+async def _models(port: int, name: str, **more: Any) -> list[str]:
+    answer = await send(port, head("GET", "/v1/models", authorization=f"Bearer sk-farhop-{name}", **more))
+    assert answer.status == 200
+    return [model["id"] for model in answer.json["data"]]
+
+
+async def test_the_union_within_the_law(entries: dict[str, int]) -> None:
+    assert {name: await _models(entries["global"], name) for name in LISTED} == LISTED
+    assert await _models(entries["global"], "anywhere", x_farhop_allow="jp,us") == ["llama", "rinna", "whisper"]
+    assert await _models(entries["global"], "eu-only", x_farhop_allow="jp") == []
+    # A region's own entry offers what it serves itself.
+    assert await _models(entries["virginia"], "anywhere") == MODELS["virginia"]
+    assert await _models(entries["frankfurt"], "eu-only") == MODELS["frankfurt"]
+    assert await _models(entries["tokyo"], "eu-only") == []
+    assert await _models(entries["tokyo"], "no-rinna-in-japan") == ["llama"]

@@ -1,0 +1,55 @@
+"""Rows of numbers: who has room, and parts of a table."""
+
+from __future__ import annotations
+
+import pytest
+from worlds import fleet, replica
+
+from farhop.balance.ledger import Reservation
+from regional_lb.table import Table
+from regional_lb.view import Sample
+
+OUTPUT_TOKENS = 100.0
+
+
+def sample(waiting: int, at: float) -> Sample:
+    return Sample(at=at, waiting=waiting, running=0, kv_usage=0.0)
+
+
+def rows(*replicas, reserved=()) -> Table:
+    return fleet(*replicas, reserved=reserved).whole
+
+
+@pytest.mark.parametrize(
+    ("reserved", "uncached", "fits"),
+    [
+        ((), 1e9, True),  # idle
+        (((0, 500),), 256.0, True),
+        (((0, 250), (0, 250)), 256.0, False),  # both slots taken
+        (((1744, 1744),), 256.0, True),  # 2000 tokens of prefill
+        (((1745, 1745),), 256.0, False),
+        (((0, 1745),), 5000.0, True),  # nothing is being prefilled: one may exceed the bound
+        (((0, 9144),), 256.0, True),  # 9500 of 10,000
+        (((0, 9145),), 256.0, False),
+    ],
+)
+def test_room(reserved, uncached: float, fits: bool) -> None:
+    busy = rows(replica("r"), reserved=[Reservation("r", *tokens) for tokens in reserved])
+    assert busy.room(uncached, OUTPUT_TOKENS, now=0.0).tolist() == [fits]
+
+
+def test_an_engine_that_queues_has_no_room_while_its_word_is_fresh() -> None:
+    both = rows(replica("r", sample=sample(waiting=1, at=10.0)), replica("s", sample=sample(waiting=0, at=10.0)))
+    assert both.room(0.0, 0.0, now=12.9).tolist() == [False, True]
+    assert both.room(0.0, 0.0, now=13.0).tolist() == [True, True]
+    assert not rows().room(0.0, 0.0, now=0.0).any()
+
+
+def test_a_part_keeps_its_order_and_its_numbers() -> None:
+    whole = rows(replica("a", slots=1), replica("b", slots=2), replica("c", slots=3))
+    part = whole.only(whole.of.without(("b",)))
+    assert part.of.names == ("a", "c")
+    assert part.of.at == {"a": 0, "c": 1}
+    assert part.slots.tolist() == [1.0, 3.0]
+    assert whole.only(whole.of.without(())) is whole
+    assert len(whole.only(whole.of.without(("a", "b", "c")))) == 0
