@@ -7,7 +7,7 @@ speed does so through the fleet. Never chooses.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,14 +20,17 @@ from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
 from farhop.balance.trie import PrefixTrie
 from regional_lb.table import Subset, Table
-from regional_lb.view import view_of
+from regional_lb.view import ReplicaProbed, ReplicaSampled, view_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farhop.balance.estimate import Estimates
     from farhop.balance.health import HealthConfig
     from farhop.balance.ledger import Load
+    from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
-    from regional_lb.view import Replica, Sample, View
+    from regional_lb.view import Replica, View
     from topology.law import Verdict
 
 _ABLE = (State.UP, State.SUSPECT)
@@ -36,8 +39,8 @@ _ABLE = (State.UP, State.SUSPECT)
 class Fleet:
     """See the module's head. Names of replicas that are not (or no more) in the view are no news to any call."""
 
-    def __init__(self, config: HealthConfig) -> None:
-        self._config = config
+    def __init__(self, config: HealthConfig, estimates: Estimates) -> None:
+        self._config, self.estimates = config, estimates
         self.view: View = view_of([])
         self.health: dict[str, HealthMachine] = {}
         self.speeds: dict[str, Speed] = {}
@@ -48,13 +51,26 @@ class Fleet:
         # Who is able, by model, as long as nothing happens to anybody's health and no back-off ends.
         self._able: dict[str, Subset] = {}
         self._able_until = inf
+        self._ears: dict[type[Event], Callable[[Any, float], str | None]] = {
+            ReplicaProbed: self._probed,
+            ReplicaSampled: self._sampled,
+        }
 
-    def adopt(self, view: View, estimates: Estimates) -> View:
+    @property
+    def hears(self) -> tuple[type[Event], ...]:
+        """The events that `hear` knows."""
+        return tuple(self._ears)
+
+    def hear(self, event: Event, now: float) -> str | None:
+        """Take what the world said of replicas. The one replica whose room it may have changed, None: any."""
+        return self._ears[type(event)](event, now)
+
+    def adopt(self, view: View) -> View:
         """Take a new view: what came is not heard of yet, what left is forgotten. The view as it is kept here."""
         before = self.view.replicas
         self.view = view = view_of([_renewed(replica, before.get(name)) for name, replica in view.replicas.items()])
         for name, replica in view.replicas.items():
-            capacity_bytes = _capacity_bytes(replica, estimates)
+            capacity_bytes = _capacity_bytes(replica, self.estimates)
             if name not in before:
                 self.health[name] = HealthMachine(self._config)
                 self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
@@ -75,18 +91,28 @@ class Fleet:
             table.rate(row, self.speeds[name])
         return view
 
-    def sampled(self, name: str, sample: Sample, estimates: Estimates) -> None:
+    def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
         """A replica said how it is doing: its entry and its row are renewed, whoever else there is."""
+        name, sample = event.target, event.sample
         known = self.view.replicas.get(name)
         if known is None:
-            return
+            return name
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
-        self.trie.set_capacity(name, _capacity_bytes(replica, estimates))
+        self.trie.set_capacity(name, _capacity_bytes(replica, self.estimates))
         row = self.whole.of.at[name]
         self.whole.describe(row, replica)
         if replica.kv_tokens != known.kv_tokens:
             self.whole.burden(row, replica, self.ledger.load(name))
+        return name
+
+    def _probed(self, event: ReplicaProbed, now: float) -> str | None:
+        """An active probe came back, or something in the replica's hardware is broken."""
+        health = self.health.get(event.target)
+        if health is not None:
+            self._unless(event.ok and not event.fault and health.steady)
+            health.probed(event.ok, now, event.fault)
+        return None
 
     # -- reading
 
@@ -118,13 +144,6 @@ class Fleet:
         return able
 
     # -- what happened
-
-    def probed(self, name: str, ok: bool, now: float, fault: str = "") -> None:
-        """An active probe came back, or something in the replica's hardware is broken."""
-        health = self.health.get(name)
-        if health is not None:
-            self._unless(ok and not fault and health.steady)
-            health.probed(ok, now, fault)
 
     def admit(self, name: str, now: float) -> bool:
         """Whether a request may be dispatched now; a replica on trial takes one."""

@@ -20,19 +20,18 @@ from farhop.balance.outcome import Source
 from regional_lb import admission
 from regional_lb.fleet import Fleet
 from regional_lb.live import Live
-from regional_lb.pick import expected_wait_ms, least_prefill, pick
-from regional_lb.policy import Need, Policies, PoliciesChanged
+from regional_lb.outlook import Outlook
+from regional_lb.policy import Policies, PoliciesChanged
 from regional_lb.queue import WaitingRoom
-from regional_lb.view import ReplicaProbed, ReplicaSampled, ViewSwapped
+from regional_lb.view import ViewSwapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Answer, Command, Event, Request, Usage
+    from farhop.balance.machine import Answer, Command, Event, Usage
     from farhop.balance.outcome import Outcome
-    from regional_lb.pick import Pick
-    from regional_lb.table import Subset, Table
+    from regional_lb.table import Subset
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
@@ -66,12 +65,13 @@ class RegionalFlow:
     ) -> None:
         self.config, self.law, self._rng, self._weight_of = config, law, rng, weight_of
         self.policies = policies or Policies()
-        self._fleet = Fleet(config.health)
+        self.estimates = Estimates()
+        self._fleet = Fleet(config.health, self.estimates)
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger = self._fleet.ledger
-        self.estimates = Estimates()
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
+        self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, rng)
         self.accepted_bytes: dict[str, float] = {}
         self.predicted_tokens = self.actual_tokens = 0.0
         self._budget = retry.RetryBudget()
@@ -85,9 +85,8 @@ class RegionalFlow:
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
             ViewSwapped: self._view_swapped,
-            ReplicaProbed: self._probed,
             PoliciesChanged: self._policies_changed,
-            ReplicaSampled: self._sampled,
+            **dict.fromkeys(self._fleet.hears, self._heard),
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -111,9 +110,10 @@ class RegionalFlow:
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
-        live = self._live[request.id] = Live(request, self.need_of(request))
+        live = self._live[request.id] = Live(request, self.outlook.need_of(request))
         self._budget.began()
-        if admission.is_guest(request, self.config.region) and (turned := self._turned_away(request, live.need, now)):
+        turned = self.outlook.turned_away(request, live.need, now)
+        if turned is not None:
             return [self._refuse(live, turned.outcome, turned.detail, now)]
         placed = self._place(live, now) if self.queue.waiting(request.model) == 0 else []
         return placed or self._hold(live, now)
@@ -192,60 +192,26 @@ class RegionalFlow:
     # -- the world's edges
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
-        self.view = self._fleet.adopt(event.view, self.estimates)
+        self.view = self._fleet.adopt(event.view)
         self.policies.adopt(self._fleet.whole.of.names)
-        return self._fill_all(now)
-
-    def _probed(self, event: ReplicaProbed, now: float) -> list[Command]:
-        self._fleet.probed(event.target, event.ok, now, event.fault)
         return self._fill_all(now)
 
     def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
         self.policies.override(event.choices)
         return self._fill_all(now)
 
-    def _sampled(self, event: ReplicaSampled, now: float) -> list[Command]:
-        self._fleet.sampled(event.target, event.sample, self.estimates)
-        return self._fill(event.target, now)
+    def _heard(self, event: Event, now: float) -> list[Command]:
+        replica = self._fleet.hear(event, now)
+        return self._fill(replica, now) if replica is not None else self._fill_all(now)
 
     # -- placing
-
-    def need_of(self, request: Request) -> Need:
-        """The request in its model's tokens."""
-        bytes_per_token = self.estimates.bytes_per_token(request.model)
-        return Need(
-            prompt_tokens=request.prompt_bytes / bytes_per_token,
-            output_tokens=self.estimates.output_tokens(request.tenant, request.model, request.max_tokens),
-            bytes_per_token=bytes_per_token,
-            chain=request.chain,
-            session=request.session,
-            tenant=request.tenant,
-        )
-
-    def consider(self, request: Request, need: Need, now: float, without: tuple[str, ...] = ()) -> Pick | None:
-        """Score the healthy replicas for a request; None if there are none. Changes nothing."""
-        able = self._fleet.able(request.model, now).without(without)
-        if not able:
-            return None
-        hits = self.trie.match(request.chain)
-        return pick(need, self._fleet.table(able), hits, self.policies.of(request.model), now, self._rng)
-
-    def _turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
-        """Why this guest may not enter. Nobody healthy is for the queue to say."""
-        table = self.able(request.model, now)
-        if not len(table):
-            return None
-        left = admission.headroom(table, self.config.foreign.reserve_share)
-        uncached, prefill_ms = least_prefill(need, table, self.trie.match(request.chain))
-        queued, expected_ms = self.queue.waiting(request.model), self.wait_ms(request.model, now) + prefill_ms
-        return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self.config.foreign)
 
     def _place(self, live: Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
         """Forward the request if some replica but those `aside` has room; [] otherwise."""
         request = live.request
         if live.tried and not self._fleet.able(request.model, now).without(live.tried):
             live.tried = ()  # better the same replica again than none
-        choice = self.consider(request, live.need, now, live.tried + aside)
+        choice = self.outlook.consider(request, live.need, now, live.tried + aside)
         if choice is None or choice.chosen is None:
             return []
         chosen = choice.chosen
@@ -360,7 +326,7 @@ class RegionalFlow:
             return machine.Answer(live.request.id, reason, detail)
         if reason is outcome.NO_REPLICA:
             return machine.Answer(live.request.id, reason, detail, RETRY_AFTER_S)  # nobody knows how long
-        wait_ms = self.wait_ms(live.request.model, now)
+        wait_ms = self.outlook.wait_ms(live.request.model, now)
         return machine.Answer(live.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
     def _over(self, live: Live) -> None:
@@ -381,11 +347,3 @@ class RegionalFlow:
         if usage.cached_tokens is not None and live.chosen is not None:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
-
-    def wait_ms(self, model: str, now: float) -> float:
-        """What one more request for the model would wait before its prefill begins; 0 where nobody serves it."""
-        return expected_wait_ms(self.able(model, now), self.queue.waiting(model), now)
-
-    def able(self, model: str, now: float) -> Table:
-        """The replicas that serve the model and may take work. Not to be kept: it goes on changing."""
-        return self._fleet.table(self._fleet.able(model, now))

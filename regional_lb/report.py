@@ -93,7 +93,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     def _model(self, model: str) -> ModelReport:
         flow, now = self._flow, self._clock()
         replicas = flow.view.by_model[model]
-        ready, queued = flow.able(model, now), flow.queue.waiting(model)
+        ready, queued = flow.outlook.able(model, now), flow.queue.waiting(model)
         slots, kv_tokens = float(ready.slots.sum()), float(ready.kv_tokens.sum())
         in_flight, kv_taken = float(ready.in_flight.sum()), float(ready.kv_taken_tokens.sum())
         used_share = max((in_flight + queued) / slots, kv_taken / kv_tokens) if len(ready) else 0.0
@@ -110,7 +110,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             in_flight=int(in_flight),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
-            wait_ms=min(flow.wait_ms(model, now), WAIT_LIMIT_MS),
+            wait_ms=min(flow.outlook.wait_ms(model, now), WAIT_LIMIT_MS),
             prefill_ms_per_token=min(RATE_LIMIT_MS, *(s.prefill_ms_per_token for s in speeds)),
             tpot_ms=min(RATE_LIMIT_MS, *(s.tpot_ms for s in speeds)),
             bytes_per_token=flow.estimates.bytes_per_token(model),

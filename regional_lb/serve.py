@@ -209,7 +209,7 @@ class RegionalDesk:
         flow = self._flow
         region = flow.config.region
         why = flow.law.verdict(question.tenant, request.model, narrow=request.narrow).why_not(region)
-        choice = flow.consider(request, flow.need_of(request), self._clock.now())
+        choice = flow.outlook.consider(request, flow.outlook.need_of(request), self._clock.now())
         return {
             "region": region,
             "unlawful": why,

@@ -56,8 +56,8 @@ def law(epoch: int = 1, **rules: Rule | Residency) -> Law:
 
 def fleet(*replicas: regional_view.Replica, reserved: Iterable[Reservation] = ()) -> Fleet:
     """These replicas, with what is under way at them."""
-    known = Fleet(HealthConfig())
-    known.adopt(regional_view.view_of(list(replicas)), Estimates())
+    known = Fleet(HealthConfig(), Estimates())
+    known.adopt(regional_view.view_of(list(replicas)))
     for n, reservation in enumerate(reserved):
         known.ledger.reserve(f"q{n}", reservation)
     return known

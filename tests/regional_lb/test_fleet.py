@@ -13,15 +13,15 @@ from farhop.balance.health import HealthConfig, State
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address
 from regional_lb.fleet import Fleet
-from regional_lb.view import Sample, view_of
+from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, view_of
 
 
 @pytest.fixture
 def fleet() -> Fleet:
-    known = Fleet(HealthConfig(streak=2, fall=2, rise=1))
-    known.adopt(view_of([replica("r1"), replica("r2"), replica("r3", models=frozenset({OTHER_MODEL}))]), Estimates())
+    known = Fleet(HealthConfig(streak=2, fall=2, rise=1), Estimates())
+    known.adopt(view_of([replica("r1"), replica("r2"), replica("r3", models=frozenset({OTHER_MODEL}))]))
     for name in ("r1", "r2", "r3"):
-        known.probed(name, True, 0.0)
+        known.hear(ReplicaProbed(name, True), 0.0)
     return known
 
 
@@ -39,50 +39,50 @@ def test_who_is_healthy_by_model(fleet: Fleet) -> None:
 def test_what_is_known_survives_a_swap_and_what_left_is_forgotten(fleet: Fleet) -> None:
     fleet.caches("r1", request("a").chain)
     fleet.prefilled("r1", 1020.0, 1000.0)
-    fleet.adopt(view_of([replica("r1")]), Estimates())
+    fleet.adopt(view_of([replica("r1")]))
     assert names(fleet) == ["r1"]
     assert fleet.trie.bytes_held("r1") == 1024
     assert fleet.speeds["r1"].prefill_ms_per_token == pytest.approx(1.0)
     assert set(fleet.health) == set(fleet.speeds) == set(fleet.trie.locations) == {"r1"}
-    fleet.adopt(view_of([replica("r1"), replica("r2")]), Estimates())
+    fleet.adopt(view_of([replica("r1"), replica("r2")]))
     assert fleet.health["r2"].read(0.0).state is State.DOWN  # as good as new
 
 
 def test_a_sample_renews_one_replica_and_survives_a_swap(fleet: Fleet) -> None:
     view, table, other = fleet.view, fleet.whole, fleet.view.replicas["r2"]
     sample = Sample(5.0, waiting=2, running=1, kv_usage=0.5, kv_tokens=128)
-    fleet.sampled("r1", sample, Estimates())
+    fleet.hear(ReplicaSampled("r1", sample), 0.0)
     assert fleet.view is view  # whoever else there is costs nothing
     assert fleet.whole is table
     assert fleet.view.replicas["r2"] is other
     assert (fleet.view.replicas["r1"].sample, fleet.view.replicas["r1"].kv_tokens) == (sample, 128)
     fleet.caches("r1", request("a").chain)
     assert fleet.trie.bytes_held("r1") == 512  # the mirror is as large as the cache
-    fleet.adopt(view_of([replica("r1"), replica("r2")]), Estimates())
+    fleet.adopt(view_of([replica("r1"), replica("r2")]))
     assert (fleet.view.replicas["r1"].sample, fleet.view.replicas["r1"].kv_tokens) == (sample, 128)
-    fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1))]), Estimates())
+    fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1))]))
     assert fleet.view.replicas["r1"].sample is None  # another process
 
 
 def test_a_view_that_was_handed_over_is_never_written(fleet: Fleet) -> None:
     handed = view_of([replica("r1")])
-    fleet.adopt(handed, Estimates())
-    fleet.sampled("r1", Sample(5.0, 0, 0, 0.0), Estimates())
+    fleet.adopt(handed)
+    fleet.hear(ReplicaSampled("r1", Sample(5.0, 0, 0, 0.0)), 0.0)
     assert handed.replicas["r1"].sample is None
 
 
 def test_a_replica_with_a_fault_is_not_able(fleet: Fleet) -> None:
-    fleet.probed("r1", True, 1.0, "GPU 0: XID 79")
+    fleet.hear(ReplicaProbed("r1", True, "GPU 0: XID 79"), 1.0)
     assert names(fleet) == ["r2"]
     assert fleet.health["r1"].read(1.0).why == "GPU 0: XID 79"
-    fleet.probed("r1", True, 2.0)
+    fleet.hear(ReplicaProbed("r1", True), 2.0)
     assert names(fleet) == ["r1", "r2"]
 
 
 def test_what_is_said_of_a_replica_that_left_is_no_news(fleet: Fleet) -> None:
-    fleet.adopt(view_of([replica("r1")]), Estimates())
+    fleet.adopt(view_of([replica("r1")]))
     fleet.answered("r2", 200, 0.0)
-    fleet.sampled("r2", Sample(0.0, 0, 0, 0.0), Estimates())
+    fleet.hear(ReplicaSampled("r2", Sample(0.0, 0, 0, 0.0)), 0.0)
     fleet.failed("r2", outcome.CONNECT_FAILED, 0.0)
     fleet.caches("r2", request("a").chain)
     assert fleet.trie.nodes == 0
@@ -90,7 +90,7 @@ def test_what_is_said_of_a_replica_that_left_is_no_news(fleet: Fleet) -> None:
 
 
 def test_a_mirror_is_as_large_as_the_cache_it_mirrors(fleet: Fleet) -> None:
-    fleet.adopt(view_of([replica("r1", kv_tokens=128)]), Estimates())  # 512 bytes
+    fleet.adopt(view_of([replica("r1", kv_tokens=128)]))  # 512 bytes
     fleet.caches("r1", request("a", 4096).chain)
     assert fleet.trie.bytes_held("r1") == 512
 
@@ -141,9 +141,9 @@ _steps = st.lists(
 @given(_steps)
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_table_and_cached_health_never_lag_behind_what_they_stand_for(steps) -> None:
-    fleet = Fleet(HealthConfig(streak=2, fall=2, rise=1))
+    fleet = Fleet(HealthConfig(streak=2, fall=2, rise=1), Estimates())
     replicas = [replica(f"r{i}") for i in range(4)]
-    fleet.adopt(view_of(replicas), Estimates())
+    fleet.adopt(view_of(replicas))
     now, held = 0.0, 0
     for what, which, n in steps:
         name = f"r{which}"
@@ -153,7 +153,7 @@ def test_table_and_cached_health_never_lag_behind_what_they_stand_for(steps) -> 
         elif what in ("began", "release"):
             getattr(fleet.ledger, what)(f"q{n}")
         elif what == "probe":
-            fleet.probed(name, n > 2, now)
+            fleet.hear(ReplicaProbed(name, n > 2), now)
         elif what == "fail":
             fleet.failed(name, outcome.DIED_BEFORE_START, now)
         elif what == "refuse":
@@ -165,11 +165,12 @@ def test_table_and_cached_health_never_lag_behind_what_they_stand_for(steps) -> 
         elif what == "later":
             now += n * 4.0
         elif what == "swap":
-            fleet.adopt(view_of(replicas[: 1 + which]), Estimates())
+            fleet.adopt(view_of(replicas[: 1 + which]))
         elif what == "sample":
-            fleet.sampled(name, Sample(now, waiting=n // 4, running=n, kv_usage=0.0, kv_tokens=n * 500), Estimates())
+            sample = Sample(now, waiting=n // 4, running=n, kv_usage=0.0, kv_tokens=n * 500)
+            fleet.hear(ReplicaSampled(name, sample), now)
         elif what == "break":
-            fleet.probed(name, True, now, "GPU 0: XID 79" if n > 2 else "")
+            fleet.hear(ReplicaProbed(name, True, "GPU 0: XID 79" if n > 2 else ""), now)
         _agrees(fleet, now)
 
 

@@ -200,7 +200,7 @@ class RegionalMachine(RuleBasedStateMachine):
                 continue
             for waiting in flow.queue.first(model, K_WAITING):
                 live = flow._live[waiting.id]
-                choice = flow.consider(live.request, live.need, self.now, live.tried)
+                choice = flow.outlook.consider(live.request, live.need, self.now, live.tried)
                 assert choice is None or choice.chosen is None
 
     # -- what always holds

@@ -55,7 +55,7 @@ class Heard:
     """What the flow would be told, in a fleet as the flow has one."""
 
     def __init__(self) -> None:
-        self.fleet = Fleet(HealthConfig())
+        self.fleet = Fleet(HealthConfig(), Estimates())
         self.views = 0
         self.probes: list[tuple[str, bool]] = []
         self.faults: list[str] = []
@@ -69,10 +69,10 @@ class Heard:
     def react(self, event: Event) -> None:
         if isinstance(event, ViewSwapped):
             self.views += 1
-            self.fleet.adopt(event.view, Estimates())
+            self.fleet.adopt(event.view)
         elif isinstance(event, ReplicaSampled):
             self.samples.append(event.sample)
-            self.fleet.sampled(event.target, event.sample, Estimates())
+            self.fleet.hear(event, 0.0)
         elif isinstance(event, ReplicaProbed):
             self.probes.append((event.target, event.ok))
             self.faults.append(event.fault)
