@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.machine import Forward, RequestArrived
 
