@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop.balance import chain, machine, outcome, retry
+from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
 from farhop.balance.ledger import Reservation
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Command, Event, Usage
     from farhop.balance.outcome import Outcome
-    from regional_lb.table import Subset
+    from regional_lb.table import Subset, Table
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
+# How much longer than it may a request must be expected to wait to be refused as it comes: the expectation errs.
+HOPELESS = 2.0
 RETRY_AFTER_S = 1.0
 
 
@@ -232,8 +234,14 @@ class RegionalFlow:
 
     def _hold(self, live: Live, now: float) -> list[Command]:
         request, tokens = live.request, live.need.prompt_tokens
-        if not self._fleet.able(request.model, now):
+        able = self.outlook.able(request.model, now)
+        if not len(able):
             return [self._refuse(live, outcome.NO_REPLICA, "no replica of this model is healthy", now)]
+        if self.queue.ahead(request.model, request.priority):  # else it is next, and waiting for that costs nothing
+            wait_ms = self.outlook.wait_ms(request.model, now, request.priority)
+            if wait_ms > HOPELESS * self.outlook.patience_ms(request, live.need, able, self.config.queue_wait_s, now):
+                detail = f"the region's queue is full: one more would wait about {wait_ms / 1e3:.0f} s"
+                return [self._refuse(live, outcome.QUEUE_FULL, detail, now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
             victim = self.queue.victim(request.priority, tokens)
@@ -276,33 +284,30 @@ class RegionalFlow:
 
     def _release_one(self, model: str, able: Subset, now: float) -> list[Command]:
         """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
-        starved = self.queue.starved(model, now)
+        table, starved = self._fleet.table(able), self.queue.starved(model, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
-            if released := self._release(starved.id, now, aside):
+            if released := self._release(self._live[starved.id], table, now, aside):
                 return released
-            aside = (able.names[int(self._fleet.table(able).kv_taken_tokens.argmin())],)
-        for waiting in sorted(self.queue.first(model, K_WAITING), key=lambda w: self._mismatch(w.id)):
-            if released := self._release(waiting.id, now, aside):
+            aside = (able.names[int(table.kv_taken_tokens.argmin())],)
+        first = [self._live[waiting.id] for waiting in self.queue.first(model, K_WAITING)]
+        for live in self.outlook.in_turn(first, table, now):
+            if released := self._release(live, table, now, aside):
                 return released
         return []
 
-    def _release(self, request_id: str, now: float, aside: tuple[str, ...]) -> list[Command]:
+    def _release(self, live: Live, able: Table, now: float, aside: tuple[str, ...]) -> list[Command]:
         """Forward one that waits, or refuse it if it may not go any more; [] if it must go on waiting."""
-        live = self._live[request_id]
-        refusal = admission.refusal(live.request, self.config.region, self.law, self.view, now)
+        request = live.request
+        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [self._refuse(live, refusal.outcome, refusal.detail, now)]
+        if self.outlook.too_late(request, live.need, able, now):
+            return [self._refuse(live, outcome.DEADLINE, "its first token would come after its deadline", now)]
         placed = self._place(live, now, aside)
         if placed:
-            self.queue.remove(request_id, served=True)
+            self.queue.remove(request.id, served=True)
         return placed
-
-    def _mismatch(self, request_id: str) -> bool:
-        """Sort key: those whose prefix is mostly cached somewhere first, the others in their order."""
-        request = self._live[request_id].request
-        depth = max(self.trie.match(request.chain).values(), default=0)
-        return chain.bytes_at(depth) * 2 < request.prompt_bytes
 
     def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farhop.balance import chain
 from regional_lb import admission
 from regional_lb.pick import expected_wait_ms, least_prefill, pick
 from regional_lb.policy import Need
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from random import Random
 
     from farhop.balance.machine import Request
     from regional_lb.fleet import Fleet
+    from regional_lb.live import Live
     from regional_lb.pick import Pick
     from regional_lb.policy import Policies
     from regional_lb.queue import WaitingRoom
     from regional_lb.table import Table
+
+CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
 
 
 class Outlook:
@@ -70,10 +75,60 @@ class Outlook:
         queued, expected_ms = self._queue.waiting(request.model), self.wait_ms(request.model, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
 
-    def wait_ms(self, model: str, now: float) -> float:
-        """What one more request for the model would wait before its prefill begins; 0 where nobody serves it."""
-        return expected_wait_ms(self.able(model, now), self._queue.waiting(model), now)
+    def wait_ms(self, model: str, now: float, priority: int | None = None) -> float:
+        """What one more request for the model would wait before its prefill begins; 0 where nobody serves it.
+
+        Of a priority band: behind those of it and above.
+        """
+        ahead = self._queue.waiting(model) if priority is None else self._queue.ahead(model, priority)
+        return expected_wait_ms(self.able(model, now), ahead, now)
+
+    def patience_ms(self, request: Request, need: Need, table: Table, most_s: float, now: float) -> float:
+        """How long a request may wait, `most_s` at the most, and still be served by its deadline if all goes well."""
+        left_ms = (request.deadline - now) * 1e3 - _shortest_ms(need, table)
+        return max(0.0, min(left_ms, most_s * 1e3))
+
+    def too_late(self, request: Request, need: Need, table: Table, now: float) -> bool:
+        """Whether not even its first token can come by its deadline. At least one row."""
+        left_ms = (request.deadline - now) * 1e3
+        # The second question costs a match.
+        return left_ms < _shortest_ms(need, table) and left_ms < self._first_token_ms(request, need, table)
+
+    def in_turn(self, first: list[Live], table: Table, now: float) -> list[Live]:
+        """The first in line, in the order in which they are offered what is free at the healthy replicas of `table`.
+
+        Who would miss its deadline if all of them went before; then who finds most of its prompt cached where there is
+        room; then as they are due.
+        """
+        if len(first) < 2:
+            return first
+        turns_ms = expected_wait_ms(table, len(first), now)
+        roomy = {table.of.names[row] for row in table.room(0.0, 0.0, now).nonzero()[0].tolist()}
+
+        def turn(live: Live) -> tuple[bool, float]:
+            left_ms, shortest_ms = (live.request.deadline - now) * 1e3, _shortest_ms(live.need, table)
+            pressed = shortest_ms <= left_ms < turns_ms + shortest_ms
+            share = self._cached_share(live.request, roomy)
+            return not pressed, -share if share >= CACHED_SHARE else 0.0
+
+        return sorted(first, key=turn)
+
+    def _first_token_ms(self, request: Request, need: Need, table: Table) -> float:
+        return least_prefill(need, table, self._fleet.trie.match(request.chain))[1]
+
+    def _cached_share(self, request: Request, names: Collection[str]) -> float:
+        """How much of the prompt (0..1) the best of these replicas has cached."""
+        hits = self._fleet.trie.match(request.chain)
+        depth = max((depth for name, depth in hits.items() if name in names), default=0)
+        return chain.bytes_at(depth) / request.prompt_bytes if request.prompt_bytes else 0.0
 
     def able(self, model: str, now: float) -> Table:
         """The replicas that serve the model and may take work. Not to be kept: it goes on changing."""
         return self._fleet.table(self._fleet.able(model, now))
+
+
+def _shortest_ms(need: Need, table: Table) -> float:
+    """What serving a request would take at the least: nothing cached, alone at the fastest. At least one row."""
+    prefill_ms, tpot_ms = table.prefill_ms_per_token, table.tpot_ms
+    fastest_prefill_ms, fastest_tpot_ms = prefill_ms.item(prefill_ms.argmin()), tpot_ms.item(tpot_ms.argmin())
+    return need.prompt_tokens * fastest_prefill_ms + need.output_tokens * fastest_tpot_ms

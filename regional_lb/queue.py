@@ -147,6 +147,14 @@ class WaitingRoom:
         line = self._lines.get(model)
         return len(line.by_id) if line is not None else 0
 
+    def ahead(self, model: str, priority: int) -> int:
+        """How many wait for the model in this band and those above: what may go before one more of the band."""
+        line = self._lines.get(model)
+        if line is None:
+            return 0
+        below = (band for at, band in line.bands.items() if at < priority)
+        return len(line.by_id) - sum(len(tenant.requests) for band in below for tenant in band.tenants.values())
+
     def models(self) -> list[str]:
         """The models waited for: those with the highest band first, then whoever's oldest is oldest."""
         lines = self._lines

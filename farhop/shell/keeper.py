@@ -1,7 +1,7 @@
 """Callers by API key: who asks, whether this balancer may read what they ask, and under which law it then stands.
 
 A tenant whose law keeps its requests from being read here is sent to an entry that may (307) or refused, with the body
-unread. Never widens: what a client asks for in `x-farhop-allow` only narrows.
+unread. Never widens: what a client asks for in `x-farhop-allow` and `x-farhop-timeout-ms` only narrows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _SAYS = {
     outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`",
     outcome.UNKNOWN_KEY: "this API key is not known",
 }
+_TIMEOUT_DIGITS_MAX = 12
 
 
 class KeyKeeper:
@@ -59,14 +60,28 @@ class KeyKeeper:
         if wish is None:
             detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
-        return self.trusted(principal.tenant, narrowing(principal.within, wish), principal.key_name)
+        patience_s = self._patience_s(head.get(b"x-farhop-timeout-ms"))
+        if patience_s is None:
+            detail = "`x-farhop-timeout-ms` must be a whole number of milliseconds above 0"
+            return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-timeout-ms")
+        return self.trusted(principal.tenant, narrowing(principal.within, wish), principal.key_name, patience_s)
 
-    def trusted(self, tenant: str, narrow: tuple[tuple[str, ...], ...], key: str = "") -> Caller:
+    def _patience_s(self, told: bytes | None) -> float | None:
+        """How long the client will wait for the whole answer: what it says, or what we allow if that is less."""
+        if told is None:
+            return self._request_s
+        if not told.isdigit() or len(told) > _TIMEOUT_DIGITS_MAX or not int(told):
+            return None
+        return min(int(told) / 1e3, self._request_s)
+
+    def trusted(
+        self, tenant: str, narrow: tuple[tuple[str, ...], ...], key: str = "", patience_s: float | None = None
+    ) -> Caller:
         """The caller for a tenant already identified (by key, or by an operator who asks on its behalf)."""
         known = self._topology.tenants.get(tenant)
         return Caller(
             tenant=tenant,
-            deadline_s=self._request_s,
+            deadline_s=self._request_s if patience_s is None else patience_s,
             hint_scope=hint_scope(self._topology, tenant),
             recorded=recorded(self._law(), tenant, "", narrow, self._region),
             priority=known.priority if known is not None else 0,

@@ -187,7 +187,7 @@ def test_a_replica_is_kept_free_for_a_large_one_that_starves(play) -> None:
 def test_what_waits_for_one_model_does_not_stand_before_another(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1, models=frozenset({OTHER_MODEL})))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
-    for n in range(20):
+    for n in range(10):
         book.on(RequestArrived(request(f"w{n}"))).expect(held(f"w{n}"))
     book.on(RequestArrived(request("x", model=OTHER_MODEL))).expect(sent("x", "r2"))
     book.on(RequestArrived(request("y", model=OTHER_MODEL))).expect(held("y"))
@@ -316,6 +316,61 @@ def test_who_waits_goes_where_its_prefix_is(play) -> None:
         .on(RequestArrived(request("c", 4096, says="alice"))).expect(held("c"))
         .at(0.5).on(AttemptBegan("a", 1, 200)).expect()
         .at(1.0).on(ended("a")).expect(sent("c", "r1"))
+    )  # fmt: skip
+
+
+def test_a_freed_slot_goes_to_the_best_match_at_that_replica(play) -> None:
+    """Bob's prompt is cached at r2, which has no room: of those who wait, what r1 holds most of goes to r1."""
+    flow = regional(replica("r1", slots=1), replica("r2", slots=1))
+    flow.trie.insert("r1", request("a", 4096, says="alice").chain)
+    flow.trie.insert("r1", request("c", 2400, says="carol").chain)
+    flow.trie.insert("r2", request("b", 4096, says="bob").chain)
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 4096, says="alice"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", 4096, says="bob"))).expect(sent("b", "r2"))
+        .on(RequestArrived(request("b2", 4096, says="bob"))).expect(held("b2"))
+        .on(RequestArrived(request("c", 4096, says="carol"))).expect(held("c"))
+        .on(RequestArrived(request("a2", 4096, says="alice"))).expect(held("a2"))
+        .on(ended("a")).expect(sent("a2", "r1"))
+        .on(ended("a2")).expect(sent("c", "r1"))
+        .on(ended("b")).expect(sent("b2", "r2"))
+    )  # fmt: skip
+
+
+def test_who_would_miss_its_deadline_goes_before_who_would_not(play) -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=2.0), queue_wait_s=300.0)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(RequestArrived(request("c"))).expect(held("c"))
+        .on(RequestArrived(request("soon", deadline=1.5))).expect(held("soon"))
+        .at(0.5).on(ended("a")).expect(sent("soon", "r1"))
+        .at(0.6).on(ended("soon")).expect(sent("b", "r1"))
+    )  # fmt: skip
+
+
+def test_who_would_wait_far_beyond_its_patience_is_refused_as_it_comes(play) -> None:
+    flow = regional(replica("r1", slots=1), queue_wait_s=5.0)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))  # the next, whatever that takes
+        # One of 256 tokens at 20 ms leaves every 5.12 s; half a minute of what is expected is no certainty.
+        .on(RequestArrived(request("c", deadline=6.0))).expect(answered("c", outcome.QUEUE_FULL))
+        .on(RequestArrived(request("high", priority=1))).expect(held("high"))  # who waits below stands behind it
+    )  # fmt: skip
+
+
+def test_what_cannot_even_begin_in_time_is_not_sent_on(play) -> None:
+    flow = regional(replica("r1", slots=1, prefill_ms_per_token=1.0))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", 8192, deadline=4.0))).expect(held("b"))
+        .on(RequestArrived(request("c", 8192, deadline=60.0))).expect(held("c"))
+        .at(3.0).on(ended("a")).expect(answered("b", outcome.DEADLINE), sent("c", "r1"))
     )  # fmt: skip
 
 

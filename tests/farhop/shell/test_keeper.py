@@ -157,3 +157,29 @@ async def test_a_model_that_may_not_be_recorded_here_is_not(up: Both) -> None:
     await asyncio.sleep(0)
     assert up.global_.decisions.get(quiet.headers["x-farhop-decision"]) is None
     assert len(up.global_.decisions) == 1
+
+
+@pytest.mark.parametrize("told", ["0", "-5", "1e3", "1.5", "soon", "", "9" * 13])
+async def test_a_timeout_that_is_none_is_refused(up: Both, told: str) -> None:
+    answer = await send(up.entry, chat(x_farhop_timeout_ms=told))
+    assert (answer.status, answer.code) == (400, "invalid_field")
+    assert answer.json["error"]["param"] == "x-farhop-timeout-ms"
+
+
+def test_a_timeout_only_shortens_the_deadline() -> None:
+    keeper = KeyKeeper("tokyo", Keyring(world().key), world(), lambda: Law(world()), lambda _regions: [], 60.0)
+    assert [keeper._patience_s(told) for told in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
+
+
+async def test_a_deadline_of_the_clients_holds_in_the_region(up: Both) -> None:
+    """Told to the global tier it travels in the hop token, and the region's machine goes by it."""
+    seen: list[float] = []
+    need_of = up.regional.flow.outlook.need_of
+
+    def noted(request):  # type: ignore[no-untyped-def]
+        seen.append(request.deadline - up.regional.clock.now())
+        return need_of(request)
+
+    up.regional.flow.outlook.need_of = noted  # type: ignore[method-assign]
+    assert (await send(up.entry, chat(x_farhop_timeout_ms="7000"))).status == 200
+    assert 0.0 < seen[0] <= 7.0
