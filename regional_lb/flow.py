@@ -303,7 +303,7 @@ class RegionalFlow:
         if refusal is not None:
             return [self._refuse(live, refusal.outcome, refusal.detail, now)]
         if self.outlook.too_late(request, live.need, able, now):
-            return [self._refuse(live, outcome.DEADLINE, "its first token would come after its deadline", now)]
+            return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no room in time to be served by the deadline", now)]
         placed = self._place(live, now, aside)
         if placed:
             self.queue.remove(request.id, served=True)

@@ -222,6 +222,7 @@ class World:
         text = _text(says or request_id, prompt_bytes)
         balancer = None if direct else self._next_balancer(entry)
         carrier = self.regions[entry].carrier if balancer is None else balancer.carrier
+        known = self._stage.topology.tenants.get(tenant)
         request = Request(
             id=request_id,
             tenant=tenant,
@@ -230,6 +231,7 @@ class World:
             body_bytes=prompt_bytes + 200,
             chain=chain.chain(text, chain.seed_of(MODEL, "", "", tenant)),
             deadline=carrier.clock() + deadline_s,
+            priority=known.priority if known is not None else 0,
             max_tokens=max_tokens,
             stream=True,
             entry_region=entry,

@@ -363,14 +363,14 @@ def test_who_would_wait_far_beyond_its_patience_is_refused_as_it_comes(play) -> 
     )  # fmt: skip
 
 
-def test_what_cannot_even_begin_in_time_is_not_sent_on(play) -> None:
+def test_what_its_deadline_would_cut_off_is_not_sent_on(play) -> None:
     flow = regional(replica("r1", slots=1, prefill_ms_per_token=1.0))
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
         .on(RequestArrived(request("b", 8192, deadline=4.0))).expect(held("b"))
         .on(RequestArrived(request("c", 8192, deadline=60.0))).expect(held("c"))
-        .at(3.0).on(ended("a")).expect(answered("b", outcome.DEADLINE), sent("c", "r1"))
+        .at(3.0).on(ended("a")).expect(answered("b", outcome.QUEUE_TIMEOUT), sent("c", "r1"))
     )  # fmt: skip
 
 
