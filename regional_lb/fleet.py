@@ -51,6 +51,7 @@ class Fleet:
         # Who is able, by model, as long as nothing happens to anybody's health and no back-off ends.
         self._able: dict[str, Subset] = {}
         self._able_until = inf
+        self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
         self._ears: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,
@@ -111,7 +112,10 @@ class Fleet:
         health = self.health.get(event.target)
         if health is not None:
             self._unless(event.ok and not event.fault and health.steady)
+            was_up = health.probed_up
             health.probed(event.ok, now, event.fault)
+            if was_up and not health.probed_up:
+                self.silent.append(event.target)
         return None
 
     # -- reading

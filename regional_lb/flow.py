@@ -204,7 +204,23 @@ class RegionalFlow:
 
     def _heard(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.hear(event, now)
-        return self._fill(replica, now) if replica is not None else self._fill_all(now)
+        commands = self._given_up(now) if self._fleet.silent else []
+        return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
+
+    def _given_up(self, now: float) -> list[Command]:
+        """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
+        commands: list[Command] = []
+        silent, self._fleet.silent = self._fleet.silent, []
+        for live in list(self._live.values()):
+            request, reason = live.request, outcome.FIRST_BYTE_TIMEOUT
+            if live.replica not in silent or live.started or request.id not in self._live:
+                continue
+            if not self._fleet.able(request.model, now).without((live.replica, *live.tried)):
+                continue  # it may yet answer
+            if retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
+                cancel = machine.Cancel(request.id, live.attempts)
+                commands += [cancel, *self._failed(machine.AttemptFailed(request.id, live.attempts, reason), now)]
+        return commands
 
     # -- placing
 

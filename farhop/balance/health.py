@@ -226,6 +226,11 @@ class HealthMachine:
         return health.state is State.UP or health.state is State.SUSPECT
 
     @property
+    def probed_up(self) -> bool:
+        """Whether its probes say that it is up, whatever requests or an operator say."""
+        return self._probed_up is True
+
+    @property
     def steady(self) -> bool:
         """Whether it is able to take work, and nothing but a failure, a probe or an override will end that."""
         return self._probed_up is True and self._ejected_until is None
