@@ -144,14 +144,20 @@ def run_engine(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
     kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
     mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
+    dcgm_port: Annotated[int | None, typer.Option(help="Serve a DCGM exporter's page of these GPUs here.")] = None,
 ) -> None:
-    """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."""
+    """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
+
+    `POST /lab/fault {"kind": "stuck", "for_s": 30}` breaks one (oom, fast-500, slow, stuck, dead-green, xid), DELETE
+    mends it.
+    """
     with _loading():
         from farhop_cli.engine import run
 
     run({
         "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
         "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
+        "dcgm_port": dcgm_port,
     })  # fmt: skip
 
 

@@ -12,11 +12,13 @@ import signal
 import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
 from aiohttp import web
 
+from farhop_lab.engine import dcgm
 from farhop_lab.engine.sequence import Voice
 from farhop_lab.engine.server import Replica
 from farhop_lab.engine.settings import EngineSettings
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from opentelemetry.trace import Tracer
+
+    from farhop_lab.engine.core import EngineCore
+    from farhop_lab.engine.faults import Faults
 
 __all__ = ["EngineSettings", "host", "run"]
 
@@ -43,21 +48,34 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
     voice = Voice(settings.model, settings.seed, settings.mean_output_tokens)
     async with AsyncExitStack() as stack:
         addresses: list[str] = []
+        gpus: list[tuple[EngineCore, Faults]] = []
         for port in settings.listen_ports():
             replica = Replica(settings.gpu(), voice, time.monotonic, tracer=tracer)
             stack.callback(replica.close)
-            runner = web.AppRunner(
-                replica.application(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_GRACE_S
-            )
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            try:
-                await web.TCPSite(runner, settings.host, port, backlog=1024).start()
-            except OSError as error:
-                why = os.strerror(error.errno) if error.errno else str(error)
-                raise ListenError(f"port {port}: cannot listen on {settings.host}:{port}: {why}") from None
-            addresses.append(f"{settings.host}:{runner.addresses[0][1]}")
+            gpus.append((replica.core, replica.faults))
+            addresses.append(await _listen(stack, replica.application(), settings.host, port))
+        if settings.dcgm_port is not None:
+            exporter = web.Application()
+            exporter.router.add_get("/metrics", partial(_exported, gpus))
+            await _listen(stack, exporter, settings.host, settings.dcgm_port)
         yield addresses
+
+
+async def _exported(gpus: list[tuple[EngineCore, Faults]], _: web.Request) -> web.Response:
+    return web.Response(body=dcgm.page(gpus), content_type="text/plain")
+
+
+async def _listen(stack: AsyncExitStack, application: web.Application, host: str, port: int) -> str:
+    """Serve until the stack unwinds; where, as `host:port`. ListenError where the port is taken."""
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_GRACE_S)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ListenError(f"port {port}: cannot listen on {host}:{port}: {why}") from None
+    return f"{host}:{runner.addresses[0][1]}"
 
 
 def run(settings: EngineSettings) -> None:

@@ -24,6 +24,12 @@ def frame(event: bytes) -> bytes:
 DONE = frame(b"data: [DONE]\n\n")
 
 
+def broken(message: str) -> bytes:
+    """What ends a stream whose engine failed, as vLLM ends it."""
+    error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
+    return frame(b"data: " + _encode({"error": error}) + b"\n\n") + DONE
+
+
 def usage(sequence: Sequence) -> dict[str, Any]:
     """The `usage` object: tokens of prompt and answer, and how many of the prompt's came from the cache."""
     return {

@@ -15,14 +15,16 @@ import msgspec
 from aiohttp import HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as _METRICS_TYPE
 
+from farhop_lab.engine import faults
 from farhop_lab.engine.api import Call, RefusedError, parse_chat, parse_completion
 from farhop_lab.engine.core import EngineCore, EngineFullError
 from farhop_lab.engine.driver import Driver
+from farhop_lab.engine.faults import Faults
 from farhop_lab.engine.metrics import Exposition, Observations
 from farhop_lab.engine.render import Answer
 from farhop_lab.engine.sequence import Sequence, Voice
 from farhop_lab.engine.tasks import Tasks
-from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
+from farhop_lab.engine.ticket import BrokenOffError, StreamTicket, Ticket, Wait, WholeTicket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,7 +49,8 @@ class Replica:
     ) -> None:
         self.core = EngineCore(profile)
         self.observations = Observations()
-        self.driver = Driver(self.core, asyncio.get_running_loop(), clock)
+        self.faults = Faults(clock)
+        self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
         self._clock = clock
         self.profile = profile
         self.voice = voice
@@ -70,6 +73,8 @@ class Replica:
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/lab/fault", self._fault)
+        app.router.add_delete("/lab/fault", self._fault)
         return app
 
     def close(self) -> None:
@@ -140,6 +145,8 @@ class Replica:
 
     def _sequence(self, model: str | None, wanted: Wanted) -> Sequence:
         self.check_model(model)
+        if self.faults.refusal:
+            raise _broken(self.faults.refusal)
         if self.core.full:
             raise _too_many("Too many requests are waiting.")
         self._serial += 1
@@ -182,6 +189,19 @@ class Replica:
         return _json({"object": "list", "data": [model]})
 
     async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.faults.healthy else 503)
+
+    async def _fault(self, request: web.Request) -> web.Response:
+        """The lab's own: break on command (POST a Fault), or mend (DELETE)."""
+        if request.method == "DELETE":
+            self.faults.command(None)
+            return web.Response()
+        try:
+            self.faults.command(faults.read(await request.read()))
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        if self.faults.kind == "oom":
+            self.driver.break_off(self.faults.refusal)
         return web.Response()
 
     async def _version(self, _: web.Request) -> web.Response:
@@ -189,6 +209,10 @@ class Replica:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._exposition.page(), headers={"Content-Type": _METRICS_TYPE})
+
+
+def _broken(text: str) -> RefusedError:
+    return RefusedError(text, status=500, kind="InternalServerError")
 
 
 def _too_many(text: str) -> RefusedError:
@@ -206,6 +230,9 @@ async def shape_errors(
     """Every refusal in vLLM's shape, aiohttp's own (404, 405, 413) included."""
     try:
         return await handler(request)
+    except BrokenOffError as error:
+        refusal = _broken(str(error))
+        return web.Response(body=refusal.body(), status=refusal.status, content_type="application/json")
     except RefusedError as refusal:
         return web.Response(body=refusal.body(), status=refusal.status, content_type="application/json")
     except ConnectionError:  # the client left at the very moment its answer was written: nobody is there to read this

@@ -25,6 +25,7 @@ class EngineSettings(BaseModel):
     speedup: Annotated[float, Field(gt=0, le=1000)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     kv_blocks: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    dcgm_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     mean_output_tokens: Annotated[float, Field(ge=1, le=100_000)] = 200.0
 
     @field_validator("profile")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
+from farhop_lab.engine.render import broken
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 # What a client may leave unread before it is cut off; 4 MiB is a full L4 context at ~250 bytes a token.
 UNSENT_BYTES_MAX = 4 * 2**20
+
+
+class BrokenOffError(Exception):
+    """The engine failed amid the work; the text is what it said."""
 
 
 class Wait(NamedTuple):
@@ -64,6 +70,11 @@ class Ticket(ABC):
             if not self.done.done():
                 self.done.set_result(None)
 
+    def failed(self, error: str) -> None:
+        """The engine broke: who waits is told."""
+        if not self.done.done():
+            self.done.set_exception(BrokenOffError(error))
+
     @abstractmethod
     def _take(self, text: str, *, first: bool, last: bool) -> None:
         """Do what is to be done with a token."""
@@ -101,6 +112,13 @@ class StreamTicket(Ticket):
         self._answer = answer
         self._transport = transport
         self._include_usage = include_usage
+
+    def failed(self, error: str) -> None:
+        """A stream cannot take its 200 back: the error is its last event."""
+        if not self._transport.is_closing():
+            self._transport.write(broken(error))
+        if not self.done.done():
+            self.done.set_result(None)
 
     def _take(self, text: str, *, first: bool, last: bool) -> None:
         transport = self._transport
