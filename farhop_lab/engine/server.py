@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import HttpVersion11, web
+from msgspec.structs import replace
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as _METRICS_TYPE
 
 from farhop_lab.engine import faults
@@ -21,13 +22,13 @@ from farhop_lab.engine.core import EngineCore, EngineFullError
 from farhop_lab.engine.driver import Driver
 from farhop_lab.engine.faults import Faults
 from farhop_lab.engine.metrics import Exposition, Observations
-from farhop_lab.engine.render import Answer
+from farhop_lab.engine.render import Answer, broken
 from farhop_lab.engine.sequence import Sequence, Voice
 from farhop_lab.engine.tasks import Tasks
-from farhop_lab.engine.ticket import BrokenOffError, StreamTicket, Ticket, Wait, WholeTicket
+from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from opentelemetry.trace import Tracer
 
@@ -90,27 +91,40 @@ class Replica:
     async def _answer(self, request: web.Request, call: Call, prefix: str) -> web.StreamResponse:
         request_id = self.request_id(request, prefix)
         answer = Answer(request_id, self.voice.model, int(time.time()), call.role)
-        return await self.serve(request, call, answer, request_id)
+        return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:
         """A client may name its request, and two clients may choose the same name: the core has its own."""
         return prefix + (request.headers.get("X-Request-Id", "")[:REQUEST_ID_CHARS_MAX] or uuid.uuid4().hex)
 
-    async def serve(self, request: web.Request, call: Call, answer: Rendering, request_id: str) -> web.StreamResponse:
-        """Generate what is asked for, and render it as it comes or whole. RefusedError."""
+    async def serve(
+        self, request: web.Request, call: Call, answer: Rendering, request_id: str, beside: Iterable[Rendering] = ()
+    ) -> web.StreamResponse:
+        """Generate what is asked for, and render it as it comes or whole. `beside` render further answers to the same
+        prompt, each another one. RefusedError."""
         began_ns = time.time_ns()
-        sequence = self._sequence(call.model, call.wanted)
-        ticket, response = await self._ticket(request, call, sequence, answer)
+        renderings = [answer, *beside]
+        sequences = [self._sequence(call.model, call.wanted, at) for at in range(len(renderings))]
+        tickets, response = await self._tickets(request, call, sequences, renderings)
         try:
-            self.driver.submit(sequence, ticket)
-            await ticket.done
-            if isinstance(ticket, WholeTicket):
-                return web.Response(body=answer.whole(ticket.text, sequence), content_type="application/json")
+            for sequence, ticket in zip(sequences, tickets, strict=True):
+                self.driver.submit(sequence, ticket)
+            errors = [error for ticket in tickets if (error := await ticket.done)]
+            if errors and not call.stream:
+                raise _broken(errors[0])
+            if errors:  # a stream cannot take its 200 back: the error is its last event
+                await response.write(broken(errors[0]))
+            if not call.stream:
+                texts = [ticket.text for ticket in tickets if isinstance(ticket, WholeTicket)]
+                document = answer.whole(list(zip(texts, sequences, strict=True)))
+                return web.Response(body=document, content_type="application/json")
             await response.write_eof()
         finally:
             # The client left or the server stops, unless the sequence has ended: then there is nothing to abort.
-            self.driver.abort(sequence.id)
-            self._record(request, request_id, sequence, began_ns, ticket)
+            for at, (sequence, ticket) in enumerate(zip(sequences, tickets, strict=True)):
+                self.driver.abort(sequence.id)
+                name = f"{request_id}-{at}" if at else request_id
+                self._record(request, name, sequence, began_ns, ticket)
         return response
 
     async def compute(
@@ -124,7 +138,8 @@ class Replica:
             for sequence, ticket in zip(sequences, tickets, strict=True):
                 self.driver.submit(sequence, ticket)
             for ticket in tickets:
-                await ticket.done
+                if error := await ticket.done:
+                    raise _broken(error)
         except EngineFullError as error:
             raise _too_many(str(error)) from None
         finally:
@@ -143,7 +158,8 @@ class Replica:
             text = f"The model `{model}` does not exist."
             raise RefusedError(text, status=404, kind="NotFoundError", param="model")
 
-    def _sequence(self, model: str | None, wanted: Wanted) -> Sequence:
+    def _sequence(self, model: str | None, wanted: Wanted, at: int = 0) -> Sequence:
+        """`at`: the how manyth answer to the prompt, which is another one."""
         self.check_model(model)
         if self.faults.refusal:
             raise _broken(self.faults.refusal)
@@ -151,21 +167,22 @@ class Replica:
             raise _too_many("Too many requests are waiting.")
         self._serial += 1
         try:
-            return Sequence(str(self._serial), wanted, self.voice, self.profile)
+            voice = self.voice if not at else replace(self.voice, seed=self.voice.seed + at)
+            return Sequence(str(self._serial), wanted, voice, self.profile)
         except ValueError as error:
             raise RefusedError(str(error)) from None
 
     def _wait(self, sequence: Sequence) -> Wait:
         return Wait(sequence, asyncio.get_running_loop().create_future(), self.observations, self._clock())
 
-    async def _ticket(
-        self, request: web.Request, call: Call, sequence: Sequence, answer: Rendering
-    ) -> tuple[Ticket, web.StreamResponse]:
-        """The ticket to wait on; a stream's response has its head sent before any token is there, as vLLM does it."""
-        wait = self._wait(sequence)
+    async def _tickets(
+        self, request: web.Request, call: Call, sequences: list[Sequence], renderings: list[Rendering]
+    ) -> tuple[Iterable[Ticket], web.StreamResponse]:
+        """The tickets to wait on; a stream's response has its head sent before any token is there, as vLLM does it."""
+        waits = [self._wait(sequence) for sequence in sequences]
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         if not call.stream:
-            return WholeTicket(wait), response
+            return [WholeTicket(wait) for wait in waits], response
         if request.version < HttpVersion11:
             raise RefusedError("stream: streaming needs HTTP/1.1 or newer", param="stream")
         response.enable_chunked_encoding()
@@ -173,7 +190,11 @@ class Replica:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left before its answer began")
-        return StreamTicket(wait, answer, transport, include_usage=call.include_usage), response
+        usage = call.include_usage
+        return [
+            StreamTicket(wait, rendering, transport, include_usage=usage)
+            for wait, rendering in zip(waits, renderings, strict=True)
+        ], response
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {
@@ -230,9 +251,6 @@ async def shape_errors(
     """Every refusal in vLLM's shape, aiohttp's own (404, 405, 413) included."""
     try:
         return await handler(request)
-    except BrokenOffError as error:
-        refusal = _broken(str(error))
-        return web.Response(body=refusal.body(), status=refusal.status, content_type="application/json")
     except RefusedError as refusal:
         return web.Response(body=refusal.body(), status=refusal.status, content_type="application/json")
     except ConnectionError:  # the client left at the very moment its answer was written: nobody is there to read this

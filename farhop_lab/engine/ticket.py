@@ -1,15 +1,13 @@
 """Who waits for one sequence's tokens: a stream writes each to its socket at once, a whole answer gathers them.
 
-Called by the driver, never awaits. Invariant: `done` is resolved exactly once, with the last token; a ticket whose
-client is gone writes nothing more.
+Called by the driver, never awaits. Invariant: `done` is resolved exactly once, with "" at the last token or with what
+broke; a ticket whose client is gone writes nothing more.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
-
-from farhop_lab.engine.render import broken
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,15 +20,11 @@ if TYPE_CHECKING:
 UNSENT_BYTES_MAX = 4 * 2**20
 
 
-class BrokenOffError(Exception):
-    """The engine failed amid the work; the text is what it said."""
-
-
 class Wait(NamedTuple):
     """What every ticket needs: the sequence, what ends the wait, where to measure, and since when."""
 
     sequence: Sequence
-    done: asyncio.Future[None]
+    done: asyncio.Future[str]
     observations: Observations
     arrived_at: float
 
@@ -68,12 +62,12 @@ class Ticket(ABC):
         if finished is not None:
             seen.e2e.observe(now - self.arrived_at)
             if not self.done.done():
-                self.done.set_result(None)
+                self.done.set_result("")
 
     def failed(self, error: str) -> None:
         """The engine broke: who waits is told."""
         if not self.done.done():
-            self.done.set_exception(BrokenOffError(error))
+            self.done.set_result(error)
 
     @abstractmethod
     def _take(self, text: str, *, first: bool, last: bool) -> None:
@@ -112,13 +106,6 @@ class StreamTicket(Ticket):
         self._answer = answer
         self._transport = transport
         self._include_usage = include_usage
-
-    def failed(self, error: str) -> None:
-        """A stream cannot take its 200 back: the error is its last event."""
-        if not self._transport.is_closing():
-            self._transport.write(broken(error))
-        if not self.done.done():
-            self.done.set_result(None)
 
     def _take(self, text: str, *, first: bool, last: bool) -> None:
         transport = self._transport
