@@ -144,6 +144,9 @@ def run_engine(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
     kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
     mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
+    adapter: Annotated[list[str] | None, typer.Option(help="A LoRA adapter; may be repeated.")] = None,
+    max_loras: Annotated[int | None, typer.Option(help="How many adapters fit a batch.")] = None,
+    lora_load_ms: Annotated[float | None, typer.Option(help="What loading an adapter takes.")] = None,
     dcgm_port: Annotated[int | None, typer.Option(help="Serve a DCGM exporter's page of these GPUs here.")] = None,
 ) -> None:
     """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
@@ -157,7 +160,7 @@ def run_engine(
     run({
         "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
         "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
-        "dcgm_port": dcgm_port,
+        "dcgm_port": dcgm_port, "adapters": adapter, "max_loras": max_loras, "lora_load_ms": lora_load_ms,
     })  # fmt: skip
 
 

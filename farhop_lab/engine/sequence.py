@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Wanted(msgspec.Struct, frozen=True):
     """What a request asks for. `max_tokens` None means up to the end of the context. `stop` are texts, cut before.
 
-    `generates` False: one pass over the prompt is all (embeddings, rankings), and no token comes of it.
+    `adapter` names a LoRA adapter, "" is the model itself. `generates` False: one pass over the prompt is all
+    (embeddings, rankings), and no token comes of it.
     """
 
     prompt: bytes
@@ -31,6 +32,7 @@ class Wanted(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     cache_salt: str = ""
     generates: bool = True
+    adapter: str = ""
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -50,6 +52,7 @@ class Sequence:
         "_hold",
         "_pen",
         "_stop",
+        "adapter",
         "cached_tokens",
         "chain",
         "computed_tokens",
@@ -69,7 +72,7 @@ class Sequence:
     )
 
     def __init__(self, id: str, wanted: Wanted, voice: Voice, profile: Profile) -> None:  # noqa: A002
-        self.id = id
+        self.id, self.adapter = id, wanted.adapter
         self.text = bytearray(wanted.prompt)
         self.prompt_tokens = self.total_tokens = token_count(wanted.prompt)
         self.max_tokens = _max_tokens(wanted, self.prompt_tokens, profile.context_tokens)
@@ -83,7 +86,9 @@ class Sequence:
         self.table = BlockTable()
         self._block_bytes = profile.block_tokens * TOKEN_BYTES
         # The first link carries what keeps caches apart; full blocks follow as they are known.
-        self.chain: list[int] = [xxhash.xxh3_64_intdigest(f"{voice.model}\0{wanted.cache_salt}".encode())]
+        self.chain: list[int] = [
+            xxhash.xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())
+        ]
         self._pen = Pen(self.text, voice.seed, voice.answer_tokens_mean)
         self._stop = wanted.stop
         self._hold = max(map(len, wanted.stop), default=1) - 1

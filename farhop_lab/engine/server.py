@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as _METRICS_TYPE
 
 from farhop_lab.engine import faults
-from farhop_lab.engine.api import Call, RefusedError, parse_chat, parse_completion
+from farhop_lab.engine.api import Call, RefusedError, decoded, parse_chat, parse_completion
 from farhop_lab.engine.core import EngineCore, EngineFullError
 from farhop_lab.engine.driver import Driver
 from farhop_lab.engine.faults import Faults
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Tracer
 
+    from farhop_lab.engine.adapters import Adapters
     from farhop_lab.engine.profiles import Profile
     from farhop_lab.engine.render import Rendering
     from farhop_lab.engine.sequence import Wanted
@@ -39,6 +40,16 @@ if TYPE_CHECKING:
 BODY_BYTES_MAX = 16 * 2**20
 REQUEST_ID_CHARS_MAX = 128
 VERSION = "0.11.0"  # the vLLM whose manners these are
+
+
+class AdapterBody(msgspec.Struct):
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter. Where it lies matters to no emulation."""
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    lora_path: str = ""
+
+
+_ADAPTER = msgspec.json.Decoder(AdapterBody)
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
@@ -46,9 +57,15 @@ class Replica:
     """One emulated engine on the running loop; `clock` gives monotonic seconds. Close it in the end."""
 
     def __init__(
-        self, profile: Profile, voice: Voice, clock: Callable[[], float], *, tracer: Tracer | None = None
+        self,
+        profile: Profile,
+        voice: Voice,
+        clock: Callable[[], float],
+        *,
+        tracer: Tracer | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
-        self.core = EngineCore(profile)
+        self.core = EngineCore(profile, adapters=adapters)
         self.observations = Observations()
         self.faults = Faults(clock)
         self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
@@ -74,6 +91,8 @@ class Replica:
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
+        app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         app.router.add_post("/lab/fault", self._fault)
         app.router.add_delete("/lab/fault", self._fault)
         return app
@@ -90,7 +109,7 @@ class Replica:
 
     async def _answer(self, request: web.Request, call: Call, prefix: str) -> web.StreamResponse:
         request_id = self.request_id(request, prefix)
-        answer = Answer(request_id, self.voice.model, int(time.time()), call.role)
+        answer = Answer(request_id, call.model or self.voice.model, int(time.time()), call.role)
         return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:
@@ -154,7 +173,7 @@ class Replica:
 
     def check_model(self, model: str | None) -> None:
         """RefusedError where it is not the one served here."""
-        if model not in (None, self.voice.model):
+        if model not in (None, self.voice.model) and model not in self.core.adapters.names:
             text = f"The model `{model}` does not exist."
             raise RefusedError(text, status=404, kind="NotFoundError", param="model")
 
@@ -167,6 +186,8 @@ class Replica:
             raise _too_many("Too many requests are waiting.")
         self._serial += 1
         try:
+            if model in self.core.adapters.names:
+                wanted = replace(wanted, adapter=model)
             voice = self.voice if not at else replace(self.voice, seed=self.voice.seed + at)
             return Sequence(str(self._serial), wanted, voice, self.profile)
         except ValueError as error:
@@ -197,17 +218,35 @@ class Replica:
         ], response
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {
-            "id": self.voice.model,
+        base = self.voice.model
+        adapters = [self._model(name, parent=base) for name in self.core.adapters.names]
+        return _json({"object": "list", "data": [self._model(base), *adapters]})
+
+    def _model(self, name: str, parent: str | None = None) -> dict[str, Any]:
+        return {
+            "id": name,
             "object": "model",
             "created": self._started_at,
             "owned_by": "vllm",
-            "root": self.voice.model,
-            "parent": None,
-            "max_model_len": self.profile.context_tokens,
+            "root": name,
+            "parent": parent,
+            "max_model_len": self.profile.context_tokens if parent is None else None,
             "permission": [],
         }
-        return _json({"object": "list", "data": [model]})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        name = decoded(_ADAPTER, await request.read()).lora_name
+        if name == self.voice.model or not self.core.adapters.register(name):
+            text = f"The lora adapter '{name}' has already been loaded."
+            raise RefusedError(text, kind="InvalidUserInput", param="lora_name")
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name = decoded(_ADAPTER, await request.read()).lora_name
+        if not self.core.adapters.unregister(name):
+            text = f"The lora adapter '{name}' cannot be found."
+            raise RefusedError(text, status=404, kind="NotFoundError", param="lora_name")
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.faults.healthy else 503)

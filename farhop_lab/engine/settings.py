@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from farhop_lab.engine.adapters import Adapters
 from farhop_lab.engine.profiles import PROFILES, Profile
 
 REPLICAS_MAX = 64
@@ -25,6 +26,9 @@ class EngineSettings(BaseModel):
     speedup: Annotated[float, Field(gt=0, le=1000)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     kv_blocks: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    adapters: list[Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]] = Field(default=[], max_length=1024)
+    max_loras: Annotated[int, Field(ge=1, le=1024)] = 1
+    lora_load_ms: Annotated[float, Field(ge=0, le=600_000)] = 200.0
     dcgm_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     mean_output_tokens: Annotated[float, Field(ge=1, le=100_000)] = 200.0
 
@@ -50,6 +54,10 @@ class EngineSettings(BaseModel):
             return list(self.ports)
         first = self.ports[0]
         return [first + offset if first else 0 for offset in range(self.replicas)]
+
+    def loras(self) -> Adapters:
+        """The adapters of one replica, fresh."""
+        return Adapters(self.adapters, self.max_loras, self.lora_load_ms / self.speedup)
 
     def gpu(self) -> Profile:
         """The profile with this process's overrides applied."""
