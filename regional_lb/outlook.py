@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farhop.balance import chain
 from regional_lb import admission
 from regional_lb.pick import expected_wait_ms, least_prefill, pick
 from regional_lb.policy import Need
+from regional_lb.view import line_of, model_of
 
 if TYPE_CHECKING:
     from random import Random
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from regional_lb.pick import Pick
     from regional_lb.policy import Policies
     from regional_lb.queue import WaitingRoom
-    from regional_lb.table import Table
+    from regional_lb.split import Assigned, Splits
+    from regional_lb.table import Subset, Table
 
 
 class Outlook:
@@ -32,9 +35,10 @@ class Outlook:
         fleet: Fleet,
         queue: WaitingRoom,
         policies: Policies,
+        splits: Splits,
         rng: Random,
     ) -> None:
-        self._region, self._foreign = region, foreign
+        self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
 
     def need_of(self, request: Request) -> Need:
@@ -50,30 +54,100 @@ class Outlook:
             tenant=request.tenant,
         )
 
-    def consider(self, request: Request, need: Need, now: float, without: tuple[str, ...] = ()) -> Pick | None:
-        """Score the healthy replicas for a request; None if there are none."""
-        able = self._fleet.able(request.model, now).without(without)
+    def assign(self, request: Request) -> Assigned | None:
+        """The version that the split in force gives the request; None where none is, or it is for any."""
+        split = self._splits.of(request.model)
+        return None if split is None else split.assign(request, self._fleet.view.by_line, self._kept)
+
+    def consider(
+        self,
+        request: Request,
+        need: Need,
+        now: float,
+        without: tuple[str, ...] = (),
+        aside: tuple[str, ...] = (),
+        assigned: Assigned | None = None,
+    ) -> Pick | None:
+        """Score the healthy replicas for a request; None if there are none.
+
+        `without` failed it before, another version's are better; `aside` are kept free. `assigned` is what `assign`
+        said, if it was asked before.
+        """
+        assigned = assigned or self.assign(request)
+        line = request.model if assigned is None else assigned.line
+        able = self.serving(line, now, without).without(aside)
         if not able:
             return None
         hits = self._fleet.trie.match(request.chain)
-        return pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng)
+        choice = pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng)
+        choice.assigned = assigned
+        if choice.chosen is not None:
+            choice.version = self._fleet.view.replicas[choice.chosen.replica].version
+        return choice
 
-    def turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
+    def turned_away(self, request: Request, need: Need, now: float, line: str = "") -> admission.Refusal | None:
         """Why a guest may not enter; None for who is none. That nobody is healthy is for the queue to say."""
         if not admission.is_guest(request, self._region):
             return None
-        table = self.able(request.model, now)
+        line = line or request.model
+        table = self.able(line, now)
         if not len(table):
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
         uncached, prefill_ms = least_prefill(need, table, self._fleet.trie.match(request.chain))
-        queued, expected_ms = self._queue.waiting(request.model), self.wait_ms(request.model, now) + prefill_ms
+        queued, expected_ms = self._queue.waiting(line), self.wait_ms(line, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
 
-    def wait_ms(self, model: str, now: float) -> float:
-        """What one more request for the model would wait before its prefill begins; 0 where nobody serves it."""
-        return expected_wait_ms(self.able(model, now), self._queue.waiting(model), now)
+    def wait_ms(self, line: str, now: float) -> float:
+        """What one more request for the line would wait before its prefill begins; 0 where nobody serves it.
 
-    def able(self, model: str, now: float) -> Table:
-        """The replicas that serve the model and may take work. Not to be kept: it goes on changing."""
-        return self._fleet.table(self._fleet.able(model, now))
+        For a model that is split: the mean over its versions, by the share of new requests that each of them gets.
+        """
+        split = self._splits.of(line)
+        if split is not None and split.shares:
+            return sum(share * self.wait_ms(line_of(line, version), now) for version, share in split.shares.items())
+        return expected_wait_ms(self.able(line, now), self._queue.waiting(line), now)
+
+    def queued(self, model: str) -> int:
+        """How many requests wait for the model, whichever version of it."""
+        if self._splits.of(model) is None:
+            return self._queue.waiting(model)
+        return sum(self._queue.waiting(line) for line in self._queue.models() if model_of(line) == model)
+
+    def open_share(self, model: str) -> float:
+        """The share of new requests for the model that would find nobody before them in their line."""
+        split = self._splits.of(model)
+        if split is None or not split.shares:
+            return float(self._queue.waiting(model) == 0)
+        return sum(s for version, s in split.shares.items() if not self._queue.waiting(line_of(model, version)))
+
+    def serving(self, line: str, now: float, without: tuple[str, ...] = ()) -> Subset:
+        """Who may take what waits in a line: those of its version, or, if none of them is able and the split lets it
+        fall back, those of any."""
+        able = self._fleet.able(line, now).without(without)
+        model = model_of(line)
+        if able or model == line:
+            return able
+        split = self._splits.of(model)
+        return self._fleet.able(model, now).without(without) if split is None or split.terms.fallback else able
+
+    def able(self, line: str, now: float) -> Table:
+        """The replicas that serve the line and may take work. Not to be kept: it goes on changing."""
+        return self._fleet.table(self.serving(line, now))
+
+    def _kept(self, request: Request) -> str:
+        """The version that holds the earlier turns of the request's conversation; "" if none does or several.
+
+        Half of the prompt must be cached with that version alone. And the cached path must end where this prompt goes
+        on: a beginning from which others went on, too, is what many conversations share, and would keep all of them.
+        """
+        hits = self._fleet.trie.match(request.chain)
+        deep = {name for name, depth in hits.items() if 2 * chain.bytes_at(depth) >= request.prompt_bytes}
+        if not deep:
+            return ""
+        depth = max(hits.values())
+        if depth == len(request.chain) or self._fleet.trie.goes_on(request.chain[depth - 1]):
+            return ""
+        replicas = self._fleet.view.replicas
+        versions = {replicas[name].version for name in deep}
+        return versions.pop() if len(versions) == 1 else ""

@@ -93,7 +93,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     def _model(self, model: str) -> ModelReport:
         flow, now = self._flow, self._clock()
         replicas = flow.view.by_model[model]
-        ready, queued = flow.outlook.able(model, now), flow.queue.waiting(model)
+        ready, queued = flow.outlook.able(model, now), flow.outlook.queued(model)
         slots, kv_tokens = float(ready.slots.sum()), float(ready.kv_tokens.sum())
         in_flight, kv_taken = float(ready.in_flight.sum()), float(ready.kv_taken_tokens.sum())
         used_share = max((in_flight + queued) / slots, kv_taken / kv_tokens) if len(ready) else 0.0
@@ -115,7 +115,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             tpot_ms=min(RATE_LIMIT_MS, *(s.tpot_ms for s in speeds)),
             bytes_per_token=flow.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
-            headroom_foreign_tokens=int(left.kv_tokens) if left.slots and not queued else 0,
+            headroom_foreign_tokens=int(left.kv_tokens * flow.outlook.open_share(model)) if left.slots else 0,
             used_share=min(used_share, USED_LIMIT),
             gpu_types=tuple(sorted({gpu for name in replicas if (gpu := flow.view.replicas[name].gpu)})),
         )
