@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from random import Random
@@ -12,6 +13,7 @@ import pytest
 from inprocess import HOP_KEY, Both, Engine, both, chat, send, streaming, tenant, topology, until
 from inprocess import MODEL as SERVED
 from playbook import answered, held, sent
+from typer.testing import CliRunner
 from worlds import MODEL, SEED, regional, replica, request, text
 
 from farhop.balance import outcome
@@ -20,6 +22,7 @@ from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, Ma
 from farhop.store.contract import split_key
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
+from farhop_cli.main import app
 from farhop_lab.etcd import EmbeddedEtcd
 from regional_lb.flow import RegionalFlow
 from regional_lb.pick import Pick
@@ -334,7 +337,7 @@ async def test_without_a_split_nothing_is_read_and_the_version_is_told(engines: 
 
 
 async def test_a_live_etcd_flips_a_region(monkeypatch: pytest.MonkeyPatch, engines: tuple[Engine, Engine]) -> None:
-    """By the balancer's own client and a real etcd: flipped, nonsense ignored, given back."""
+    """By the command, the balancer's own client and a real etcd: flipped, nonsense ignored, given back."""
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(EmbeddedEtcd())
         told = configured(engines, weights={"v1": 1})
@@ -348,8 +351,11 @@ async def test_a_live_etcd_flips_a_region(monkeypatch: pytest.MonkeyPatch, engin
         balancer._tasks.start(followed.follow(), "watch a real etcd")
         assert await version(up.entry) == "v1"
         key = split_key("virginia")
-        await store.put(key, msgspec.json.encode({SERVED: {"weights": {"v1": 0, "v2": 100}}}))
+        command = ["split", "virginia", "--etcd", etcd.endpoint, "--model", SERVED, "--weights", "v1=0,v2=100"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--why", "flip", "--author", "ann"])
+        assert (result.exit_code, result.stderr) == (0, "")
         await until(lambda: balancer.flow.splits.of(SERVED).shares == {"v2": 1.0})
+        assert balancer.desk.status()["overrides"]["splits"]["why"] == "flip"
         assert await version(up.entry) == "v2"
         await store.put(key, msgspec.json.encode({SERVED: {"weights": {"v1": 1, "v2": "many"}}}))
         await until(lambda: b'reason="splits_malformed"' in balancer.metrics.render())
