@@ -113,9 +113,10 @@ class RegionalFlow:
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
-        live = self._live[request.id] = Live(request, self.outlook.need_of(request))
+        live = self._live[request.id] = Live(request, self.outlook.need_of(request), request.model)
         self._budget.began()
-        self._assign(live)
+        if self.splits.by_model:
+            self._assign(live)
         turned = self.outlook.turned_away(request, live.need, now, live.line)
         if turned is not None:
             return [self._refuse(live, turned.outcome, turned.detail, now)]

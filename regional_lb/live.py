@@ -22,6 +22,7 @@ class Live:
 
     request: Request
     need: Need
+    line: str
     attempts: int = 0
     transport_retries: int = 0
     budgeted: bool = False
@@ -32,7 +33,6 @@ class Live:
     forwarded_at: float = 0.0
     prefilled_at: float = 0.0
     pick: Pick | None = None
-    line: str = ""
     assigned: Assigned | None = None
 
     @property

@@ -73,9 +73,11 @@ class Outlook:
         `without` failed it before, another version's are better; `aside` are kept free. `assigned` is what `assign`
         said, if it was asked before.
         """
-        assigned = assigned or self.assign(request)
-        line = request.model if assigned is None else assigned.line
-        able = self.serving(line, now, without).without(aside)
+        if assigned is None and self._splits.by_model:
+            assigned = self.assign(request)
+        able = self.serving(request.model if assigned is None else assigned.line, now, without)
+        if aside:
+            able = able.without(aside)
         if not able:
             return None
         hits = self._fleet.trie.match(request.chain)
@@ -124,9 +126,11 @@ class Outlook:
     def serving(self, line: str, now: float, without: tuple[str, ...] = ()) -> Subset:
         """Who may take what waits in a line: those of its version, or, if none of them is able and the split lets it
         fall back, those of any."""
-        able = self._fleet.able(line, now).without(without)
-        model = model_of(line)
-        if able or model == line:
+        able = self._fleet.able(line, now)
+        if without:
+            able = able.without(without)
+        model = line if able else model_of(line)
+        if model == line:
             return able
         split = self._splits.of(model)
         return self._fleet.able(model, now).without(without) if split is None or split.terms.fallback else able

@@ -138,46 +138,46 @@ class Split:
 
 
 class Splits:
-    """The splits in force, by model: as configured (`configured`: the terms said of each), or as changed at work."""
+    """The splits in force, `by_model`: as configured (`configured`: the terms said of each), or as changed at work."""
 
     def __init__(self, configured: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self._configured = dict(configured or {})
-        self._by_model: dict[str, Split] = {}
+        self.by_model: dict[str, Split] = {}  # most regions have none: whoever asks for every request looks here first
         self.wants_session = False
         self.override({})
 
     def of(self, model: str) -> Split | None:
         """The model's split; None without one."""
-        return self._by_model.get(model)
+        return self.by_model.get(model)
 
     def override(self, changes: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
         """From now on these terms go before what is configured, and no others do. The models whose split changed."""
-        before = self._by_model
+        before = self.by_model
         terms = {
             model: Terms(**{**self._configured.get(model, {}), **changes.get(model, {})})
             for model in {*self._configured, *changes}
         }
-        self._by_model = {
+        self.by_model = {
             model: before[model] if model in before and before[model].terms == said else Split(model, said)
             for model, said in terms.items()
         }
-        self.wants_session = any(s.terms.sticky == "session" and s.shares for s in self._by_model.values())
-        now = self._by_model
+        self.wants_session = any(s.terms.sticky == "session" and s.shares for s in self.by_model.values())
+        now = self.by_model
         return frozenset(model for model in {*before, *now} if before.get(model) is not now.get(model))
 
     def marks(self, model: str) -> tuple[Mark, ...]:
         """What is to be looked for in the head of a request for this model."""
-        split = self._by_model.get(model)
+        split = self.by_model.get(model)
         return split.marks if split is not None else ()
 
     def may_pin(self, model: str) -> bool:
         """Whether a request for this model may ask for a version."""
-        split = self._by_model.get(model)
+        split = self.by_model.get(model)
         return split is not None and split.terms.pinning
 
     def told(self, served: Container[str]) -> dict[str, Any]:
         """Those in force, by model, for people; `unserved` are versions that no replica here has."""
-        return {model: _told(model, split, served) for model, split in sorted(self._by_model.items())}
+        return {model: _told(model, split, served) for model, split in sorted(self.by_model.items())}
 
 
 def terms_said(config: SplitConfig) -> dict[str, Any]:
