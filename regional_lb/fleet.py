@@ -77,7 +77,7 @@ class Fleet:
                 self.trie.add(name, capacity_bytes)
                 continue
             self.trie.set_capacity(name, capacity_bytes)
-            if before[name].address != replica.address:
+            if (before[name].address, before[name].version) != (replica.address, replica.version):
                 self.trie.clear(name)  # another process under the same name
         for name in before.keys() - view.replicas.keys():
             del self.health[name], self.speeds[name]

@@ -197,13 +197,14 @@ def test_what_both_hold_keeps_nobody() -> None:
     assert served(flow, turn("b", 4000)).split == "request"
 
 
-def test_a_long_beginning_that_many_share_does_not_starve_the_canary() -> None:
+@pytest.mark.parametrize("own_bytes", [(100, 900), (1100, 1500), (100, 1500)])  # a block there is 1 KiB
+def test_a_long_beginning_that_many_share_does_not_starve_the_canary(own_bytes: tuple[int, int]) -> None:
     """Else the first version to see a system prompt would keep everybody who sends it."""
     flow = split(replica("b", version="v1"), replica("g", version="v2"), weights={"v1": 70.0, "v2": 30.0})
     system, rng = text("system", 4096), Random(3)
     versions = []
     for n in range(200):
-        body = system + text(f"user {n} asks", rng.randrange(100, 1500))
+        body = system + text(f"user {n} asks", rng.randrange(*own_bytes))
         one = request(f"q{n}", len(body), chain=chain(body, SEED))
         versions.append(served(flow, one).version)
     assert 40 <= versions.count("v2") <= 80  # of 200, 60 by weight; 20 either way are 3 standard deviations

@@ -206,3 +206,15 @@ def test_a_version_has_its_own_able_replicas_as_cheap_as_a_model() -> None:
     known.failed("r2", outcome.CONNECT_FAILED, 0.0)
     assert known.able(v2, 0.0).names == ("r3",)
     assert known.able(line_of(MODEL, "v9"), 0.0).names == ()
+
+
+def test_another_version_under_the_same_name_begins_with_an_empty_cache() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    one = request("a")
+    known.adopt(view_of([replica("r1", version="v1")]))
+    known.caches("r1", one.chain)
+    known.adopt(view_of([replica("r1", version="v1")]))
+    assert known.trie.count("r1") == len(one.chain)
+    known.adopt(view_of([replica("r1", version="v2")]))
+    assert known.trie.count("r1") == 0
+    assert known.able(line_of(MODEL, "v1"), 0.0).names == ()
