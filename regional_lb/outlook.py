@@ -100,15 +100,29 @@ class Outlook:
         queued, expected_ms = self._queue.waiting(line), self.wait_ms(line, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
 
-    def wait_ms(self, line: str, now: float) -> float:
-        """What one more request for the line would wait before its prefill begins; 0 where nobody serves it.
+    def parts(self, model: str) -> list[tuple[float, str]]:
+        """What new requests for the model are for: shares (their sum is 1) and lines. A line is its own only part."""
+        split = self._splits.of(model)
+        if split is None or not split.shares:
+            return [(1.0, model)]
+        return [(share, line_of(model, version)) for version, share in split.shares.items()]
 
-        For a model that is split: the mean over its versions, by the share of new requests that each of them gets.
-        """
-        split = self._splits.of(line)
-        if split is not None and split.shares:
-            return sum(share * self.wait_ms(line_of(line, version), now) for version, share in split.shares.items())
-        return expected_wait_ms(self.able(line, now), self._queue.waiting(line), now)
+    def wait_ms(self, model: str, now: float) -> float:
+        """What one more request for the model, or line, would wait before its prefill begins, in the mean over its
+        parts; 0 where nobody serves it."""
+        waiting, able = self._queue.waiting, self.able
+        return sum(share * expected_wait_ms(able(line, now), waiting(line), now) for share, line in self.parts(model))
+
+    def used_share(self, model: str, now: float) -> float:
+        """What share of slots or of KV cache, whichever is more, is taken or waited for, in the mean over its parts."""
+        return sum(share * self._used(line, now) for share, line in self.parts(model))
+
+    def _used(self, line: str, now: float) -> float:
+        able = self.able(line, now)
+        if not len(able):
+            return 0.0
+        wanted = float(able.in_flight.sum()) + self._queue.waiting(line)
+        return max(wanted / float(able.slots.sum()), float(able.kv_taken_tokens.sum()) / float(able.kv_tokens.sum()))
 
     def queued(self, model: str) -> int:
         """How many requests wait for the model, whichever version of it."""
@@ -118,10 +132,19 @@ class Outlook:
 
     def open_share(self, model: str) -> float:
         """The share of new requests for the model that would find nobody before them in their line."""
-        split = self._splits.of(model)
-        if split is None or not split.shares:
-            return float(self._queue.waiting(model) == 0)
-        return sum(s for version, s in split.shares.items() if not self._queue.waiting(line_of(model, version)))
+        return sum(share for share, line in self.parts(model) if not self._queue.waiting(line))
+
+    def offered(self, model: str, now: float) -> Table:
+        """The able replicas that new requests for the model may go to: without those of versions that draw nobody.
+
+        Not to be kept: it goes on changing.
+        """
+        (_, first), *others = self.parts(model)
+        if not others:
+            return self.able(first, now)
+        wanted = {*self.serving(first, now).names}.union(*(self.serving(line, now).names for _, line in others))
+        able = self._fleet.able(model, now)
+        return self._fleet.table(able.without(frozenset(able.names) - wanted))
 
     def serving(self, line: str, now: float, without: tuple[str, ...] = ()) -> Subset:
         """Who may take what waits in a line: those of its version, or, if none of them is able and the split lets it

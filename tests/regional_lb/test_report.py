@@ -73,6 +73,25 @@ async def test_a_model_that_is_split_is_reported_whole_and_its_headroom_by_share
     assert told.wait_ms == pytest.approx(0.25 * flow.outlook.wait_ms(f"{MODEL} v2", 0.0))
 
 
+async def test_what_stands_by_after_a_flip_is_not_on_offer() -> None:
+    """Else a region whose green is full would seem half empty, and never hot."""
+    flow = regional(replica("blue", version="v1", slots=4), replica("green", version="v2", slots=2))
+    flow.splits.override({MODEL: {"weights": {"v1": 0.0, "v2": 1.0}}})
+    for n in range(2):
+        flow.handle(RequestArrived(request(f"q{n}")), 0.0)
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.replicas_total, told.slots_total, told.slots_free) == (1, 2, 2, 0)
+    assert told.used_share == 1.0
+    flow.splits.override({MODEL: {"weights": {"v1": 1.0, "v2": 3.0}}})
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.slots_total, told.slots_free) == (2, 6, 4)
+    assert told.used_share == pytest.approx(0.75)  # for a quarter of what comes all is free
+    for _ in range(3):
+        flow.handle(ReplicaProbed("green", False), 0.0)
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.slots_total, told.used_share) == (1, 4, 0.0)  # blue takes it all now
+
+
 async def test_a_region_without_a_ready_replica_still_reports() -> None:
     flow = regional(replica("a"), up=False)
     (model,) = decode(encode(reporter(flow).build())).models
