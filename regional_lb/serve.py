@@ -94,9 +94,10 @@ class RegionalTier(ObservedTier):
         self._engine_key = f"authorization: Bearer {engine_key}\r\n".encode() if engine_key else b""
 
     def concluded(self, journey: Journey, reason: Outcome, status: int, usage: Usage | None) -> None:
-        """See relay.Tier. What a version served is counted."""
+        """See relay.Tier. What a version served is counted, once."""
+        visit: Visit = journey.context
+        pick: Pick | None = None if visit.over else journey.reasons
         super().concluded(journey, reason, status, usage)
-        pick: Pick | None = journey.reasons
         if pick is not None and pick.version:
             self.observer.versioned(journey, pick.version, pick.split, status)
 
