@@ -19,6 +19,7 @@ from worlds import MODEL, SEED, regional, replica, request, text
 from farhop.balance import outcome
 from farhop.balance.chain import chain
 from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, Mark, RequestArrived
+from farhop.shell.admin import Question
 from farhop.store.contract import split_key
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
@@ -315,6 +316,16 @@ async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Bot
     assert told["splits"][SERVED]["weights"] == {"v1": 1.0, "v2": 0.0}
     assert told["splits"][SERVED]["unserved"] == []
     assert [one["version"] for one in told["replicas"]] == ["v1", "v2"]
+
+
+async def test_explain_tells_the_version_and_takes_no_version_for_a_model(up: Both) -> None:
+    def told(model: str, tenant: str) -> Any:
+        body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "hello"}]})
+        return up.regional.desk.explain(Question(msgspec.Raw(body), tenant))["reasons"]
+
+    assert (told(SERVED, "acme")["version"], told(SERVED, "acme")["split"]) == ("v2", "rule 3: v2")
+    assert told(SERVED, "anywhere")["split"] == "request: v1"
+    assert told(f"{SERVED} v1", "anywhere") is None
 
 
 async def test_what_a_cookie_says_is_kept_nowhere(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:

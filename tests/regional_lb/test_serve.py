@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from inprocess import (
@@ -28,7 +27,6 @@ from inprocess import (
 
 from farhop.identity.hop import HopClaims, HopSigner
 from farhop.relay.listener import PortTakenError
-from farhop.shell.admin import Question
 from farhop.store.memory import MemoryStore
 from farhop.store.report import check
 from farhop.telemetry.attributes import admit
@@ -236,13 +234,6 @@ def test_the_version_of_a_pick_is_said_with_why() -> None:
     assert (said["farhop.version"], said["farhop.split"]) == ("v1", "rule 3: v2, fallback")
     assert (record["version"], record["split"]) == ("v1", "rule 3: v2, fallback")
     assert admit(said)[1] == 0
-
-
-async def test_a_model_named_as_a_version_of_another_is_none(up: Both) -> None:
-    for model, served in ((MODEL, True), (f"{MODEL} v1", False)):
-        body = msgspec.Raw(msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "hello"}]}))
-        told = up.regional.desk.explain(Question(body, "anywhere"))
-        assert (told["reasons"] is not None) == served
 
 
 async def test_a_session_comes_through_both_tiers_as_a_hash(up: Both) -> None:
