@@ -41,6 +41,8 @@ FleetConfig = Annotated[
     typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
 ]
 FleetEtcd = Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd, where there is nothing else.")]
+Why = Annotated[str | None, typer.Option("--why", help="The reason, for whoever asks; needed to set something.")]
+Author = Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")]
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
@@ -255,6 +257,56 @@ def undrain(
     from farhop_cli.drain import undrain as run
 
     raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
+
+
+@app.command(epilog='Example:  farhop policy tokyo least-load --why "comparing"')
+def policy(
+    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    name: Annotated[str | None, typer.Argument(help="The policy. Left out: show what stands in etcd.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="For this model; else for all without their own.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Back to the configuration; without --model for all.")] = False,
+    why: Why = None,
+    author: Author = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Change by which policy a region picks replicas, or show what goes before its configuration.
+
+    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
+    """
+    from farhop_cli.by_model import Options
+    from farhop_cli.policy import run
+
+    raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), name))
+
+
+@app.command(epilog='Example:  farhop split tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"')
+def split(
+    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    model: Annotated[str | None, typer.Option("--model", help="The model whose versions share its traffic.")] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="Such as v1=95,v2=5. Left out: show what stands in etcd.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Back to the configuration; without --model for all.")] = False,
+    why: Why = None,
+    author: Author = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Split a model's traffic between its versions: canary, A/B, or all at once to another.
+
+    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
+    """
+    from farhop_cli.by_model import Options
+    from farhop_cli.split import run
+
+    raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), weights))
 
 
 @app.command(epilog="Example:  farhop check three-regions")

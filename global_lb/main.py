@@ -24,6 +24,7 @@ from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
+from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.tasks import all_of
@@ -76,7 +77,7 @@ class GlobalBalancer:
             config.region, Keyring(topology.key), topology, lambda: self.flow.law,
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
         )  # fmt: skip
-        self.door = Door(self.keeper, self.observer, self.clock, rng)
+        self.door = Door(self.keeper, self.observer, self.clock, rng, marks=MarkReader(AnyVersion()))
         self.door.relay = self.relay
         self._log, self._slots = log, wiring.slots()
         self.listener = Listener(

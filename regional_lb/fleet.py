@@ -48,7 +48,7 @@ class Fleet:
         self.journal = Journal(self.trie)
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
-        # Who is able, by model, as long as nothing happens to anybody's health and no back-off ends.
+        # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
         self._able: dict[str, Subset] = {}
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
@@ -78,7 +78,7 @@ class Fleet:
                 self.trie.add(name, capacity_bytes)
                 continue
             self.trie.set_capacity(name, capacity_bytes)
-            if before[name].address != replica.address:
+            if (before[name].address, before[name].version) != (replica.address, replica.version):
                 self.trie.clear(name)  # another process under the same name
         for name in before.keys() - view.replicas.keys():
             del self.health[name], self.speeds[name]
@@ -120,21 +120,21 @@ class Fleet:
 
     # -- reading
 
-    def able(self, model: str, now: float) -> Subset:
-        """The replicas that serve the model and may take work."""
+    def able(self, line: str, now: float) -> Subset:
+        """The replicas that serve the model, or this version of it (`view.line_of`), and may take work."""
         if now >= self._able_until:
             self._able.clear()
-        return self._able.get(model) or self._find_able(model, now)
+        return self._able.get(line) or self._find_able(line, now)
 
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
         return self.whole.only(some)
 
-    def _find_able(self, model: str, now: float) -> Subset:
+    def _find_able(self, line: str, now: float) -> Subset:
         if not self._able:
             self._able_until = inf
         names: list[str] = []
-        serving = self.view.by_model.get(model, ())
+        serving = self.view.by_line.get(line, ())
         for name in serving:
             health = self.health[name].read(now)
             if health.state in _ABLE:
@@ -144,7 +144,7 @@ class Fleet:
         at = self.whole.of.at
         able = Subset(tuple(names), np.array([at[name] for name in names], dtype=np.intp))
         if serving:  # others' names come from outside, without end
-            self._able[model] = able
+            self._able[line] = able
         return able
 
     # -- what happened

@@ -30,6 +30,7 @@ from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
+from farhop.shell.marks import MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
@@ -38,13 +39,14 @@ from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
+from regional_lb import overrides
 from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
 from regional_lb.flow import FlowConfig, RegionalFlow
-from regional_lb.overrides import Overrides
 from regional_lb.policy import Choice, Policies
 from regional_lb.report import Reporter
 from regional_lb.serve import HopKeeper, PickReasons, RegionalDesk, RegionalTier
+from regional_lb.split import Splits, terms_said
 from regional_lb.watch import Watcher
 from topology.law import Law
 
@@ -91,7 +93,8 @@ class RegionalBalancer:
         )
         chosen = {"": config.policy, **config.policies}
         policies = Policies({model: Choice(**policy.model_dump()) for model, policy in chosen.items()})
-        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies)
+        splits = Splits({model: terms_said(split) for model, split in config.splits.items()})
+        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies, splits)
         self.observer = Observer(
             "farhop.regional", "farhop.regional.pick", self.tracing, self.metrics, self.decisions, self.clock, rng,
             PickReasons(),
@@ -110,9 +113,10 @@ class RegionalBalancer:
             wiring.context_of(engines), self.secrecy.trouble,
         )  # fmt: skip
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
-        self.overrides = Overrides(self.store, config.region, self.relay.react, self.metrics.report_refused)
+        followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
+        self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
         self._tasks = Tasks()
-        self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock)
+        self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides)
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -126,13 +130,17 @@ class RegionalBalancer:
         config, limits = self.config, wiring.inbound(self.config.limits)
         verifier = HopVerifier(config.hop.secrets(), config.region)
         hop_keeper = HopKeeper(verifier, self.topology, self.flow, self.clock)
-        session = SessionReader(**config.session.model_dump(), wanted=self.flow.policies.want_session)
-        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session)
+        policies, splits = self.flow.policies, self.flow.splits
+        session = SessionReader(
+            **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
+        )
+        marks = MarkReader(splits)
+        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session, marks)
         self.keeper = KeyKeeper(
             config.region, Keyring(self.topology.key), self.topology, lambda: self.flow.law, self._offered,
             config.limits.request_s,
         )  # fmt: skip
-        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session)
+        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session, marks)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,
@@ -164,7 +172,8 @@ class RegionalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
-        self._tasks.start(self.overrides.follow(), "watch the policies")
+        for followed in self.overrides:
+            self._tasks.start(followed.follow(), f"watch the {followed.what}")
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
         client = ""
         if config.client is not None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regional_lb.policy import Need, Policy
+    from regional_lb.split import Assigned
     from regional_lb.table import Column, Table
 
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
@@ -38,9 +39,14 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class Pick:
-    """The choice and the field it was made from. `chosen` None: nobody has room."""
+    """The choice and the field it was made from. `chosen` None: nobody has room.
 
-    __slots__ = ("_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "chosen", "policy")
+    `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
+    """
+
+    __slots__ = (
+        "_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "assigned", "chosen", "policy", "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -55,6 +61,8 @@ class Pick:
         self.policy, self._names, self._prompt_tokens = policy, names, prompt_tokens
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
         self.chosen: Scored | None = None
+        self.version = ""
+        self.assigned: Assigned | None = None
 
     def scored(self, place: int) -> Scored:
         """One replica of the field."""
@@ -73,6 +81,13 @@ class Pick:
         )  # fmt: skip
         shorter.chosen = self.chosen
         return shorter
+
+    @property
+    def split(self) -> str:
+        """Why it has this version, in one word of few: "" if no split decided, `fallback` if another one served."""
+        if self.assigned is None:
+            return ""
+        return self.assigned.why.partition(" ")[0] if self.version == self.assigned.version else "fallback"
 
     @property
     def field(self) -> tuple[Scored, ...]:

@@ -93,10 +93,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
     def _model(self, model: str) -> ModelReport:
         flow, now = self._flow, self._clock()
         replicas = flow.view.by_model[model]
-        ready, queued = flow.outlook.able(model, now), flow.queue.waiting(model)
+        ready, queued = flow.outlook.offered(model, now), flow.outlook.queued(model)
         slots, kv_tokens = float(ready.slots.sum()), float(ready.kv_tokens.sum())
-        in_flight, kv_taken = float(ready.in_flight.sum()), float(ready.kv_taken_tokens.sum())
-        used_share = max((in_flight + queued) / slots, kv_taken / kv_tokens) if len(ready) else 0.0
         speeds = [flow.speeds[name] for name in ready.of.names] or [flow.speeds[name] for name in replicas]
         left = admission.headroom(ready, flow.config.foreign.reserve_share)
         return ModelReport(
@@ -107,7 +105,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             slots_free=_left(ready.slots, ready.in_flight),
             kv_tokens_total=int(kv_tokens),
             kv_tokens_free=_left(ready.kv_tokens, ready.kv_taken_tokens),
-            in_flight=int(in_flight),
+            in_flight=int(ready.in_flight.sum()),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(flow.outlook.wait_ms(model, now), WAIT_LIMIT_MS),
@@ -115,8 +113,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
             tpot_ms=min(RATE_LIMIT_MS, *(s.tpot_ms for s in speeds)),
             bytes_per_token=flow.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
-            headroom_foreign_tokens=int(left.kv_tokens) if left.slots and not queued else 0,
-            used_share=min(used_share, USED_LIMIT),
+            headroom_foreign_tokens=int(left.kv_tokens * flow.outlook.open_share(model)) if left.slots else 0,
+            used_share=min(flow.outlook.used_share(model, now), USED_LIMIT),
             gpu_types=tuple(sorted({gpu for name in replicas if (gpu := flow.view.replicas[name].gpu)})),
         )
 

@@ -20,6 +20,9 @@ from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop.balance.machine import Usage
     from farhop.identity.hop import HopVerifier
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from regional_lb.flow import RegionalFlow
+    from regional_lb.overrides import Overrides
     from regional_lb.pick import Pick
     from topology.model import Topology
 
@@ -89,15 +93,26 @@ class RegionalTier(ObservedTier):
         self._region = region.encode()
         self._engine_key = f"authorization: Bearer {engine_key}\r\n".encode() if engine_key else b""
 
+    def concluded(self, journey: Journey, reason: Outcome, status: int, usage: Usage | None) -> None:
+        """See relay.Tier. What a version served is counted, once."""
+        visit: Visit = journey.context
+        pick: Pick | None = None if visit.over else journey.reasons
+        super().concluded(journey, reason, status, usage)
+        if pick is not None and pick.version:
+            self.observer.versioned(journey, pick.version, pick.split, status)
+
     def upstream_headers(self, journey: Journey) -> bytes:
         """The engine's own key, and the trace context."""
         visit: Visit = journey.context
         return self._engine_key + self.observer.upstream_context(visit)
 
     def answer_headers(self, journey: Journey) -> bytes:
-        """Where it was served, under which decision, by whom."""
+        """Where it was served, under which decision, by whom, in which version."""
         forward = journey.forward
         replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n" if forward is not None else b""
+        pick: Pick | None = journey.reasons
+        if pick is not None and pick.version:
+            replica += b"x-farhop-version: " + pick.version.encode() + b"\r\n"
         visit: Visit = journey.context
         decision = visit.decision_id.encode()
         return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
@@ -116,6 +131,7 @@ class PickReasons:
             a.HIT_TOKENS: round(chosen.hit_tokens),
             a.POLICY: decision.policy.name,
             a.REASONS: [f"{s.replica} {s.score:.1f} {decision.policy.unit}" for s in decision.field[:16]],
+            **({a.VERSION: decision.version, a.SPLIT: _why(decision)} if decision.version else {}),
         }
 
     def record(self, decision: Pick) -> dict[str, Any]:
@@ -124,6 +140,8 @@ class PickReasons:
             "policy": decision.policy.name,
             "unit": decision.policy.unit,
             "chosen": decision.chosen.replica if decision.chosen is not None else None,
+            "version": decision.version,
+            "split": _why(decision),
             "candidates": [
                 {
                     "replica": s.replica,
@@ -151,11 +169,28 @@ class PickReasons:
         return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
 
 
-class RegionalDesk:
-    """What an operator is told of a region's balancer."""
+def _why(decision: Pick) -> str:
+    """Why it has its version: "" if no split decided."""
+    assigned = decision.assigned
+    if assigned is None:
+        return ""
+    return f"{assigned.why}: {assigned.version}" + (", fallback" if decision.split == "fallback" else "")
 
-    def __init__(self, instance: str, flow: RegionalFlow, keeper: KeyKeeper, door: Door, clock: Clock) -> None:
+
+class RegionalDesk:
+    """What an operator is told of a region's balancer. `overrides` are followed beside it."""
+
+    def __init__(
+        self,
+        instance: str,
+        flow: RegionalFlow,
+        keeper: KeyKeeper,
+        door: Door,
+        clock: Clock,
+        overrides: Sequence[Overrides] = (),
+    ) -> None:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
+        self._overrides = overrides
         self.stopping = False
 
     def ready(self) -> bool:
@@ -172,6 +207,8 @@ class RegionalDesk:
             "instance": self._instance,
             "policy_epoch": flow.law.epoch,
             "policies": flow.policies.told(),
+            "splits": flow.splits.told(flow.view.by_line),
+            "overrides": {one.what: one.told() for one in self._overrides},
             "under_way": flow.under_way,
             "queued_requests": len(flow.queue),
             "queued_tokens": flow.queue.tokens,
@@ -189,6 +226,7 @@ class RegionalDesk:
             "replica": name,
             "address": str(replica.address),
             "models": sorted(replica.models),
+            "version": replica.version,
             "state": health.state,
             "why": health.why,
             "in_flight": load.in_flight,
@@ -209,7 +247,9 @@ class RegionalDesk:
         flow = self._flow
         region = flow.config.region
         why = flow.law.verdict(question.tenant, request.model, narrow=request.narrow).why_not(region)
-        choice = flow.outlook.consider(request, flow.outlook.need_of(request), self._clock.now())
+        served = request.model in flow.view.by_model
+        need = flow.outlook.need_of(request)
+        choice = flow.outlook.consider(request, need, self._clock.now()) if served else None
         return {
             "region": region,
             "unlawful": why,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from farhop.balance.estimate import Speed
     from farhop.balance.ledger import Load
@@ -54,7 +54,7 @@ class Subset:
     def __len__(self) -> int:
         return len(self.names)
 
-    def without(self, names: Sequence[str]) -> Subset:
+    def without(self, names: Collection[str]) -> Subset:
         """Those not named."""
         if not names:
             return self

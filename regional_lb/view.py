@@ -30,7 +30,8 @@ class Sample(msgspec.Struct, frozen=True):
 class Replica(msgspec.Struct, frozen=True):
     """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt may
     be on its way to it before more waits here (its own step budget: beyond that its queue would grow).
-    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured."""
+    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
+    models, "" where nobody tells versions apart."""
 
     name: str
     address: Address
@@ -43,22 +44,42 @@ class Replica(msgspec.Struct, frozen=True):
     tpot_ms: float
     usd_per_hour: float = 0.0
     sample: Sample | None = None
+    version: str = ""
 
 
 class View(msgspec.Struct, frozen=True):
-    """All replicas by name, and the names of those that serve a model."""
+    """All replicas by name, and the names of those that serve a model, or (`by_line`) a model or a version of it."""
 
     replicas: dict[str, Replica]
     by_model: dict[str, tuple[str, ...]]
+    by_line: dict[str, tuple[str, ...]]
+
+
+def line_of(model: str, version: str) -> str:
+    """What a request is for, and so what it waits for: a version of a model, or with "" the model, whichever version.
+
+    Models have no spaces in their names (configuration sees to it), so a line names one model and one version.
+    """
+    return f"{model} {version}" if version else model
+
+
+def model_of(line: str) -> str:
+    """The model of a line."""
+    return line.partition(" ")[0]
 
 
 def view_of(replicas: list[Replica]) -> View:
     """Index replicas. Names are unique (configuration sees to it)."""
     by_model: dict[str, list[str]] = {}
+    by_version: dict[str, list[str]] = {}
     for replica in replicas:
         for model in sorted(replica.models):
             by_model.setdefault(model, []).append(replica.name)
-    return View({r.name: r for r in replicas}, {model: tuple(names) for model, names in by_model.items()})
+            if replica.version:
+                by_version.setdefault(line_of(model, replica.version), []).append(replica.name)
+    models = {model: tuple(names) for model, names in by_model.items()}
+    lines = models | {line: tuple(names) for line, names in by_version.items()}
+    return View({r.name: r for r in replicas}, models, lines)
 
 
 class ViewSwapped(Event, frozen=True):

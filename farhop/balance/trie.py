@@ -88,6 +88,9 @@ class _Branches:
     def parent(self, child: int) -> int:
         return self._parent.get(child, 0)
 
+    def goes_on(self, node: int) -> bool:
+        return node in self._only or node in self._many
+
     def children(self, parent: int) -> Iterator[int]:
         if parent in self._only:
             yield self._only[parent]
@@ -314,6 +317,10 @@ class PrefixTrie:
     def count(self, location: str) -> int:
         """How many nodes the location holds."""
         return len(self._mirrors[location].lru)
+
+    def goes_on(self, node: int) -> bool:
+        """Whether anybody holds a path that goes on below this node."""
+        return self._branches.goes_on(node)
 
     def is_held(self, node: int) -> bool:
         """Whether anybody holds it."""

@@ -85,9 +85,12 @@ class AttemptRun:
         known = answer.known
         self._status, self._onward = answer.status, answer.onward
         self.timing = known.get(b"server-timing", b"")
-        if self._relay.upstream_is_tier and (word := known.get(b"x-farhop-outcome")):
-            self._refusal = answers.read_hop_outcome(word)
-            return
+        if self._relay.upstream_is_tier:
+            if word := known.get(b"x-farhop-outcome"):
+                self._refusal = answers.read_hop_outcome(word)
+                return
+            if version := known.get(b"x-farhop-version"):
+                self._onward += b"x-farhop-version: " + version + b"\r\n"
         content_type = known.get(b"content-type", b"").lower()
         if content_type.startswith(b"text/event-stream"):
             self._tap = StreamTap(self.journey.hide_usage)

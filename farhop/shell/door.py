@@ -16,6 +16,7 @@ from farhop.balance import chain, outcome
 from farhop.balance.machine import Request
 from farhop.relay import answers, bodies, openai, paths
 from farhop.relay.paths import Kind, PathRefusal
+from farhop.shell.marks import VERSION_HEADER
 from farhop.shell.observe import Visit
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from farhop.relay.prompt import Prompt
     from farhop.relay.relay import Relay
     from farhop.shell.clock import Clock
+    from farhop.shell.marks import MarkReader
     from farhop.shell.observe import Observer
     from farhop.shell.session import SessionReader
 
@@ -73,9 +75,16 @@ class Door:
     """A listener's gate. `relay` is set once it exists: the two need one another."""
 
     def __init__(
-        self, keeper: Keeper, observer: Observer, clock: Clock, rng: Random, session: SessionReader | None = None
+        self,
+        keeper: Keeper,
+        observer: Observer,
+        clock: Clock,
+        rng: Random,
+        session: SessionReader | None = None,
+        marks: MarkReader | None = None,
     ) -> None:
-        self._keeper, self._observer, self._clock, self._rng, self._session = keeper, observer, clock, rng, session
+        self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
+        self._session, self._marks = session, marks
         self.relay: Relay | None = None
 
     def head(self, exchange: Exchange) -> Reply | None:
@@ -127,7 +136,9 @@ class Door:
         if kind is Kind.MODELS:
             return _model_list(self._keeper.models(caller))
         try:
-            request, prompt = self.compose(caller, kind, exchange.body, exchange.head.path, exchange.head.onward)
+            head = exchange.head
+            version = head.get(VERSION_HEADER)
+            request, prompt = self.compose(caller, kind, exchange.body, head.path, head.onward, version)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
         # A model may have a rule of its own, and its name is known only now.
@@ -138,10 +149,19 @@ class Door:
         return None
 
     def compose(
-        self, caller: Caller, kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b""
+        self,
+        caller: Caller,
+        kind: Kind,
+        body: bytes,
+        path: bytes = b"",
+        headers: bytes = b"",
+        version: bytes | None = None,
     ) -> tuple[Request, Prompt]:
-        """The machine's Request for a body (as bodies.read takes it). Raises bodies.BodyError."""
-        prompt = bodies.read(kind, body, path, headers)
+        """The machine's Request for a body (as bodies.read takes it); `version` is the header that asks for one.
+
+        Raises bodies.BodyError.
+        """
+        prompt, marks = bodies.read(kind, body, path, headers), self._marks
         seed = chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
         request = Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
@@ -162,6 +182,8 @@ class Door:
             narrow=caller.narrow,
             promised_ttft_ms=caller.promised_ttft_ms,
             session=self._session.read(caller.tenant, body, headers) if self._session is not None else 0,
+            version=marks.version(prompt.model, version) if marks is not None else "",
+            marks=marks.marks(prompt.model, headers) if marks is not None else (),
         )
         return request, prompt
 

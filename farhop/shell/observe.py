@@ -149,6 +149,11 @@ class Observer:
         """An attempt went past a region that is hot or not fully returned to."""
         self._metrics.spilled(to)
 
+    def versioned(self, journey: Journey, version: str, split: str, status: int) -> None:
+        """A request that is over was served in this version of its model, which it got by this word of a split."""
+        ttft_s = journey.began_at - journey.context.arrived_at if journey.began_at and journey.status < 400 else None
+        self._metrics.versioned(version, split, status, ttft_s)
+
     def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
         """An attempt ended."""
         visit: Visit = journey.context

@@ -13,6 +13,7 @@ from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
 from regional_lb.config.policy import PolicyConfig, Session
 from regional_lb.config.replica import Model, ReplicaConfig
+from regional_lb.config.split import SplitConfig
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
@@ -20,7 +21,7 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 class RegionalConfig(Process):
     """One regional balancer. `advertise` is the host by which the global tier reaches it.
 
-    `policy` is for all models but those of `policies`.
+    `policy` is for all models but those of `policies`. `splits` are by model, between the versions of its replicas.
 
     `prefix_nodes_per_s` bounds what each global balancer is told of the caches: 8 B a node.
     """
@@ -37,6 +38,7 @@ class RegionalConfig(Process):
     watch: Watch = Watch()
     policy: PolicyConfig = PolicyConfig()
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
+    splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     session: Session = Session()
     prefix_nodes_per_s: Annotated[int, Field(ge=1000, le=10_000_000)] = 50_000
 
@@ -76,6 +78,15 @@ class RegionalConfig(Process):
                 )
         for model in self.policies.keys() - {model for replica in self.replicas for model in replica.models}:
             raise ValueError(f"policies.{model}: no replica serves this model; correct its name, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _served(self) -> RegionalConfig:
+        for model, split in self.splits.items():
+            known = {replica.version for replica in self.replicas if model in replica.models}
+            for version in sorted(split.versions - known):
+                there = ", ".join(sorted(known - {""})[:8]) or "none: give replicas a version"
+                raise ValueError(f"splits.{model}: no replica serves this model in version {version}; there is {there}")
         return self
 
     @model_validator(mode="after")

@@ -44,7 +44,8 @@ class ReplicaConfig(Part):
     """One engine endpoint. Slots, KV tokens and speeds are starting points: metrics and measurement correct them.
 
     `engine` is found out from the page where it is not told, `metrics` is where that engine has it. `dcgm` is the page
-    of its host's DCGM exporter, `gpus` are those it runs on there (index or UUID), all if it is empty.
+    of its host's DCGM exporter, `gpus` are those it runs on there (index or UUID), all if it is empty. `version` is
+    that of its models, for `splits`.
     """
 
     url: str
@@ -61,6 +62,7 @@ class ReplicaConfig(Part):
     prefill_ms_per_token: Milliseconds = 0.1
     tpot_ms: Milliseconds = 25.0
     usd_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
 
     @field_validator("engine", mode="before")
     @classmethod

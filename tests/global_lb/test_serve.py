@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, global_config, send, topology, until
+from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Forward, Request
 from farhop.identity.hop import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier
@@ -105,6 +106,13 @@ def test_the_token_says_all_that_the_region_needs() -> None:
     assert said.promised_ttft_ms == 42.0
     # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 30 s.
     assert said.expires_ms == 1_000_000.0 - 7_000.0 + 30_000.0
+
+
+def test_a_version_asked_for_goes_on_to_the_region() -> None:
+    passage = Passage()
+    assert b"x-farhop-version" not in tier().upstream_headers(passage)  # type: ignore[arg-type]
+    passage.request = replace(passage.request, version="v2")
+    assert b"\r\nx-farhop-version: v2\r\n" in tier().upstream_headers(passage)  # type: ignore[arg-type]
 
 
 def test_each_instance_gets_an_expiry_in_its_own_clock() -> None:

@@ -80,7 +80,7 @@ def test_tests_mirror_sources(path: Path) -> None:
 MACHINES = [
     ROOT / tier / f"{room}.py"
     for tier in ("regional_lb", "global_lb")
-    for room in ("view", "admission", "policy", "pick", "flow", "queue")
+    for room in ("view", "admission", "policy", "pick", "flow", "queue", "split", "outlook")
     if (ROOT / tier / f"{room}.py").exists()
 ] + sorted((ROOT / "regional_lb" / "policy").glob("*.py"))
 

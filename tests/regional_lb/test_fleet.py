@@ -13,7 +13,7 @@ from farhop.balance.health import HealthConfig, State
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address
 from regional_lb.fleet import Fleet
-from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, view_of
+from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, line_of, view_of
 
 
 @pytest.fixture
@@ -192,3 +192,29 @@ def _agrees(fleet: Fleet, now: float) -> None:
         )
         fits = fits and (known.sample is None or not known.sample.waiting or now - known.sample.at >= 3.0)
         assert bool(table.room(10.0, 5.0, now)[place]) is fits
+
+
+def test_a_version_has_its_own_able_replicas_as_cheap_as_a_model() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    known.adopt(view_of([replica("r1", version="v1"), replica("r2", version="v2"), replica("r3", version="v2")]))
+    for name in ("r1", "r2", "r3"):
+        known.hear(ReplicaProbed(name, True), 0.0)
+    v2 = line_of(MODEL, "v2")
+    assert known.able(v2, 0.0).names == ("r2", "r3")
+    assert known.able(v2, 0.0) is known.able(v2, 0.0)
+    assert known.table(known.able(v2, 0.0)).of.names == ("r2", "r3")
+    known.failed("r2", outcome.CONNECT_FAILED, 0.0)
+    assert known.able(v2, 0.0).names == ("r3",)
+    assert known.able(line_of(MODEL, "v9"), 0.0).names == ()
+
+
+def test_another_version_under_the_same_name_begins_with_an_empty_cache() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    one = request("a")
+    known.adopt(view_of([replica("r1", version="v1")]))
+    known.caches("r1", one.chain)
+    known.adopt(view_of([replica("r1", version="v1")]))
+    assert known.trie.count("r1") == len(one.chain)
+    known.adopt(view_of([replica("r1", version="v2")]))
+    assert known.trie.count("r1") == 0
+    assert known.able(line_of(MODEL, "v1"), 0.0).names == ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,15 +15,16 @@ from farhop.balance import machine, outcome
 from farhop.balance.health import HealthConfig, State
 from farhop.balance.machine import Forward, Usage
 from regional_lb.flow import K_WAITING
+from regional_lb.split import Rule, SplitsChanged
 from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.view import Replica, ReplicaProbed, Sample
-from topology.model import Rule
+from topology.model import Rule as LawRule
 
 NAMES = ("r1", "r2", "r3")
 LAWS = (
     law(epoch=1),
-    law(epoch=2, anyone=Rule(allow=("eu",))),
-    law(epoch=3, other=Rule(allow=("world",), deny=("GB",))),
+    law(epoch=2, anyone=LawRule(allow=("eu",))),
+    law(epoch=3, other=LawRule(allow=("world",), deny=("GB",))),
 )
 FAILURES = (
     outcome.CONNECT_FAILED,
@@ -39,6 +42,12 @@ ODDITIES = (
     {"model": "nowhere"},
     {"lawful": frozenset({"tokyo"})},
     {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1"},
+)
+SPLITS: tuple[dict[str, dict[str, Any]], ...] = (
+    {},
+    {MODEL: {"weights": {"v1": 1.0, "v2": 1.0}}},
+    {MODEL: {"weights": {"v1": 0.0, "v2": 1.0}, "fallback": False}},
+    {MODEL: {"weights": {"v1": 1.0, "v2": 0.0}}, OTHER_MODEL: {"rules": (Rule("v9", tenant="other"),)}},
 )
 MODELS_OF = {"r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}}
 
@@ -61,6 +70,8 @@ class RegionalMachine(RuleBasedStateMachine):
         self.referee = Referee(self.flow, self._lawful, self._forwarded)
 
     def _replica(self, name: str, **fields) -> Replica:
+        version = {"r1": "v1", "r2": "v2"}.get(name, "")
+        fields = {"version": version, **fields}
         return replica(
             name, models=frozenset(MODELS_OF[name]), kv_tokens=3000, prefill_tokens_max=900, **{"slots": 3, **fields}
         )
@@ -73,6 +84,9 @@ class RegionalMachine(RuleBasedStateMachine):
         assert "london" in rider.lawful & self._lawful(rider.request)
         target = self.flow.view.replicas[forward.target]
         assert rider.request.model in target.models
+        assigned, split = self.flow._live[forward.id].assigned, self.flow.splits.of(rider.request.model)
+        if assigned is not None and split is not None and not split.terms.fallback:
+            assert target.version == assigned.version
         health = self.flow.health[forward.target].read(now)
         assert health.state in (State.UP, State.SUSPECT) or health.why == "a trial is under way"
         # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
@@ -185,6 +199,11 @@ class RegionalMachine(RuleBasedStateMachine):
         self._tell(swapped(*(self._replica(name, slots=slots, sample=sample) for name in NAMES if name != gone)))
         self._work_is_conserved()
 
+    @rule(splits=st.sampled_from(SPLITS))
+    def splits_change(self, splits: dict[str, dict[str, Any]]) -> None:
+        self._tell(SplitsChanged(splits))
+        self._work_is_conserved()
+
     @rule(epoch=st.sampled_from((1, 2)), n=st.none() | st.integers(0, 9))
     def law_changes(self, epoch: int, n: int | None) -> None:
         """And perhaps an attempt fails right then."""
@@ -200,7 +219,7 @@ class RegionalMachine(RuleBasedStateMachine):
                 continue
             for waiting in flow.queue.first(model, K_WAITING):
                 live = flow._live[waiting.id]
-                choice = flow.outlook.consider(live.request, live.need, self.now, live.tried)
+                choice = flow.outlook.consider(live.request, live.need, self.now, live.tried, assigned=live.assigned)
                 assert choice is None or choice.chosen is None
 
     # -- what always holds
@@ -222,6 +241,12 @@ class RegionalMachine(RuleBasedStateMachine):
             assert load.in_flight == len(held)
             assert load.prefill_tokens == sum(h.prefill_tokens for h in held)
             assert load.kv_tokens == sum(h.kv_tokens for h in held)
+
+    @invariant()
+    def who_waits_is_in_the_line_of_what_it_is_for(self) -> None:
+        flow = self.flow
+        assert all(waiting.model == flow._live[name].line for name, waiting in flow.queue._by_id.items())
+        assert sum(flow.outlook.queued(model) for model in (MODEL, OTHER_MODEL)) == len(flow.queue)
 
     @invariant()
     def bounds_hold(self) -> None:

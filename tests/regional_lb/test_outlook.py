@@ -5,6 +5,7 @@ from __future__ import annotations
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.machine import Forward, RequestArrived
+from regional_lb.view import line_of
 
 
 def test_looking_changes_nothing_and_is_what_then_happens() -> None:
@@ -36,3 +37,25 @@ def test_only_guests_are_turned_away() -> None:
     assert flow.outlook.turned_away(own, flow.outlook.need_of(own), 0.0) is None
     assert flow.outlook.turned_away(guest, flow.outlook.need_of(guest), 0.0) is not None
     assert flow.outlook.wait_ms(MODEL, 0.0) > 0.0
+
+
+def test_a_version_is_served_by_its_own_or_where_none_is_able_by_any() -> None:
+    flow = regional(replica("r1", version="v1"), replica("r2", version="v2"))
+    v2 = line_of(MODEL, "v2")
+    assert flow.outlook.serving(v2, 0.0).names == ("r2",)
+    assert flow.outlook.serving(MODEL, 0.0).names == ("r1", "r2")
+    assert flow.outlook.serving(v2, 0.0, without=("r2",)).names == ("r1",)
+    flow.splits.override({MODEL: {"fallback": False}})
+    assert flow.outlook.serving(v2, 0.0, without=("r2",)).names == ()
+    assert flow.outlook.serving(line_of(OTHER_MODEL, "v2"), 0.0).names == ()
+
+
+def test_what_is_kept_free_is_no_reason_to_fall_back() -> None:
+    flow = regional(replica("r1", version="v1"), replica("r2", version="v2"))
+    flow.splits.override({MODEL: {"weights": {"v2": 1.0}}})
+    asked = request("a")
+    need = flow.outlook.need_of(asked)
+    assert flow.outlook.consider(asked, need, 0.0, aside=("r2",)) is None
+    pick = flow.outlook.consider(asked, need, 0.0, without=("r2",))
+    assert pick is not None
+    assert (pick.version, pick.split) == ("v1", "fallback")

@@ -10,6 +10,7 @@ from worlds import fleet, replica
 from farhop.balance.ledger import Reservation
 from regional_lb.pick import FIELD_MAX, expected_wait_ms, pick
 from regional_lb.policy import Need, Predictive
+from regional_lb.split import Assigned
 from regional_lb.view import Sample
 
 NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
@@ -28,6 +29,15 @@ def choose(*replicas, hits=None, reserved=(), seed=1):
 
 
 FULL = (Reservation("r1", 0, 10), Reservation("r1", 0, 10))
+
+
+def test_why_it_has_its_version_in_one_word_of_few() -> None:
+    choice = choose(replica("r1"))
+    assert (choice.version, choice.split) == ("", "")
+    choice.version, choice.assigned = "v2", Assigned("v2", "llama v2", "rule 17")
+    assert choice.split == "rule"
+    choice.version = "v1"
+    assert choice.split == "fallback"
 
 
 def test_the_choice_comes_with_its_field_and_who_was_full() -> None:

@@ -14,7 +14,7 @@ from reporting import ADDRESSES, Watched, calling, live, publishing, reporter
 from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
 from farhop.balance.ledger import Reservation
-from farhop.balance.machine import RequestArrived, Usage
+from farhop.balance.machine import AttemptBegan, RequestArrived, Usage
 from farhop.store.contract import ChangeKind, report_key
 from farhop.store.report import (
     ACCEPTED_LIMIT,
@@ -29,6 +29,7 @@ from farhop.store.report import (
 )
 from regional_lb import report
 from regional_lb.report import moved
+from regional_lb.split import Rule
 from regional_lb.view import ReplicaProbed, Sample
 
 # -- what is said
@@ -58,6 +59,39 @@ async def test_each_models_queue_is_its_own() -> None:
     by_model = {m.model: m for m in reporter(flow, lambda: 0.0).build().models}
     assert by_model[MODEL].queued_requests == flow.queue.waiting(MODEL) == 2
     assert by_model[OTHER_MODEL].queued_requests == 0
+
+
+async def test_a_model_that_is_split_is_reported_whole_and_its_headroom_by_share() -> None:
+    flow = regional(replica("a", version="v1", slots=4), replica("b", version="v2", slots=1))
+    flow.splits.override({MODEL: {"weights": {"v1": 3.0, "v2": 1.0}, "rules": (Rule("v2", tenant="other"),)}})
+    before = reporter(flow, lambda: 0.0).build().models[0]
+    for n in range(3):
+        flow.handle(RequestArrived(request(f"q{n}", tenant="other")), 0.0)
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.model, told.replicas_ready, told.queued_requests) == (MODEL, 2, 2)
+    assert 0 < told.headroom_foreign_tokens <= 0.75 * before.headroom_foreign_tokens
+    assert told.wait_ms == pytest.approx(0.25 * flow.outlook.wait_ms(f"{MODEL} v2", 0.0))
+
+
+async def test_what_stands_by_after_a_flip_is_not_on_offer() -> None:
+    """Else a region whose green is full would seem half empty, and never hot."""
+    flow = regional(replica("blue", version="v1", slots=4), replica("green", version="v2", slots=2))
+    flow.splits.override({MODEL: {"weights": {"v1": 0.0, "v2": 1.0}}})
+    for n in range(2):
+        flow.handle(RequestArrived(request(f"q{n}")), 0.0)
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.replicas_total, told.slots_total, told.slots_free) == (1, 2, 2, 0)
+    assert told.used_share == 1.0
+    flow.splits.override({MODEL: {"weights": {"v1": 1.0, "v2": 3.0}}})
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.slots_total, told.slots_free) == (2, 6, 4)
+    assert told.used_share == pytest.approx(0.75)  # for a quarter of what comes all is free
+    for n in range(2):
+        flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.0)
+    for _ in range(3):
+        flow.handle(ReplicaProbed("green", False), 0.0)
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.slots_total, told.used_share) == (1, 4, 0.0)  # blue takes it all now
 
 
 async def test_a_region_without_a_ready_replica_still_reports() -> None:

@@ -29,11 +29,13 @@ from farhop.identity.hop import HopClaims, HopSigner
 from farhop.relay.listener import PortTakenError
 from farhop.store.memory import MemoryStore
 from farhop.store.report import check
+from farhop.telemetry.attributes import admit
 from regional_lb.main import RegionalBalancer
 from regional_lb.pick import Pick
 from regional_lb.policy import Choice
 from regional_lb.policy.turns import RoundRobin
 from regional_lb.serve import PickReasons
+from regional_lb.split import Assigned
 
 WORLD = topology(tenant("split", models={"weights-70b": {"allow": ["us"]}}, residency={
     "processing": {"allow": ["world"]}, "logging": {"allow": ["jp"]},
@@ -221,6 +223,17 @@ def test_the_reasons_of_a_pick() -> None:
     record = reasons.record(nobody)
     assert (record["chosen"], record["candidates"][0]["full"]) == (None, True)
     assert (reasons.predicted_hit_tokens(nobody), reasons.predicted_ttft_ms(nobody)) == (0.0, None)
+
+
+def test_the_version_of_a_pick_is_said_with_why() -> None:
+    pick, reasons = seen(room=True), PickReasons()
+    pick.chosen = pick.scored(0)
+    assert not {"farhop.version", "farhop.split"} & set(reasons.attributes(pick))
+    pick.version, pick.assigned = "v1", Assigned("v2", f"{MODEL} v2", "rule 3")
+    said, record = reasons.attributes(pick), reasons.record(pick)
+    assert (said["farhop.version"], said["farhop.split"]) == ("v1", "rule 3: v2, fallback")
+    assert (record["version"], record["split"]) == ("v1", "rule 3: v2, fallback")
+    assert admit(said)[1] == 0
 
 
 async def test_a_session_comes_through_both_tiers_as_a_hash(up: Both) -> None:

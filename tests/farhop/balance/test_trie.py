@@ -293,3 +293,19 @@ def test_the_number_of_locations_is_bounded() -> None:
         trie.add(str(i), 0)
     with pytest.raises(ValueError, match="locations"):
         trie.add("one more", 0)
+
+
+def test_where_a_path_goes_on() -> None:
+    trie = PrefixTrie()
+    for name in ("a", "b"):
+        trie.add(name, 100_000)
+    short, left, right = nodes_of((1, 2)), nodes_of((1, 2, 3)), nodes_of((1, 2, 4))
+    trie.insert("a", short)
+    assert (trie.goes_on(short[0]), trie.goes_on(short[1]), trie.goes_on(99)) == (True, False, False)
+    trie.insert("b", left)  # whoever holds it
+    trie.insert("a", right)
+    assert trie.goes_on(short[1])
+    trie.evict("b", left[2])
+    assert trie.goes_on(short[1])
+    trie.evict("a", right[2])
+    assert not trie.goes_on(short[1])

@@ -205,3 +205,18 @@ def test_hostile_labels_stay_one_sample(metrics):
 
 def test_the_content_type_is_prometheus_text():
     assert module.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_versions_are_counted_by_why_and_code_and_bounded(metrics, monkeypatch):
+    metrics.versioned("v1", "session", 200, 0.25)
+    metrics.versioned("v1", "session", 200, None)
+    metrics.versioned("v1", "session", 0, -1.0)
+    assert scraped(metrics, "farhop_version_requests_total") == {
+        by(version="v1", split="session", code="2xx"): 2,
+        by(version="v1", split="session", code="none"): 1,
+    }
+    assert scraped(metrics, "farhop_version_ttft_seconds_sum") == {by(version="v1"): 0.25}
+    for n in range(2 * module.VERSIONS_MAX):
+        metrics.versioned(f"n{n}", "", 503, 1.0)
+    assert len(scraped(metrics, "farhop_version_ttft_seconds_count")) == module.VERSIONS_MAX + 1
+    assert scraped(metrics, "farhop_version_requests_total")[by(version="other", split="", code="5xx")] > 1

@@ -61,6 +61,18 @@ def test_an_engine_over_tls_is_verified_by_its_own_name() -> None:
     ]  # fmt: skip
 
 
+def test_a_split_speaks_of_versions_that_are_served() -> None:
+    v1 = {"version": "v1"}
+    split = {"llama": {"weights": {"v1": 1}, "rules": [{"tenant": "acme", "version": "v1"}]}}
+    config = RegionalConfig.model_validate(document(v1, splits=split))
+    assert (config.replicas[0].version, config.splits["llama"].versions) == ("v1", {"v1"})
+    assert "splits.llama: no replica serves this model in version v1; there is none" in problems(splits=split)[""]
+    split["llama"]["weights"] = {"v2": 1}
+    assert "in version v2; there is v1" in problems(v1, splits=split)[""]
+    assert "splits.qwen: no replica serves" in problems(v1, splits={"qwen": {"weights": {"v1": 1}}})[""]
+    assert "replicas.0.version" in problems({"version": "v 1"})
+
+
 def test_tls_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("server")
