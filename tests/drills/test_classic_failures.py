@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 from classic import NAIVE, Load, blind, gpus, l4, region
-from inprocess import HOP_KEY, MODEL
+from inprocess import HOP_KEY, MODEL, until
 
 
 @pytest.fixture(autouse=True)
@@ -26,20 +26,20 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def _hot_spot(naive: bool) -> int:
     """Every fourth answer is long, and turns by rote give all of those to one replica: how many the busiest got."""
-    async with gpus(*[l4(kv_blocks=200) for _ in range(4)]) as engines:
+    async with gpus(*[l4(8.0, kv_blocks=200) for _ in range(4)]) as engines:
         said, config = (blind(engines), NAIVE) if naive else ({}, {})
         async with region(engines, said, **config) as (_, url), Load(url) as load, asyncio.TaskGroup() as group:
-            for n in range(64):
-                kind, tokens = ("long", 400) if n % 4 == 0 else ("short", 8)
+            for n in range(48):
+                kind, tokens = ("long", 200) if n % 4 == 0 else ("short", 4)
                 group.create_task(load.ask(kind, 20, tokens))
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.04)
     assert {one.status for one in load.asked} == {200}
     return max(Counter(one.replica for one in load.asked if one.kind == "long").values())
 
 
 async def test_long_generations_make_no_hot_spot() -> None:
-    assert await _hot_spot(naive=True) == 16
-    assert await _hot_spot(naive=False) <= 8
+    assert await _hot_spot(naive=True) == 12
+    assert await _hot_spot(naive=False) <= 7
 
 
 # -- retry storm
@@ -114,20 +114,26 @@ async def test_conversations_do_not_drive_each_other_out_of_the_caches() -> None
 
 
 async def _partition(naive: bool) -> int:
-    """One of three replicas cannot be reached while 60 requests come: how many were lost."""
+    """One of three replicas cannot be reached while 60 requests come: how many are swallowed."""
     async with gpus(*[l4() for _ in range(3)]) as engines:
-        said, config = (
-            (blind(engines), NAIVE | {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}) if naive else ({}, {})
-        )
-        async with region(engines, said, **config) as (_, url), Load(url) as load, asyncio.TaskGroup() as group:
+        quiet = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
+        said, config = (blind(engines), NAIVE | quiet) if naive else ({}, {})
+        async with region(engines, said, **config) as (_, url), Load(url) as load:
             engines[1].frozen.set()
+            asked = []
             for _ in range(60):
-                group.create_task(load.ask("chat", 20, 8, within_s=2.0))
-                await asyncio.sleep(0.05)
-        engines[1].frozen.clear()
-        return sum(one.status != 200 or one.ttft_ms is None for one in load.asked)
+                asked.append(asyncio.create_task(load.ask("chat", 20, 8, within_s=60.0)))
+                await asyncio.sleep(0.02)
+            await until(lambda: sum(one.done() for one in asked) >= (40 if naive else 60), 20.0)
+            swallowed = [one for one in asked if not one.done()]
+            for one in swallowed:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            engines[1].frozen.clear()
+    assert {one.status for one in load.asked} == {200}
+    return len(swallowed)
 
 
 async def test_who_cannot_be_reached_swallows_nothing() -> None:
-    assert await _partition(naive=True) >= 15
+    assert await _partition(naive=True) == 20
     assert await _partition(naive=False) == 0
