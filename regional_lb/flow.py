@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from farhop.balance.health import Mode
     from farhop.balance.machine import Answer, Command, Event, Usage
     from farhop.balance.outcome import Outcome
+    from regional_lb.standing import Standing
     from regional_lb.table import Subset
     from topology.law import Law
 
@@ -98,6 +100,15 @@ class RegionalFlow:
         """Requests that are neither answered nor given up."""
         return len(self._live)
 
+    @property
+    def standing(self) -> Standing:
+        """The replicas' health taken together."""
+        return self._fleet.standing
+
+    def mode(self, model: str, now: float) -> Mode:
+        """How the replicas of a model may be used."""
+        return self._fleet.mode(model, now)
+
     # -- a request's edges
 
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
@@ -132,14 +143,19 @@ class RegionalFlow:
             if live.request.stream and live.chosen is not None:
                 live.prefilled_at = now
                 ahead_tokens = live.chosen.backlog_tokens + live.chosen.uncached_tokens
-                self._fleet.prefilled(live.replica, (now - live.forwarded_at) * 1e3, ahead_tokens)
+                self._fleet.prefilled(live.replica, (now - live.forwarded_at) * 1e3, ahead_tokens, now)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
         live = self._under_way(event)
         if live is None:
             return []
+        held = self.ledger.held(event.id)
         self._over(live)
+        if event.fault is not None:
+            self._fleet.broke(live.replica, event.fault, now)
+        if event.fault is not None or event.status >= 500:
+            self._fleet.lingers(held, live.forwarded_at, now)
         if event.status < 400 and event.usage is not None:
             self._learn(live, event.usage, now)
         return self._fill(live.replica, now)
@@ -150,11 +166,14 @@ class RegionalFlow:
             return []
         failed = live.replica
         self._fleet.failed(failed, event.outcome, now)
+        held = self.ledger.held(event.id)
         if live.started:
             self._over(live)
+            self._fleet.lingers(held, live.forwarded_at, now, event.outcome)
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
         self.ledger.release(event.id)
+        self._fleet.lingers(held, live.forwarded_at, now, event.outcome)
         live.replica = ""
         return [*self._elsewhere(live, failed, event.outcome, now), *self._fill(failed, now)]
 

@@ -10,7 +10,7 @@ from referee import Referee, Rider
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
-from farhop.balance.health import HealthConfig, State
+from farhop.balance.health import HealthConfig, Mode, State
 from farhop.balance.machine import Forward, Usage
 from regional_lb.flow import K_WAITING
 from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S
@@ -40,6 +40,7 @@ ODDITIES = (
     {"lawful": frozenset({"tokyo"})},
     {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1"},
 )
+FAULTS = (outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN, outcome.ENGINE_ERROR)
 MODELS_OF = {"r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}}
 
 
@@ -73,8 +74,11 @@ class RegionalMachine(RuleBasedStateMachine):
         assert "london" in rider.lawful & self._lawful(rider.request)
         target = self.flow.view.replicas[forward.target]
         assert rider.request.model in target.models
-        health = self.flow.health[forward.target].read(now)
-        assert health.state in (State.UP, State.SUSPECT) or health.why == "a trial is under way"
+        machine = self.flow.health[forward.target]
+        health = machine.read(now)
+        if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
+            assert self.flow.mode(rider.request.model, now) is Mode.PANIC
+            assert machine.held_out(now)
         # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
         load = self.flow.ledger.load(forward.target)
         if load.in_flight > 1:
@@ -122,11 +126,11 @@ class RegionalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
 
     @precondition(lambda self: self.referee.states("started"))
-    @rule(n=st.integers(0, 9), told=st.booleans())
-    def attempt_ends(self, n: int, told: bool) -> None:
+    @rule(n=st.integers(0, 9), told=st.booleans(), fault=st.sampled_from((None, None, *FAULTS)))
+    def attempt_ends(self, n: int, told: bool, fault: outcome.Outcome | None) -> None:
         if rider := self._one(n, "started"):
             usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if told else None
-            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage))
+            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage, fault))
 
     @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
@@ -162,9 +166,9 @@ class RegionalMachine(RuleBasedStateMachine):
             if name in self.referee.riders:
                 self._tell(machine.TimerFired(name))
 
-    @rule(name=st.sampled_from(NAMES), ok=st.booleans())
-    def probe(self, name: str, ok: bool) -> None:
-        self._tell(ReplicaProbed(name, ok))
+    @rule(name=st.sampled_from(NAMES), ok=st.booleans(), ready=st.sampled_from((True, True, False)))
+    def probe(self, name: str, ok: bool, ready: bool = True) -> None:
+        self._tell(ReplicaProbed(name, ok, ready=ready))
         self._work_is_conserved()
 
     @rule()
