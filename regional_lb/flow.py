@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.health import Mode
     from farhop.balance.machine import Answer, Command, Event, Usage
     from farhop.balance.outcome import Outcome
-    from regional_lb.standing import Standing
     from regional_lb.table import Subset
     from topology.law import Law
 
@@ -69,7 +67,7 @@ class RegionalFlow:
         self.policies = policies or Policies()
         self.estimates = Estimates()
         self._fleet = Fleet(config.health, self.estimates)
-        self.view, self.health = self._fleet.view, self._fleet.health
+        self.view, self.health, self.standing = self._fleet.view, self._fleet.health, self._fleet.standing
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger = self._fleet.ledger
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
@@ -99,15 +97,6 @@ class RegionalFlow:
     def under_way(self) -> int:
         """Requests that are neither answered nor given up."""
         return len(self._live)
-
-    @property
-    def standing(self) -> Standing:
-        """The replicas' health taken together."""
-        return self._fleet.standing
-
-    def mode(self, model: str, now: float) -> Mode:
-        """How the replicas of a model may be used."""
-        return self._fleet.mode(model, now)
 
     # -- a request's edges
 

@@ -14,6 +14,7 @@ from regional_lb.policy import Need
 if TYPE_CHECKING:
     from random import Random
 
+    from farhop.balance.health import Mode
     from farhop.balance.machine import Request
     from regional_lb.fleet import Fleet
     from regional_lb.pick import Pick
@@ -77,3 +78,7 @@ class Outlook:
     def able(self, model: str, now: float) -> Table:
         """The replicas that serve the model and may take work. Not to be kept: it goes on changing."""
         return self._fleet.table(self._fleet.able(model, now))
+
+    def mode(self, model: str, now: float) -> Mode:
+        """How the model's replicas may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""
+        return self._fleet.mode(model, now)

@@ -142,7 +142,8 @@ class Peers:
         if self._compared_at is not None and now > self._compared_at:
             keep = exp((self._compared_at - now) / _FADE_S)
             for record in self._records.values():
-                record.failing = 0.0 if record.failing < _NONE else record.failing * keep
+                faded = record.failing * keep
+                record.failing = faded if faded >= _NONE else 0.0
         self._compared_at = now
 
 

@@ -47,7 +47,7 @@ class Standing:
         self._config = config
         self.health: dict[str, HealthMachine] = {}
         self.modes: dict[str, Mode] = {}
-        self.ejections: dict[str, int] = {}
+        self.ejections: dict[str, float] = {}
         self.peers = Peers(config.outlier_factor)
         self._sinkhole = Sinkhole()
         self._view = view_of([])
@@ -100,6 +100,20 @@ class Standing:
             names = [name for name in serving if name in names or name in held_out]
         self.modes[model] = mode
         return names, until
+
+    def is_able(self, name: str, now: float) -> bool:
+        """Whether a replica of the view may take work, panic apart."""
+        return self.health[name].read(now).state in _ABLE
+
+    def states(self, now: float) -> dict[str, float]:
+        """How many replicas are in each state."""
+        states = [health.read(now).state for health in self.health.values()]
+        return {state: float(states.count(state)) for state in State}
+
+    def answered_at(self, name: str) -> float:
+        """When a replica last answered a request well, -inf if it never did."""
+        health = self.health.get(name)
+        return health.answered_at if health is not None else -inf
 
     # -- what happened. True: who is able may have changed.
 
@@ -228,6 +242,6 @@ class Standing:
         return True
 
     def _ejected(self, name: str, kind: str) -> None:
-        self.ejections[kind] = self.ejections.get(kind, 0) + 1
+        self.ejections[kind] = self.ejections.get(kind, 0.0) + 1.0
         self.peers.forgive(name)
         self._touched.add(name)

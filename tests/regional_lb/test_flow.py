@@ -77,7 +77,7 @@ class RegionalMachine(RuleBasedStateMachine):
         machine = self.flow.health[forward.target]
         health = machine.read(now)
         if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
-            assert self.flow.mode(rider.request.model, now) is Mode.PANIC
+            assert self.flow.outlook.mode(rider.request.model, now) is Mode.PANIC
             assert machine.held_out(now)
         # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
         load = self.flow.ledger.load(forward.target)

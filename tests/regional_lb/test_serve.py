@@ -173,7 +173,8 @@ async def test_a_replica_that_is_down_makes_it_unready(up: Both, engine: Engine)
     engine.healthy = False
     await until(lambda: not up.regional.desk.ready())
     (replica,) = up.regional.desk.status()["replicas"]
-    assert (replica["state"], replica["why"]) == ("down", "probes fail")
+    assert (replica["state"], replica["why"]) == ("down", "alive, not ready")  # 503 is its own word for it
+    assert up.regional.desk.status()["modes"] == {MODEL: "all_down"}
 
 
 async def test_on_the_way_out_it_is_not_ready(engine: Engine) -> None:
