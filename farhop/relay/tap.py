@@ -29,7 +29,7 @@ class StreamTap:
     """For `text/event-stream`. `hide_usage`: the client did not ask for the usage chunk, so it does not see it.
 
     `fault`, at the end, is what an error event said of the engine (farhop.relay.faults). Such an event is the last but
-    for `[DONE]`, so only the last two segments are kept to be looked at: searching every one would cost each chunk.
+    for `[DONE]`, so the last two segments' events are kept and looked at then: searching each would cost every chunk.
     """
 
     __slots__ = ("_before", "_hide", "_last", "_tail", "fault", "usage")
@@ -42,16 +42,17 @@ class StreamTap:
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, bytes to pass on (maybe none)."""
-        self._before, self._last = self._last, data
         # Nearly always a segment is a whole number of events without usage: two comparisons, no copy.
         if not self._tail and data.endswith(_END) and not _has_usage(data):
+            self._before, self._last = self._last, data
             return data
         return self._slow(data)
 
     def _slow(self, data: bytes) -> bytes:
-        if self._tail:
-            data = self._last = self._tail + data
+        data = self._tail + data if self._tail else data
         events, self._tail = _split(data)
+        if events:
+            self._before, self._last = self._last, b"".join(events)
         if len(self._tail) > EVENT_BYTES_MAX:
             events, self._tail = [*events, self._tail], b""
         return b"".join(event for event in events if not self._is_ours(event))
@@ -69,7 +70,7 @@ class StreamTap:
     def rest(self) -> bytes:
         """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
         tail, self._tail = self._tail, b""
-        for segment in (self._before, self._last):  # the last has what was left of the one before, where that was cut
+        for segment in (self._before, self._last, tail):
             if _ERROR in segment:  # in a text it would be escaped
                 for event in _ANY_END.split(segment):
                     self.fault = faults.in_event(event) or self.fault
