@@ -149,7 +149,7 @@ class Standing:
             if not steady:
                 self._touched.add(name)
             return not steady
-        health.failed(now, may_eject=self._may_eject(name, now))
+        health.failed(now, may_eject=health.on_the_brink and self._may_eject(name, now))
         self._touched.add(name)
         if steady and not health.steady:
             self._ejected(name, "streak")

@@ -240,6 +240,11 @@ class HealthMachine:
         """Whether it is able to take work, and nothing but a failure, a probe or an override will end that."""
         return self._probed_up is True and not self._unready and self._ejected_until is None
 
+    @property
+    def on_the_brink(self) -> bool:
+        """Whether one more failed request would eject it, if it may be."""
+        return self._request_fails + 1 >= self._config.streak
+
     def held_out(self, now: float) -> bool:
         """Whether nothing but what its requests met keeps it out: that is what panic overlooks. A refused connection
         is not of that kind, since nobody is at home."""
