@@ -249,6 +249,14 @@ class RegionalMachine(RuleBasedStateMachine):
                     self._tell(machine.ClientLeft(name))
             assert not self.referee.riders
             self.at_rest_nothing_is_held()
+            # What failed fast counts on for a while, and then no more: no slot is lost for good.
+            for name in NAMES:
+                self._tell(ReplicaProbed(name, True))
+            self.now += 1000.0
+            for model in (MODEL, OTHER_MODEL):
+                table = self.flow.outlook.able(model, self.now)
+                assert not table.in_flight.any()
+                assert not table.kv_taken_tokens.any()
 
 
 TestRegionalMachine = RegionalMachine.TestCase

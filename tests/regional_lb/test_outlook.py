@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
+from farhop.balance.health import Mode
 from farhop.balance.machine import Forward, RequestArrived
+from regional_lb.view import ReplicaProbed
 
 
 def test_looking_changes_nothing_and_is_what_then_happens() -> None:
@@ -36,3 +38,11 @@ def test_only_guests_are_turned_away() -> None:
     assert flow.outlook.turned_away(own, flow.outlook.need_of(own), 0.0) is None
     assert flow.outlook.turned_away(guest, flow.outlook.need_of(guest), 0.0) is not None
     assert flow.outlook.wait_ms(MODEL, 0.0) > 0.0
+
+
+def test_how_a_models_replicas_may_be_used_has_a_name() -> None:
+    flow = regional(replica("r1"), replica("r2"), up=False)
+    assert [flow.outlook.mode(model, 0.0) for model in (MODEL, OTHER_MODEL)] == [Mode.ALL_DOWN, Mode.EMPTY]
+    for name in ("r1", "r2"):
+        flow.handle(ReplicaProbed(name, True), 0.0)
+    assert flow.outlook.mode(MODEL, 0.0) is Mode.NORMAL
