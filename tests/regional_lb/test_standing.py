@@ -58,6 +58,18 @@ def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
     assert made.health["b"].steady
 
 
+def test_a_model_that_cannot_spare_a_replica_keeps_it_for_all() -> None:
+    made = Standing(HealthConfig())
+    both = frozenset({MODEL, OTHER_MODEL})
+    made.adopt(view_of([replica("a", models=both), replica("b"), replica("c")]))
+    for name in made.health:
+        made.probed(ReplicaProbed(name, True), 0.0)
+    made.broke("a", OOM, 0.0)  # nobody else serves the other model
+    assert able(made, 0.0, OTHER_MODEL) == ["a"]
+    made.broke("b", OOM, 0.0)
+    assert able(made, 0.0) == ["a", "c"]
+
+
 def test_in_panic_ejections_are_overlooked_and_failed_probes_are_not() -> None:
     made = standing()
     for name in ("r0", "r1"):

@@ -45,6 +45,18 @@ def test_who_was_not_ready_and_then_is_silent_is_down() -> None:
     assert machine.read(2.0) == Health(State.DOWN, "probes fail")
 
 
+def test_who_refused_a_connection_comes_back_cold_and_whose_probes_failed_for_a_moment_does_not() -> None:
+    gone, silent = proven(), proven()
+    gone.refused(50.0)
+    gone.probed(True, 52.0)
+    assert (gone.read(52.0).state, gone.share(52.0)) == (State.UP, 0.1)
+    for _ in range(3):
+        silent.probed(False, 50.0)
+    for at in (51.0, 52.0):
+        silent.probed(True, at)
+    assert (silent.read(52.0).state, silent.share(52.0)) == (State.UP, pytest.approx(0.8))
+
+
 def test_an_ejection_at_once_grows_until_it_has_been_back_for_as_long_as_it_was_out() -> None:
     machine, now = proven(), 0.0
     for out_s in (30.0, 60.0, 120.0):
