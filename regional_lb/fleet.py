@@ -115,7 +115,7 @@ class Fleet:
         if self.standing.probed(event, now):
             self._able.clear()
         if self.standing.easing:
-            self._ease(now)
+            self._ease(now, event.target)
         return None
 
     # -- reading
@@ -158,12 +158,12 @@ class Fleet:
     def answered(self, name: str, status: int, now: float) -> None:
         """An answer began. A 5xx is the replica's fault, a 4xx is not."""
         if self.standing.answered(name, status < 500, now):
-            self._stirred(now)
+            self._stirred(name, now)
 
     def broke(self, name: str, reason: Outcome, now: float) -> None:
         """The answer said, at its end, that something is broken there."""
         if self.standing.broke(name, reason, now):
-            self._stirred(now)
+            self._stirred(name, now)
 
     def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
         """What a request sent at `since` held at its replica when it failed; `reason` where no answer came to its end.
@@ -173,13 +173,13 @@ class Fleet:
         mine = reason is None or (reason.source is Source.TRANSPORT and reason is not outcome.CONNECT_FAILED)
         if mine and held is not None and held.target in self.speeds:
             self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
-            self._ease(now)
+            self._ease(now, held.target)
 
     def failed(self, name: str, reason: Outcome, now: float) -> None:
         """An attempt broke."""
         if reason is outcome.CONNECT_FAILED:
             if self.standing.refused(name, now):
-                self._stirred(now)
+                self._stirred(name, now)
                 self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif reason.source is Source.TRANSPORT:  # else it was our own bound, and says nothing about the replica
             self.answered(name, 500, now)
@@ -223,14 +223,14 @@ class Fleet:
         self.whole.allow(row, replica.slots if eased is None else eased.slots)
         self.whole.burden(row, replica, self.ledger.load(name), eased)
 
-    def _stirred(self, now: float) -> None:
-        """Who is able must be found out anew, and what each may use."""
+    def _stirred(self, name: str, now: float) -> None:
+        """Who is able must be found out anew, and what this one may use."""
         self._able.clear()
-        self._ease(now)
+        self._ease(now, name)
 
-    def _ease(self, now: float) -> None:
+    def _ease(self, now: float, only: str = "") -> None:
         """Bring the rows of those up to date who may use less than they have, or more than they might."""
-        for name, eased in self.standing.ease(now):
+        for name, eased in self.standing.ease(now, only):
             if eased is None:
                 self._eased.pop(name, None)
             else:

@@ -166,7 +166,7 @@ class RegionalBalancer:
 
     def _shares(self) -> dict[str, float]:
         now, standing = self.clock.now(), self.flow.standing
-        return {name: standing.share(name, now) if standing.is_able(name, now) else 0.0 for name in standing.health}
+        return {name: standing.offered(name, now) for name in standing.health}
 
     def _modes(self) -> dict[str, float]:
         now = self.clock.now()

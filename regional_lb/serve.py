@@ -195,7 +195,7 @@ class RegionalDesk:
             "state": health.state,
             "why": health.why,
             "until_s": health.until - now if health.until is not None else None,
-            "share": flow.standing.share(name, now),
+            "share": flow.standing.offered(name, now),
             "failing_share": flow.standing.peers.failing(name),
             "in_flight": load.in_flight,
             "slots": replica.slots,

@@ -101,9 +101,10 @@ class Standing:
         self.modes[model] = mode
         return names, until
 
-    def is_able(self, name: str, now: float) -> bool:
-        """Whether a replica of the view may take work, panic apart."""
-        return self.health[name].read(now).state in _ABLE
+    def offered(self, name: str, now: float) -> float:
+        """Of its slots, the share that a replica of the view offers: 0 while it is out, unless panic overlooks that."""
+        in_use = self.health[name].read(now).state in _ABLE or self._is_overlooked(name)
+        return self.share(name, now) if in_use else 0.0
 
     def states(self, now: float) -> dict[str, float]:
         """How many replicas are in each state."""
@@ -134,8 +135,7 @@ class Standing:
 
     def admit(self, name: str, now: float) -> bool:
         """Whether a request may be dispatched now; a replica on trial takes one."""
-        in_panic = bool(self._overlooked) and any(name in names for names in self._overlooked.values())
-        return self.health[name].admit(now, panic=in_panic)
+        return self.health[name].admit(now, panic=bool(self._overlooked) and self._is_overlooked(name))
 
     def answered(self, name: str, ok: bool, now: float) -> bool:
         """An answer began, or failed to by the replica's fault."""
@@ -180,10 +180,12 @@ class Standing:
 
     # -- how much of its room each may use
 
-    def ease(self, now: float) -> Iterator[tuple[str, Eased | None]]:
-        """Those it may have changed for since it was last asked: what each is held to, None: to nothing."""
-        self._sinkhole.expire(now)
-        for name in tuple(self._touched):
+    def ease(self, now: float, only: str = "") -> Iterator[tuple[str, Eased | None]]:
+        """Those it may have changed for since it was last asked: what each is held to, None: to nothing. `only` one of
+        them, right after something happened to it: of a thousand the others can wait for their turn."""
+        if not only:
+            self._sinkhole.expire(now)
+        for name in self._touched & {only} if only else tuple(self._touched):
             replica = self._view.replicas.get(name)
             if replica is None:
                 self._touched.discard(name)
@@ -206,6 +208,9 @@ class Standing:
         return self.health[name].share(now) * (1.0 - self.peers.excess(name))
 
     # -- within
+
+    def _is_overlooked(self, name: str) -> bool:
+        return any(name in names for names in self._overlooked.values())
 
     def _has_peers(self, name: str) -> bool:
         replica = self._view.replicas.get(name)

@@ -80,6 +80,7 @@ def test_in_panic_ejections_are_overlooked_and_failed_probes_are_not() -> None:
     assert (able(made, 0.0), made.modes[MODEL]) == (["r0", "r1", "r3"], Mode.PANIC)
     assert made.admit("r0", 0.0)
     assert made.admit("r0", 0.0)
+    assert (made.offered("r0", 0.0), made.offered("r2", 0.0)) == (pytest.approx(0.9, abs=0.1), 0.0)
     made.refused("r3", 0.0)
     assert (able(made, 0.0), made.modes[MODEL]) == (["r0", "r1"], Mode.PANIC)
     for name in ("r0", "r1"):
@@ -136,7 +137,7 @@ def test_states_are_counted_and_strangers_are_no_news() -> None:
     made = standing(3)
     made.refused("r0", 0.0)
     assert made.states(0.0) == {"up": 2, "suspect": 0, "down": 1, "draining": 0}
-    assert (made.is_able("r0", 0.0), made.is_able("r1", 0.0)) == (False, True)
+    assert (made.offered("r0", 0.0), made.offered("r1", 0.0)) == (0.0, 1.0)
     assert made.answered_at("r1") == made.answered_at("gone") == float("-inf")
     made.answered("r1", True, 7.0)
     assert made.answered_at("r1") == 7.0
