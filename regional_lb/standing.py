@@ -193,7 +193,7 @@ class Standing:
             share = self.share(name, now)
             requests, kv_tokens = self._sinkhole.load(name)
             if share < 1.0 or requests:
-                yield name, Eased(ceil(share * replica.slots), requests, kv_tokens)
+                yield name, Eased(max(1, ceil(share * replica.slots)), requests, kv_tokens)
             else:
                 self._touched.discard(name)
                 yield name, None

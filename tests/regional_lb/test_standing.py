@@ -120,6 +120,14 @@ def test_a_crowd_that_fails_fast_counts_for_as_long_as_it_would_have_been_there(
     assert eased(alone, 1.0) == {}  # there is nobody to be drawn away from
 
 
+def test_who_always_fails_and_may_not_be_ejected_still_has_one() -> None:
+    made = standing(4, eject_share_max=0.0)
+    for _ in range(2000):
+        made.answered("r0", False, 1.0)
+    assert made.peers.failing("r0") > 0.999
+    assert eased(made, 1.0) == {"r0": Eased(1)}
+
+
 def test_an_outlier_is_ejected_and_begins_anew() -> None:
     made = standing(3)
     for n in range(30):
