@@ -160,9 +160,9 @@ class Fleet:
         if self.standing.answered(name, status < 500, now):
             self._stirred(name, now)
 
-    def broke(self, name: str, reason: Outcome, now: float) -> None:
-        """The answer said, at its end, that something is broken there."""
-        if self.standing.broke(name, reason, now):
+    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool) -> None:
+        """An answer said that something is broken there; `began_well` if it had begun as none that failed."""
+        if self.standing.broke(name, reason, now, began_well=began_well):
             self._stirred(name, now)
 
     def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:

@@ -142,7 +142,7 @@ class RegionalFlow:
         held = self.ledger.held(event.id)
         self._over(live)
         if event.fault is not None:
-            self._fleet.broke(live.replica, event.fault, now)
+            self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
         if event.fault is not None or event.status >= 500:
             self._fleet.lingers(held, live.forwarded_at, now)
         if event.status < 400 and event.usage is not None:

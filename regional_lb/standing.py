@@ -97,7 +97,8 @@ class Standing:
         if held_out and mode is not Mode.NORMAL and self._config.panic_share:
             mode = Mode.PANIC
             self._overlooked[model] = tuple(held_out)
-            names = [name for name in serving if name in names or name in held_out]
+            in_use = {*names, *held_out}
+            names = [name for name in serving if name in in_use]
         self.modes[model] = mode
         return names, until
 
@@ -164,12 +165,15 @@ class Standing:
             health.refused(now)
         return health is not None
 
-    def broke(self, name: str, reason: Outcome, now: float) -> bool:
-        """An answer, or its end, said that something is broken there."""
-        changed = self.answered(name, False, now)
-        if changed and reason in BROKEN:
+    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool) -> bool:
+        """An answer said that something is broken there. One that began as a failure is counted already."""
+        if name not in self.health:
+            return False
+        if began_well:
+            self.answered(name, False, now)
+        if reason in BROKEN:
             self._eject(name, BROKEN[reason], reason.reason, now)
-        return changed
+        return True
 
     def lingers(self, held: Reservation, until: float, now: float) -> None:
         """A request failed that would have been at its replica until `until`."""

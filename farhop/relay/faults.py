@@ -19,7 +19,7 @@ BODY_BYTES_MAX = 16 * 1024
 
 # As PyTorch, CUDA, ROCm's HIP, cuBLAS and TensorRT-LLM word it, and engines pass it on.
 _MEMORY = re.compile(
-    rb"(?:CUDA|HIP|XPU|GPU)[^\"\n]{0,200}out of memory|OutOfMemoryError|ERROR_OUT_OF_MEMORY|STATUS_ALLOC_FAILED",
+    rb"\b(?:CUDA|HIP|XPU|GPU)\b[^\"\n]{0,200}out of memory|OutOfMemoryError|ERROR_OUT_OF_MEMORY|STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
 _BROKEN = re.compile(

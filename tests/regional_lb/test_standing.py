@@ -35,13 +35,22 @@ def eased(made: Standing, now: float) -> dict[str, Eased]:
 
 def test_one_answer_that_says_out_of_memory_is_enough() -> None:
     made = standing()
-    assert made.broke("r1", OOM, 0.0)
+    assert made.broke("r1", OOM, 0.0, began_well=True)
     assert able(made, 0.0) == ["r0", "r2", "r3"]
     assert made.health["r1"].read(0.0).why == BROKEN[OOM]
     assert made.ejections == {"engine_out_of_memory": 1}
-    made.broke("r2", outcome.ENGINE_ERROR, 0.0)  # a failure like others
+    made.broke("r2", outcome.ENGINE_ERROR, 0.0, began_well=True)  # a failure like others
     assert "r2" in able(made, 0.0)
-    assert not made.broke("gone", OOM, 0.0)
+    assert not made.broke("gone", OOM, 0.0, began_well=True)
+
+
+def test_what_began_as_a_failure_is_counted_once() -> None:
+    made = standing(2, eject_share_max=0.0)
+    made.answered("r0", False, 0.0)
+    made.broke("r0", OOM, 0.0, began_well=False)
+    assert made.peers.failing("r0") == pytest.approx(0.1)
+    made.broke("r0", OOM, 0.0, began_well=True)
+    assert made.peers.failing("r0") == pytest.approx(0.19)
 
 
 def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
@@ -51,10 +60,10 @@ def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
     for name in models:
         made.probed(ReplicaProbed(name, True), 0.0)
     for name in models:
-        made.broke(name, OOM, 0.0)
+        made.broke(name, OOM, 0.0, began_well=True)
     assert (able(made, 0.0), able(made, 0.0, OTHER_MODEL)) == (["b"], ["d", "e"])  # one of two, one of three
     assert set(able(made, 31.0)) == {"a", "b"}
-    made.broke("b", OOM, 31.0)  # `a` is half open: were its trial to fail now, nobody would be left
+    made.broke("b", OOM, 31.0, began_well=True)  # `a` is half open: were its trial to fail now, nobody would be left
     assert made.health["b"].steady
 
 
@@ -64,16 +73,16 @@ def test_a_model_that_cannot_spare_a_replica_keeps_it_for_all() -> None:
     made.adopt(view_of([replica("a", models=both), replica("b"), replica("c")]))
     for name in made.health:
         made.probed(ReplicaProbed(name, True), 0.0)
-    made.broke("a", OOM, 0.0)  # nobody else serves the other model
+    made.broke("a", OOM, 0.0, began_well=True)  # nobody else serves the other model
     assert able(made, 0.0, OTHER_MODEL) == ["a"]
-    made.broke("b", OOM, 0.0)
+    made.broke("b", OOM, 0.0, began_well=True)
     assert able(made, 0.0) == ["a", "c"]
 
 
 def test_in_panic_ejections_are_overlooked_and_failed_probes_are_not() -> None:
     made = standing()
     for name in ("r0", "r1"):
-        made.broke(name, OOM, 0.0)
+        made.broke(name, OOM, 0.0, began_well=True)
     assert (able(made, 0.0), made.modes[MODEL]) == (["r2", "r3"], Mode.NORMAL)
     assert not made.admit("r0", 0.0)
     made.refused("r2", 0.0)
@@ -92,7 +101,7 @@ def test_in_panic_ejections_are_overlooked_and_failed_probes_are_not() -> None:
 
 def test_panic_can_be_turned_off() -> None:
     made = standing(2, panic_share=0.0)
-    made.broke("r0", OOM, 0.0)
+    made.broke("r0", OOM, 0.0, began_well=True)
     made.refused("r1", 0.0)
     assert (able(made, 0.0), made.modes[MODEL]) == ([], Mode.ALL_DOWN)
 
@@ -175,7 +184,7 @@ def test_never_more_than_the_share_is_ejected_and_whoever_is_well_returns(steps,
             for _ in range(much):
                 made.answered(name, what == "ok", now)
         elif what == "oom":
-            made.broke(name, OOM, now)
+            made.broke(name, OOM, now, began_well=True)
         elif what == "probe":
             made.probed(ReplicaProbed(name, True), now)
         elif what == "trial":
@@ -207,5 +216,5 @@ def test_never_more_than_the_share_is_ejected_and_whoever_is_well_returns(steps,
 def test_a_share_too_small_for_one_ejects_nobody(share_max: float) -> None:
     made = standing(4, eject_share_max=share_max)
     for name in made.health:
-        made.broke(name, OOM, 0.0)
+        made.broke(name, OOM, 0.0, began_well=True)
     assert len(able(made, 0.0)) == 4
