@@ -29,6 +29,7 @@ _WEIGHT = 0.1  # of one answer in the share that fails
 _NONE = 0.005  # a share below it is none: then an answer that is well costs nothing to note
 _FADE_S = 60.0  # how fast failures fade where nothing more is heard
 _LATELY_S, _USUALLY_S = 15.0, 600.0  # what stays slow for minutes becomes usual, rather than an outlier for ever
+_PACED_S = 0.2  # how often a pace is taken down
 _PEERS_MIN = 5
 _DEVIATIONS = 3.0 * 1.4826
 _MARGIN, _MARGIN_FEW = 0.3, 0.5  # in shares of failures
@@ -38,17 +39,18 @@ _FEW = 2.0  # times the factor, for slowness among few
 class Record:
     """One replica's doings. `failing` is a share 0..1, `answers` since it was last forgiven (counted to a bound)."""
 
-    __slots__ = ("_lately", "_usually", "answers", "failing", "firsts", "lately", "usual_failing")
+    __slots__ = ("_lately", "_paced_at", "_usually", "answers", "failing", "firsts", "lately", "usual_failing")
 
     def __init__(self) -> None:
         self.failing, self.answers, self.firsts = 0.0, 0, 0
         self.lately = 0  # first tokens since it was last forgiven, counted to a bound
         self.usual_failing = 0.0  # the least median of its peers when they were last compared
-        self._lately, self._usually = Ewma(_LATELY_S), Ewma(_USUALLY_S)
+        self._lately, self._usually, self._paced_at = Ewma(_LATELY_S), Ewma(_USUALLY_S), -inf
 
     def began(self, ms_per_token: float, now: float) -> None:
-        """A first token came, at this pace."""
-        if ms_per_token > 0.0 and self._lately.update(ms_per_token, now):
+        """A first token came, at this pace. Of many in a short time one is as good as all."""
+        if now - self._paced_at >= _PACED_S and self._lately.update(ms_per_token, now):
+            self._paced_at = now
             self._usually.update(ms_per_token, now)
             self.firsts = min(self.firsts + 1, FIRSTS_MIN)
             self.lately = min(self.lately + 1, ANSWERS_MIN)
@@ -81,8 +83,8 @@ class Peers:
     def answered(self, name: str, ok: bool) -> None:
         """An answer began, or failed to. Who has left is nobody."""
         record = self._records.get(name)
-        if record is None:
-            return
+        if record is None or (ok and not record.failing and record.answers == ANSWERS_MIN):
+            return  # nearly always
         record.answers = min(record.answers + 1, ANSWERS_MIN)
         if not ok:
             record.failing += _WEIGHT * (1.0 - record.failing)

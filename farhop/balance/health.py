@@ -185,14 +185,15 @@ class HealthMachine:
             if self._trial_until == -inf:
                 return
             self._readmit()
+            self._ramp.turn(self.steady, now)
         if self._probed_up is None:
             self._probed_up = True
+            self._ramp.turn(self.steady, now)
         self._request_fails = 0
         if now >= self._calm_at:
             self._backoff = 1.0
         self._evidence_until = now + self._config.fresh_s
         self.answered_at = now
-        self._ramp.turn(self.steady, now)
 
     def failed(self, now: float, *, may_eject: bool = True) -> None:
         """A request failed by the target's fault (5xx, died, out of memory). `may_eject`: the function of that name."""

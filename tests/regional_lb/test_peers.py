@@ -44,8 +44,8 @@ def test_who_becomes_slow_beside_its_peers_is_an_outlier(names: tuple[str, ...])
     made.forgive("r1")
     assert made.outliers({"m": names}, now) == []
     for n in range(20):
-        made.began("r1", 0.1, now + n / 20.0)
-    assert made.outliers({"m": names}, now + 1.0) == []  # back at its old pace: what was before counts no more
+        made.began("r1", 0.1, now + n / 4.0)
+    assert made.outliers({"m": names}, now + 5.0) == []  # back at its old pace: what was before counts no more
 
 
 def test_a_slower_kind_of_gpu_is_none() -> None:
