@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
 from farhop.balance.health import HealthMachine, Mode, State, may_eject, panic
-from regional_lb.peers import Peers
+from regional_lb.outliers import Peers
 from regional_lb.sinkhole import Sinkhole
 from regional_lb.table import Eased
 from regional_lb.view import view_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regional_lb.peers import FAILING, SLOW, Peers
+from regional_lb.outliers import FAILING, SLOW, Peers
 
 RUN = settings(max_examples=100, deadline=None, derandomize=True)
 NAMES = tuple(f"r{n}" for n in range(6))
