@@ -1,4 +1,4 @@
-"""What is known of the replicas beyond one view of them: health, load, speed, cached prefixes. Survives swaps.
+"""What is known of the replicas beyond one view of them: standing, load, speed, cached prefixes. Survives swaps.
 
 Everything a pick reads of it stands in a Table as well, kept in step here: whoever changes a replica's health, load or
 speed does so through the fleet. Never chooses.
@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.balance.estimate import Speed
-from farhop.balance.health import HealthMachine, State, may_eject
+from farhop.balance.health import Mode, State
 from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
 from farhop.balance.trie import PrefixTrie
+from regional_lb.standing import EASE_S, Standing
 from regional_lb.table import Subset, Table
 from regional_lb.view import ReplicaProbed, ReplicaSampled, view_of
 
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
 
     from farhop.balance.estimate import Estimates
     from farhop.balance.health import HealthConfig
-    from farhop.balance.ledger import Load
+    from farhop.balance.ledger import Load, Reservation
     from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
+    from regional_lb.table import Eased
     from regional_lb.view import Replica, View
     from topology.law import Verdict
-
-_ABLE = (State.UP, State.SUSPECT)
 
 
 class Fleet:
     """See the module's head. Names of replicas that are not (or no more) in the view are no news to any call."""
 
     def __init__(self, config: HealthConfig, estimates: Estimates) -> None:
-        self._config, self.estimates = config, estimates
+        self.estimates = estimates
         self.view: View = view_of([])
-        self.health: dict[str, HealthMachine] = {}
+        self.standing = Standing(config)
+        self.health = self.standing.health
         self.speeds: dict[str, Speed] = {}
         self.trie = PrefixTrie()
         self.journal = Journal(self.trie)
@@ -52,6 +53,7 @@ class Fleet:
         self._able: dict[str, Subset] = {}
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
+        self._eased: dict[str, Eased] = {}  # those that are: hardly ever anybody
         self._ears: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,
@@ -73,7 +75,6 @@ class Fleet:
         for name, replica in view.replicas.items():
             capacity_bytes = _capacity_bytes(replica, self.estimates)
             if name not in before:
-                self.health[name] = HealthMachine(self._config)
                 self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
                 self.trie.add(name, capacity_bytes)
                 continue
@@ -81,14 +82,17 @@ class Fleet:
             if (before[name].address, before[name].version) != (replica.address, replica.version):
                 self.trie.clear(name)  # another process under the same name
         for name in before.keys() - view.replicas.keys():
-            del self.health[name], self.speeds[name]
+            del self.speeds[name]
+            self._eased.pop(name, None)
             self.trie.drop(name)
+        self.standing.adopt(view)
         self._able.clear()
+        self._able_until = -inf  # who has peers, and so may be eased, is another question now
         names = tuple(view.replicas)
         self.whole = table = Table(Subset(names, np.arange(len(names))))
         for row, (name, replica) in enumerate(view.replicas.items()):
             table.describe(row, replica)
-            table.burden(row, replica, self.ledger.load(name))
+            self._write(name)
             table.rate(row, self.speeds[name])
         return view
 
@@ -104,18 +108,19 @@ class Fleet:
         row = self.whole.of.at[name]
         self.whole.describe(row, replica)
         if replica.kv_tokens != known.kv_tokens:
-            self.whole.burden(row, replica, self.ledger.load(name))
+            self._write(name)
         return name
 
     def _probed(self, event: ReplicaProbed, now: float) -> str | None:
         """An active probe came back, or something in the replica's hardware is broken."""
-        health = self.health.get(event.target)
-        if health is not None:
-            self._unless(event.ok and not event.fault and health.steady)
-            was_up = health.probed_up
-            health.probed(event.ok, now, event.fault)
-            if was_up and not health.probed_up:
-                self.silent.append(event.target)
+        health = None if event.ok else self.health.get(event.target)
+        was_down = health is None or health.read(now).state is State.DOWN
+        if self.standing.probed(event, now):
+            self._able.clear()
+        if health is not None and not was_down and health.read(now).state is State.DOWN:
+            self.silent.append(event.target)
+        if self.standing.easing:
+            self._ease(now, event.target)
         return None
 
     # -- reading
@@ -124,7 +129,13 @@ class Fleet:
         """The replicas that serve the model, or this version of it (`view.line_of`), and may take work."""
         if now >= self._able_until:
             self._able.clear()
+            self._ease(now)
         return self._able.get(line) or self._find_able(line, now)
+
+    def mode(self, model: str, now: float) -> Mode:
+        """How the replicas of a model may be used."""
+        self.able(model, now)
+        return self.standing.modes.get(model, Mode.EMPTY)
 
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
@@ -132,18 +143,12 @@ class Fleet:
 
     def _find_able(self, line: str, now: float) -> Subset:
         if not self._able:
-            self._able_until = inf
-        names: list[str] = []
-        serving = self.view.by_line.get(line, ())
-        for name in serving:
-            health = self.health[name].read(now)
-            if health.state in _ABLE:
-                names.append(name)
-            if health.until is not None and (health.forced or health.state not in _ABLE):
-                self._able_until = min(self._able_until, health.until)
+            self._able_until = now + EASE_S if self.standing.easing else inf
+        names, until = self.standing.find(line, now)
+        self._able_until = min(self._able_until, until)
         at = self.whole.of.at
         able = Subset(tuple(names), np.array([at[name] for name in names], dtype=np.intp))
-        if serving:  # others' names come from outside, without end
+        if line in self.view.by_line:  # others' names come from outside, without end
             self._able[line] = able
         return able
 
@@ -151,32 +156,38 @@ class Fleet:
 
     def admit(self, name: str, now: float) -> bool:
         """Whether a request may be dispatched now; a replica on trial takes one."""
-        health = self.health[name]
-        self._unless(health.steady)
-        return health.admit(now)
+        if not self.health[name].steady:
+            self._able.clear()
+        return self.standing.admit(name, now)
 
     def answered(self, name: str, status: int, now: float) -> None:
         """An answer began. A 5xx is the replica's fault, a 4xx is not."""
-        health = self.health.get(name)
-        if health is None:
-            return
-        if status >= 500:
-            self._failed(health, now)
-        else:
-            self._unless(health.steady)
-            health.succeeded(now)
+        if self.standing.answered(name, status < 500, now):
+            self._stirred(name, now)
+
+    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool) -> None:
+        """An answer said that something is broken there; `began_well` if it had begun as none that failed."""
+        if self.standing.broke(name, reason, now, began_well=began_well):
+            self._stirred(name, now)
+
+    def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
+        """What a request sent at `since` held at its replica when it failed; `reason` where no answer came to its end.
+
+        Nothing lingers where nobody was at home, which is an ejection's business, nor where our own bound was met.
+        """
+        mine = reason is None or (reason.source is Source.TRANSPORT and reason is not outcome.CONNECT_FAILED)
+        if mine and held is not None and held.target in self.speeds:
+            self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
+            self._ease(now, held.target)
 
     def failed(self, name: str, reason: Outcome, now: float) -> None:
         """An attempt broke."""
-        health = self.health.get(name)
-        if health is None:
-            return
         if reason is outcome.CONNECT_FAILED:
-            self._able.clear()
-            health.refused(now)
-            self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
+            if self.standing.refused(name, now):
+                self._stirred(name, now)
+                self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif reason.source is Source.TRANSPORT:  # else it was our own bound, and says nothing about the replica
-            self._failed(health, now)
+            self.answered(name, 500, now)
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
@@ -188,11 +199,12 @@ class Fleet:
             self.journal.under(hints.epoch)
             self.journal.insert(name, chain, hints.lawful if hints.excluded else None)
 
-    def prefilled(self, name: str, elapsed_ms: float, tokens: float) -> None:
+    def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""
         speed = self.speeds.get(name)
         if speed is not None:
-            speed.began(elapsed_ms, tokens)
+            if speed.began(elapsed_ms, tokens):
+                self.standing.peers.began(name, elapsed_ms / tokens, now)
             self.whole.rate(self.whole.of.at[name], speed)
 
     def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int) -> None:
@@ -207,17 +219,30 @@ class Fleet:
     def _loaded(self, name: str, load: Load) -> None:
         replica = self.view.replicas.get(name)
         if replica is not None:
-            self.whole.burden(self.whole.of.at[name], replica, load)
+            eased = self._eased.get(name) if self._eased else None
+            self.whole.burden(self.whole.of.at[name], replica, load, eased)
 
-    def _unless(self, steady: bool) -> None:
-        """Who is able must be found out anew, unless nothing changed that."""
-        if not steady:
-            self._able.clear()
+    def _write(self, name: str) -> None:
+        """The part of a replica's row that says what it has room for."""
+        row, replica, eased = self.whole.of.at[name], self.view.replicas[name], self._eased.get(name)
+        self.whole.allow(row, replica.slots if eased is None else eased.slots)
+        self.whole.burden(row, replica, self.ledger.load(name), eased)
 
-    def _failed(self, health: HealthMachine, now: float) -> None:
+    def _stirred(self, name: str, now: float) -> None:
+        """Who is able must be found out anew, and what this one may use."""
         self._able.clear()
-        down = sum(other.read(now).state is State.DOWN for other in self.health.values())
-        health.failed(now, may_eject=may_eject(down, len(self.health)))
+        self._ease(now, name)
+
+    def _ease(self, now: float, only: str = "") -> None:
+        """Bring the rows of those up to date who may use less than they have, or more than they might."""
+        for name, eased in self.standing.ease(now, only):
+            if eased is None:
+                self._eased.pop(name, None)
+            else:
+                self._eased[name] = eased
+            self._write(name)
+        if self.standing.easing:
+            self._able_until = min(self._able_until, now + EASE_S)
 
 
 def _renewed(replica: Replica, before: Replica | None) -> Replica:

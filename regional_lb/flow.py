@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-# How much longer than it may a request must be expected to wait to be refused as it comes: the expectation errs.
-HOPELESS = 2.0
 RETRY_AFTER_S = 1.0
 
 
@@ -71,7 +69,7 @@ class RegionalFlow:
         self.policies, self.splits = policies or Policies(), splits or Splits()
         self.estimates = Estimates()
         self._fleet = Fleet(config.health, self.estimates)
-        self.view, self.health = self._fleet.view, self._fleet.health
+        self.view, self.health, self.standing = self._fleet.view, self._fleet.health, self._fleet.standing
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger = self._fleet.ledger
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
@@ -139,14 +137,19 @@ class RegionalFlow:
             if live.request.stream and live.chosen is not None:
                 live.prefilled_at = now
                 ahead_tokens = live.chosen.backlog_tokens + live.chosen.uncached_tokens
-                self._fleet.prefilled(live.replica, (now - live.forwarded_at) * 1e3, ahead_tokens)
+                self._fleet.prefilled(live.replica, (now - live.forwarded_at) * 1e3, ahead_tokens, now)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
         live = self._under_way(event)
         if live is None:
             return []
+        held = self.ledger.held(event.id)
         self._over(live)
+        if event.fault is not None:
+            self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
+        if event.fault is not None or event.status >= 500:
+            self._fleet.lingers(held, live.forwarded_at, now)
         if event.status < 400 and event.usage is not None:
             self._learn(live, event.usage, now)
         return self._fill(live.replica, now)
@@ -157,11 +160,14 @@ class RegionalFlow:
             return []
         failed = live.replica
         self._fleet.failed(failed, event.outcome, now)
+        held = self.ledger.held(event.id)
         if live.started:
             self._over(live)
+            self._fleet.lingers(held, live.forwarded_at, now, event.outcome)
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
         self.ledger.release(event.id)
+        self._fleet.lingers(held, live.forwarded_at, now, event.outcome)
         live.replica = ""
         return [*self._elsewhere(live, failed, event.outcome, now), *self._fill(failed, now)]
 
@@ -268,14 +274,10 @@ class RegionalFlow:
 
     def _hold(self, live: Live, now: float) -> list[Command]:
         request, tokens = live.request, live.need.prompt_tokens
-        able = self.outlook.able(live.line, now)
-        if not len(able):
+        if not self.outlook.serving(live.line, now):
             return [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now)]
-        if self.queue.ahead(live.line, request.priority):  # else it is next, and waiting for that costs nothing
-            wait_ms = self.outlook.turn_ms(live.line, request.priority, now)
-            if wait_ms > HOPELESS * self.outlook.patience_ms(request, live.need, able, self.config.queue_wait_s, now):
-                detail = f"the region's queue is full: one more would wait about {wait_ms / 1e3:.0f} s"
-                return [self._refuse(live, outcome.QUEUE_FULL, detail, now)]
+        if self.outlook.hopeless(live, self.config.queue_wait_s, now):
+            return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
             victim = self.queue.victim(request.priority, tokens)
@@ -301,7 +303,7 @@ class RegionalFlow:
         return [c for line in self.queue.models() for c in self._fill_line(line, now)]
 
     def _fill_line(self, line: str, now: float) -> list[Command]:
-        """Let go, one after another, as many as there is room for, or all of them if nobody is there to serve."""
+        """Let go as many as there is room for, or all of them if nobody is there to serve."""
         commands: list[Command] = []
         while waiting := self.queue.waiting(line):
             able = self.outlook.serving(line, now)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 from farhop_wire import region_pb2_grpc
 
-from farhop.balance.health import HealthConfig
+from farhop.balance.health import HealthConfig, Mode
 from farhop.balance.limits import ByteBudget
 from farhop.identity.hop import HopVerifier
 from farhop.identity.keys import Keyring
@@ -88,7 +88,7 @@ class RegionalBalancer:
             queue_tokens_max=queue.tokens_max,
             queue_wait_s=queue.wait_s,
             starvation_s=queue.starvation_s,
-            health=HealthConfig(rise=config.watch.rise, fall=config.watch.fall),
+            health=_health(config),
             foreign=Foreign(**config.foreign.model_dump()),
         )
         chosen = {"": config.policy, **config.policies}
@@ -105,12 +105,14 @@ class RegionalBalancer:
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
         engines = self.secrecy.upstream("engine_tls", config.engine_tls)
         pool = self.secrecy.pool(config.limits, engines)
-        self._log, self._slots = log, wiring.slots(aside=2 * len(config.replicas))  # a probe and a scrape of each
+        self._log, self._slots = log, wiring.slots(aside=3 * len(config.replicas))  # a probe, a scrape, a token of each
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
         self.watcher = Watcher(
             config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
             wiring.context_of(engines), self.secrecy.trouble,
+            grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
+            self.flow.standing.answered_at,
         )  # fmt: skip
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
@@ -161,11 +163,23 @@ class RegionalBalancer:
         gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
         gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
-
+        gauge("replica_share", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
+        gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
+        gauge("replica_ejections", "Ejections since the start, by what for.", flow.standing.ejections.copy, "reason")
+        gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
         wiring.observe(self.metrics, self.budget, self.relay.pool, self.tier_listener, self.client_listener)
 
     def _in_flight(self) -> dict[str, float]:
         return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
+
+    def _shares(self) -> dict[str, float]:
+        now, standing = self.clock.now(), self.flow.standing
+        return {name: standing.offered(name, now) for name in standing.health}
+
+    def _modes(self) -> dict[str, float]:
+        now = self.clock.now()
+        modes = [self.flow.outlook.mode(model, now) for model in self.flow.view.by_model]
+        return {mode: float(modes.count(mode)) for mode in (Mode.NORMAL, Mode.PANIC, Mode.ALL_DOWN)}
 
     async def open(self) -> str:
         """See shell.process.Balancer."""
@@ -229,6 +243,21 @@ class RegionalBalancer:
     async def _hang_up(self) -> None:
         if self.control is not None:
             await self.control.stop(0.5)
+
+
+def _health(config: RegionalConfig) -> HealthConfig:
+    """Health's thresholds from the two parts of the file that say them."""
+    watch, health = config.watch, config.health
+    return HealthConfig(
+        rise=watch.rise,
+        fall=watch.fall,
+        streak=health.streak,
+        eject_s=health.eject_s,
+        slow_start_s=health.slow_start_s,
+        eject_share_max=health.eject_share_max,
+        panic_share=health.panic_share,
+        outlier_factor=health.outlier_factor,
+    )
 
 
 def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:

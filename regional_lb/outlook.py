@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from random import Random
 
+    from farhop.balance.health import Mode
     from farhop.balance.machine import Request
     from regional_lb.fleet import Fleet
     from regional_lb.live import Live
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # What a deadline cuts off was computed for nothing, and in overload all who wait longest are just about to be cut off:
 # at 4 times its capacity a simulated region serves 18 % of that with a margin of 1.0, and 99 % with 1.25.
 MARGIN = 1.25
+HOPELESS = 2.0  # times as long as it may: the expectation errs
 CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
 
 
@@ -187,9 +189,17 @@ class Outlook:
         versions = {replicas[name].version for name in deep}
         return versions.pop() if len(versions) == 1 else ""
 
-    def turn_ms(self, line: str, priority: int, now: float) -> float:
-        """What one more request of a priority band would wait in a line, behind those of it and above."""
-        return expected_wait_ms(self.able(line, now), self._queue.ahead(line, priority), now)
+    def hopeless(self, live: Live, most_s: float, now: float) -> bool:
+        """Whether it would wait far longer than it may, `most_s` at the most, behind those of its band and above.
+
+        Who would be the next never would: waiting for that costs nothing. Somebody must be able to serve it.
+        """
+        ahead = self._queue.ahead(live.line, live.request.priority)
+        if not ahead:
+            return False
+        able = self.able(live.line, now)
+        patience_ms = self.patience_ms(live.request, live.need, able, most_s, now)
+        return expected_wait_ms(able, ahead, now) > HOPELESS * patience_ms
 
     def patience_ms(self, request: Request, need: Need, table: Table, most_s: float, now: float) -> float:
         """How long a request may wait, `most_s` at the most, and still be served by its deadline. At least one row."""
@@ -223,6 +233,10 @@ class Outlook:
         hits = self._fleet.trie.match(request.chain)
         depth = max((depth for name, depth in hits.items() if name in names), default=0)
         return chain.bytes_at(depth) / request.prompt_bytes if request.prompt_bytes else 0.0
+
+    def mode(self, model: str, now: float) -> Mode:
+        """How the model's replicas may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""
+        return self._fleet.mode(model, now)
 
 
 def _service_ms(need: Need, table: Table) -> float:

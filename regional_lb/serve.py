@@ -196,7 +196,8 @@ class RegionalDesk:
     def ready(self) -> bool:
         """Some replica can take work, and we are not on our way out."""
         now = self._clock.now()
-        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.health.values())
+        flow = self._flow
+        return not self.stopping and any(len(flow.outlook.able(model, now)) for model in flow.view.by_model)
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -215,6 +216,8 @@ class RegionalDesk:
             "trie_nodes": flow.trie.nodes,
             "predicted_hit_tokens": flow.predicted_tokens,
             "actual_hit_tokens": flow.actual_tokens,
+            "modes": {model: flow.outlook.mode(model, now) for model in sorted(flow.view.by_model)},
+            "ejections": dict(flow.standing.ejections),
             "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
         }
 
@@ -229,6 +232,9 @@ class RegionalDesk:
             "version": replica.version,
             "state": health.state,
             "why": health.why,
+            "until_s": health.until - now if health.until is not None else None,
+            "share": flow.standing.offered(name, now),
+            "failing_share": flow.standing.peers.failing(name),
             "in_flight": load.in_flight,
             "slots": replica.slots,
             "prefill_tokens": load.prefill_tokens,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +33,7 @@ _COLUMNS = (
     "in_flight",
     "prefill_room_tokens",  # uncached prompt it would start on at once
     "kv_room_tokens",  # KV cache it would still give
-    "slots",
+    "slots",  # requests it may have under way: its own slots, fewer while it is eased in or fails
     "kv_tokens",
     "kv_taken_tokens",
     "service_ms",
@@ -40,6 +41,14 @@ _COLUMNS = (
     "running",  # by the engine's own word
     "waiting",
 )
+
+
+class Eased(msgspec.Struct, frozen=True):
+    """What a replica is held to: `slots` in place of its own, and what counts there although it failed."""
+
+    slots: int
+    requests: int = 0
+    kv_tokens: int = 0
 
 
 class Subset:
@@ -127,7 +136,7 @@ class Table:
 
     def describe(self, row: int, replica: Replica) -> None:
         """What the view says of a replica."""
-        self.slots[row], self.kv_tokens[row] = replica.slots, replica.kv_tokens
+        self.kv_tokens[row] = replica.kv_tokens
         sample = replica.sample
         if sample is None:
             self.sampled_at[row], self.running[row], self.waiting[row] = -inf, 0.0, 0.0
@@ -136,17 +145,23 @@ class Table:
         if sample.waiting > 0:
             self.queued_until = max(self.queued_until, sample.at + SAMPLE_FRESH_S)
 
-    def burden(self, row: int, replica: Replica, load: Load) -> None:
+    def allow(self, row: int, slots: int) -> None:
+        """How many requests a replica may have under way: 1 or more."""
+        self.slots[row] = slots
+
+    def burden(self, row: int, replica: Replica, load: Load, eased: Eased | None = None) -> None:
         """What is under way at a replica, and so what it has room for."""
         in_flight, backlog, taken = load.in_flight, load.prefill_tokens, load.kv_tokens
+        slots = replica.slots
+        if eased is not None:
+            slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
         self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
         # Nothing is being prefilled: one prompt may exceed the bound, or it would never be served.
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
-        if in_flight == 0:
-            self.kv_room_tokens[row] = inf
+        if in_flight >= slots:
+            self.kv_room_tokens[row] = -inf
         else:
-            left = KV_SHARE_MAX * replica.kv_tokens - taken
-            self.kv_room_tokens[row] = left if in_flight < replica.slots else -inf
+            self.kv_room_tokens[row] = KV_SHARE_MAX * replica.kv_tokens - taken if load.in_flight else inf
 
     def rate(self, row: int, speed: Speed) -> None:
         """How fast a replica works."""

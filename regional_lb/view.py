@@ -96,8 +96,11 @@ class ReplicaSampled(Event, frozen=True):
 
 
 class ReplicaProbed(Event, frozen=True):
-    """An active probe of a replica came back. `fault`: what is broken in its hardware, "" if nothing is known to be."""
+    """An active probe of a replica came back. `fault`: what is broken in it that no probe sees, "" if nothing is known
+    to be. `ready`: whether it, alive, says that it takes work. `strain`: why it should have less of it."""
 
     target: str
     ok: bool
     fault: str = ""
+    ready: bool = True
+    strain: str = ""

@@ -96,12 +96,13 @@ class AttemptBegan(Event, frozen=True):
 
 
 class AttemptEnded(Event, frozen=True):
-    """The upstream's answer was relayed whole."""
+    """The upstream's answer was relayed whole. `fault`: what it said of the engine that gave it, if that is broken."""
 
     id: str
     attempt: int
     status: int
     usage: Usage | None
+    fault: Outcome | None = None
 
 
 class AttemptRefused(Event, frozen=True):

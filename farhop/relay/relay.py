@@ -209,16 +209,16 @@ class Relay:
         self.react(machine.AttemptBegan(journey.request.id, attempt.number, status))
         return journey.attempt is attempt
 
-    def ended(self, attempt: AttemptRun, status: int, usage: Usage | None) -> None:
-        """The answer is whole."""
+    def ended(self, attempt: AttemptRun, status: int, usage: Usage | None, fault: Outcome | None = None) -> None:
+        """The answer is whole. `fault`: what it said of its engine."""
         journey = attempt.journey
         if journey.attempt is not attempt:
             return
-        reason = outcome.SERVED if status < 400 else outcome.ENGINE_ERROR
+        reason = fault or (outcome.SERVED if status < 400 else outcome.ENGINE_ERROR)
         self._forget(journey)
         journey.exchange.finish()
         self._end_attempt(journey, reason)
-        self.react(machine.AttemptEnded(journey.request.id, attempt.number, status, usage))
+        self.react(machine.AttemptEnded(journey.request.id, attempt.number, status, usage, fault))
         self._conclude(journey, reason)
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret
 from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
+from regional_lb.config.health import Health
 from regional_lb.config.policy import PolicyConfig, Session
 from regional_lb.config.replica import Model, ReplicaConfig
 from regional_lb.config.split import SplitConfig
@@ -36,6 +37,7 @@ class RegionalConfig(Process):
     queue: Queue = Queue()
     foreign: Foreign = Foreign()
     watch: Watch = Watch()
+    health: Health = Health()
     policy: PolicyConfig = PolicyConfig()
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)

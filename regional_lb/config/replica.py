@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from farhop.balance.machine import Address
 from farhop.shell.config import Part
+from regional_lb.config.health import Probe
 
 # What a report may say (farhop.store.report): a configuration beyond it would keep the region from reporting at all.
 Milliseconds = Annotated[float, Field(gt=0, le=60_000)]
@@ -51,6 +52,7 @@ class ReplicaConfig(Part):
     url: str
     engine: EngineName | None = None
     metrics: str = ""
+    probe: Probe = Probe()
     dcgm: str = ""
     gpus: Annotated[tuple[Annotated[str, Field(pattern=r"^[!-~]{1,64}$")], ...], Field(max_length=64)] = ()
     models: Annotated[list[Model], Field(min_length=1, max_length=64)]

@@ -257,7 +257,7 @@ def test_a_replica_that_fails_fast_is_not_attractive(play) -> None:
         else:
             flow.handle(AttemptBegan(name, 1, 200), 0.0)
             flow.handle(AttemptEnded(name, 1, 200, None), 0.0)
-    assert failures == 3
+    assert failures == 1  # the streak would let three through: the first alone makes it look as busy as if it served
 
 
 def test_law_refuses_by_token_by_tenant_and_by_key(play) -> None:
@@ -326,7 +326,7 @@ def test_the_wait_told_grows_with_what_waits(play) -> None:
 
 
 def test_a_trial_after_an_ejection_is_one_request(play) -> None:
-    flow = regional(replica("r1", slots=9), health=HealthConfig(refused_s=1.0, fresh_s=600.0))
+    flow = regional(replica("r1", slots=9), health=HealthConfig(refused_s=1.0, fresh_s=600.0, slow_start_s=0.0))
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))

@@ -12,7 +12,7 @@ from referee import Referee, Rider
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
-from farhop.balance.health import HealthConfig, State
+from farhop.balance.health import HealthConfig, Mode, State
 from farhop.balance.machine import Forward, Usage
 from regional_lb.flow import K_WAITING
 from regional_lb.split import Rule, SplitsChanged
@@ -49,6 +49,7 @@ SPLITS: tuple[dict[str, dict[str, Any]], ...] = (
     {MODEL: {"weights": {"v1": 0.0, "v2": 1.0}, "fallback": False}},
     {MODEL: {"weights": {"v1": 1.0, "v2": 0.0}}, OTHER_MODEL: {"rules": (Rule("v9", tenant="other"),)}},
 )
+FAULTS = (outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN, outcome.ENGINE_ERROR)
 MODELS_OF = {"r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}}
 
 
@@ -87,8 +88,11 @@ class RegionalMachine(RuleBasedStateMachine):
         assigned, split = self.flow._live[forward.id].assigned, self.flow.splits.of(rider.request.model)
         if assigned is not None and split is not None and not split.terms.fallback:
             assert target.version == assigned.version
-        health = self.flow.health[forward.target].read(now)
-        assert health.state in (State.UP, State.SUSPECT) or health.why == "a trial is under way"
+        machine = self.flow.health[forward.target]
+        health = machine.read(now)
+        if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
+            assert self.flow.outlook.mode(rider.request.model, now) is Mode.PANIC
+            assert machine.held_out(now)
         # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
         load = self.flow.ledger.load(forward.target)
         if load.in_flight > 1:
@@ -136,11 +140,11 @@ class RegionalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
 
     @precondition(lambda self: self.referee.states("started"))
-    @rule(n=st.integers(0, 9), told=st.booleans())
-    def attempt_ends(self, n: int, told: bool) -> None:
+    @rule(n=st.integers(0, 9), told=st.booleans(), fault=st.sampled_from((None, None, *FAULTS)))
+    def attempt_ends(self, n: int, told: bool, fault: outcome.Outcome | None) -> None:
         if rider := self._one(n, "started"):
             usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if told else None
-            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage))
+            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage, fault))
 
     @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
@@ -176,9 +180,9 @@ class RegionalMachine(RuleBasedStateMachine):
             if name in self.referee.riders:
                 self._tell(machine.TimerFired(name))
 
-    @rule(name=st.sampled_from(NAMES), ok=st.booleans())
-    def probe(self, name: str, ok: bool) -> None:
-        self._tell(ReplicaProbed(name, ok))
+    @rule(name=st.sampled_from(NAMES), ok=st.booleans(), ready=st.sampled_from((True, True, False)))
+    def probe(self, name: str, ok: bool, ready: bool = True) -> None:
+        self._tell(ReplicaProbed(name, ok, ready=ready))
         self._work_is_conserved()
 
     @rule()
@@ -270,6 +274,14 @@ class RegionalMachine(RuleBasedStateMachine):
                     self._tell(machine.ClientLeft(name))
             assert not self.referee.riders
             self.at_rest_nothing_is_held()
+            # What failed fast counts on for a while, and then no more: no slot is lost for good.
+            for name in NAMES:
+                self._tell(ReplicaProbed(name, True))
+            self.now += 1000.0
+            for model in (MODEL, OTHER_MODEL):
+                table = self.flow.outlook.able(model, self.now)
+                assert not table.in_flight.any()
+                assert not table.kv_taken_tokens.any()
 
 
 TestRegionalMachine = RegionalMachine.TestCase

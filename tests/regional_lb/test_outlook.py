@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
+from farhop.balance.health import Mode
 from farhop.balance.machine import Forward, RequestArrived
-from regional_lb.view import line_of
+from regional_lb.view import ReplicaProbed, line_of
 
 
 def test_looking_changes_nothing_and_is_what_then_happens() -> None:
@@ -59,3 +60,11 @@ def test_what_is_kept_free_is_no_reason_to_fall_back() -> None:
     pick = flow.outlook.consider(asked, need, 0.0, without=("r2",))
     assert pick is not None
     assert (pick.version, pick.split) == ("v1", "fallback")
+
+
+def test_how_a_models_replicas_may_be_used_has_a_name() -> None:
+    flow = regional(replica("r1"), replica("r2"), up=False)
+    assert [flow.outlook.mode(model, 0.0) for model in (MODEL, OTHER_MODEL)] == [Mode.ALL_DOWN, Mode.EMPTY]
+    for name in ("r1", "r2"):
+        flow.handle(ReplicaProbed(name, True), 0.0)
+    assert flow.outlook.mode(MODEL, 0.0) is Mode.NORMAL

@@ -175,7 +175,38 @@ async def test_a_replica_that_is_down_makes_it_unready(up: Both, engine: Engine)
     engine.healthy = False
     await until(lambda: not up.regional.desk.ready())
     (replica,) = up.regional.desk.status()["replicas"]
-    assert (replica["state"], replica["why"]) == ("down", "probes fail")
+    assert (replica["state"], replica["why"]) == ("down", "alive, not ready")  # 503 is its own word for it
+    assert up.regional.desk.status()["modes"] == {MODEL: "all_down"}
+
+
+async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_told(engine: Engine) -> None:
+    replicas = [{"url": f"http://{engine.address}", "models": [MODEL], "name": name} for name in ("one", "two")]
+    async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+        await until(lambda: all(r["state"] == "up" for r in up.regional.desk.status()["replicas"]))
+        engine.behaviour, engine.complaint = "error", "CUDA out of memory. Tried to allocate 2.00 GiB"
+        answer = await send(up.client, chat())
+        assert (answer.status, answer.json["error"]["message"]) == (500, engine.complaint)  # as the engine said it
+        hit = answer.headers["x-farhop-replica"]
+        status = up.regional.desk.status()
+        told = {replica["replica"]: replica for replica in status["replicas"]}
+        assert (told[hit]["state"], told[hit]["why"]) == ("down", "an answer said: out of GPU memory")
+        assert 25.0 < told[hit]["until_s"] <= 30.0
+        other = told["two" if hit == "one" else "one"]
+        assert (other["state"], other["share"], other["failing_share"]) == ("up", 1.0, 0.0)
+        assert status["ejections"] == {"engine_out_of_memory": 1.0}
+        assert status["modes"] == {MODEL: "normal"}
+        page = up.regional.metrics.render().decode()
+        labels = 'region="virginia",tier="regional"'
+        for line in (
+            f'farhop_attempts_total{{outcome="engine_out_of_memory",{labels.replace(",", f",target=%{hit}%,")}}} 1.0',
+            f'farhop_replica_ejections{{reason="engine_out_of_memory",{labels}}} 1.0',
+            f"farhop_replicas{{{labels.replace(',', ',state=%down%,')}}} 1.0",
+            f"farhop_replica_share{{{labels.replace(',', f',replica=%{hit}%,')}}} 0.0",
+            f'farhop_models_by_mode{{mode="normal",{labels}}} 1.0',
+        ):
+            assert line.replace("%", '"') in page
+        engine.behaviour = "serve"
+        assert (await send(up.client, chat())).headers["x-farhop-replica"] == other["replica"]
 
 
 async def test_on_the_way_out_it_is_not_ready(engine: Engine) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -57,8 +58,11 @@ class Heard:
     def __init__(self) -> None:
         self.fleet = Fleet(HealthConfig(), Estimates())
         self.views = 0
+        self.answers = False  # whether requests are answered all the time
         self.probes: list[tuple[str, bool]] = []
         self.faults: list[str] = []
+        self.ready: list[bool] = []
+        self.strains: list[str] = []
         self.samples: list[Sample] = []
         self.refused: list[str] = []
 
@@ -76,6 +80,9 @@ class Heard:
         elif isinstance(event, ReplicaProbed):
             self.probes.append((event.target, event.ok))
             self.faults.append(event.fault)
+            self.ready.append(event.ready)
+            self.strains.append(event.strain)
+            self.fleet.hear(event, 0.0)
 
     def waiting(self, name: str) -> int | None:
         sample = self.view.replicas[name].sample if name in self.view.replicas else None
@@ -84,7 +91,11 @@ class Heard:
 
 @asynccontextmanager
 async def watching(
-    monkeypatch: pytest.MonkeyPatch, urls: dict[str, str], said: dict[str, object] | None = None, **more: float
+    monkeypatch: pytest.MonkeyPatch,
+    urls: dict[str, str],
+    said: dict[str, object] | None = None,
+    speed: float = 1.0,
+    **more: float,
 ) -> AsyncIterator[Heard]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     config = RegionalConfig.model_validate({
@@ -93,9 +104,13 @@ async def watching(
         "replicas": [
             {"url": url, "models": ["m"], "name": name, "kv_tokens": 77, **(said or {})} for name, url in urls.items()
         ],
+        "health": {"gpu_temperature_c_max": 90},
     })  # fmt: skip
-    heard = Heard()
-    watcher = Watcher(config, heard.react, heard.refused.append, asyncio.get_running_loop().time, Random(1))
+    heard, loop = Heard(), asyncio.get_running_loop()
+    watcher = Watcher(
+        config, heard.react, heard.refused.append, lambda: loop.time() * speed, Random(1),
+        answered_at=lambda _name: loop.time() * speed if heard.answers else -inf,
+    )  # fmt: skip
     await watcher.open()
     try:
         yield heard
@@ -286,12 +301,97 @@ async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch
             assert set(heard.faults) == {""}  # GPU 1 is another's, and GPU 0 had an application's error
         async with watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as heard:
             await until(lambda: heard.faults and heard.faults[-1] == "GPU 1: XID 79, fell off the bus")
+            assert heard.strains[-1] == "GPU 1: 92 °C, above 90"
             pages[0] = pages[0].replace("} 79\n", "} 0\n")
             await until(lambda: heard.faults[-1] == "")
             pages[0] = (PAGES / "dcgm.txt").read_text()
             await until(lambda: heard.faults[-1] != "")
             pages[0] = ""  # the exporter fails: its last word holds a while, and not for ever
             await until(lambda: "gpus_status" in heard.refused and heard.faults[-1] == "")
+
+
+class Model:
+    """An engine whose health page and completions answer as told."""
+
+    def __init__(self) -> None:
+        self.health, self.completions, self.hangs, self.asked = 200, 200, False, 0
+        self.app = web.Application()
+        self.app.router.add_get("/metrics", _text(PAGE))
+        self.app.router.add_get("/health", self._health)
+        self.app.router.add_post("/v1/completions", self._complete)
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _complete(self, _request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        return web.Response(status=self.completions)
+
+
+async def test_an_engine_that_loads_is_alive_and_takes_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    model.health = 503
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: len(heard.probes) >= 5)
+        assert set(heard.probes) == {("one", True)}
+        assert not any(heard.ready)
+        assert heard.fleet.health["one"].read(0.0).why == "alive, not ready"
+        model.health = 200
+        await until(lambda: heard.ready[-1] and len(heard.fleet.able("m", 0.0)) == 1)
+
+
+async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_was_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model()
+    model.completions = 500
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as heard:
+        await until(lambda: model.asked >= 2)
+        assert not len(heard.fleet.able("m", 0.0))  # its health is green, and it does not serve
+        assert ("one", False) in heard.probes
+        model.completions, before = 200, model.asked
+        await until(lambda: len(heard.fleet.able("m", 0.0)))
+        assert model.asked - before >= 3
+        warmed = model.asked
+        told = len(heard.probes)
+        await until(lambda: len(heard.probes) >= told + 5)
+        assert model.asked == warmed
+        model.health = 500
+        await until(lambda: heard.probes[-3:] == [("one", False)] * 3)
+        model.health = 200
+        await until(lambda: model.asked == warmed + 3)
+        await until(lambda: heard.ready[-1] and heard.probes[-1] == ("one", True))
+
+
+async def test_who_cannot_be_asked_to_complete_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine for embeddings."""
+    model = Model()
+    model.completions = 404
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as heard:
+        await until(lambda: len(heard.fleet.able("m", 0.0)))
+        assert heard.refused.count("generate_status") == model.asked == 1
+
+
+async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model()
+    model.hangs = True
+    said, speed = {"probe": {"generate_s": 1.0}}, 20.0
+    monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, said, speed) as heard:
+        heard.answers = True
+        await until(lambda: len(heard.probes) >= 15)
+        assert model.asked == 0  # answers show it well enough
+        heard.answers = False
+        await until(lambda: "generates nothing" in heard.faults[-1])
+        assert not len(heard.fleet.able("m", 0.0))
+        assert heard.probes[-1] == ("one", True)
+        model.hangs = False
+        await until(lambda: heard.faults[-1] == "" and len(heard.fleet.able("m", 0.0)))
+        assert model.asked >= 2
 
 
 async def test_a_replica_keeps_what_was_known_while_its_page_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
