@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.balance.estimate import Speed
-from farhop.balance.health import HealthMachine, State, may_eject
+from farhop.balance.health import Health, HealthMachine, State, may_eject
 from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from topology.law import Verdict
 
 _ABLE = (State.UP, State.SUSPECT)
+_LEAVING = Health(State.DRAINING, "leaving, or drained where it is announced")
 
 
 class Fleet:
@@ -77,8 +78,9 @@ class Fleet:
                 self.trie.add(name, capacity_bytes)
                 continue
             self.trie.set_capacity(name, capacity_bytes)
-            if before[name].address != replica.address:
-                self.trie.clear(name)  # another process under the same name
+            if before[name].address != replica.address:  # another process under the same name: it has proven nothing
+                self.trie.clear(name)
+                self.health[name] = HealthMachine(self._config)
         for name in before.keys() - view.replicas.keys():
             del self.health[name], self.speeds[name]
             self.trie.drop(name)
@@ -116,6 +118,19 @@ class Fleet:
 
     # -- reading
 
+    def standing(self, name: str, now: float) -> Health:
+        """How a replica of the view stands as a whole: its health, unless it is leaving or is not what it should be."""
+        replica, health = self.view.replicas[name], self.health[name].read(now)
+        if health.state not in _ABLE:
+            return health
+        if replica.draining:
+            return _LEAVING
+        if not replica.models:
+            return Health(State.DOWN, "its /v1/models has not said what it serves")
+        if replica.models <= replica.missing:
+            return Health(State.DOWN, "its /v1/models lists none of its models")
+        return health
+
     def able(self, model: str, now: float) -> Subset:
         """The replicas that serve the model and may take work."""
         if now >= self._able_until:
@@ -132,6 +147,9 @@ class Fleet:
         names: list[str] = []
         serving = self.view.by_model.get(model, ())
         for name in serving:
+            replica = self.view.replicas[name]
+            if replica.draining or model in replica.missing:
+                continue
             health = self.health[name].read(now)
             if health.state in _ABLE:
                 names.append(name)

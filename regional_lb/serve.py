@@ -20,6 +20,8 @@ from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farhop.identity.hop import HopVerifier
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
@@ -157,11 +159,15 @@ class RegionalDesk:
     def __init__(self, instance: str, flow: RegionalFlow, keeper: KeyKeeper, door: Door, clock: Clock) -> None:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
         self.stopping = False
+        # Where replicas come from, and what was left out; main says it, since the flow does not know.
+        self.origins: Callable[[], dict[str, Any]] = dict
 
     def ready(self) -> bool:
         """Some replica can take work, and we are not on our way out."""
         now = self._clock.now()
-        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.health.values())
+        return not self.stopping and any(
+            self._flow.standing(name, now).state in ("up", "suspect") for name in self._flow.view.replicas
+        )
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -179,16 +185,18 @@ class RegionalDesk:
             "predicted_hit_tokens": flow.predicted_tokens,
             "actual_hit_tokens": flow.actual_tokens,
             "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
+            **self.origins(),
         }
 
     def _replica(self, name: str, now: float) -> dict[str, Any]:
         flow = self._flow
-        replica, health, load = flow.view.replicas[name], flow.health[name].read(now), flow.ledger.load(name)
+        replica, health, load = flow.view.replicas[name], flow.standing(name, now), flow.ledger.load(name)
         sample, speed = replica.sample, flow.speeds[name]
         return {
             "replica": name,
             "address": str(replica.address),
             "models": sorted(replica.models),
+            "models_missing": sorted(replica.missing),
             "state": health.state,
             "why": health.why,
             "in_flight": load.in_flight,

@@ -39,10 +39,10 @@ class Fetched(msgspec.Struct, frozen=True):
 class _Get:
     """An outbound.Attempt that collects the answer."""
 
-    __slots__ = ("_connection", "_head", "_most", "_parts", "_path", "_size", "done")
+    __slots__ = ("_connection", "_head", "_headers", "_most", "_parts", "_path", "_size", "done")
 
-    def __init__(self, path: str, bytes_max: int) -> None:
-        self._path, self._most = path, bytes_max
+    def __init__(self, path: str, bytes_max: int, headers: bytes) -> None:
+        self._path, self._most, self._headers = path, bytes_max, headers
         self._connection: Outbound | None = None
         self._head: AnswerHead | None = None
         self._parts: list[bytes] = []
@@ -57,7 +57,7 @@ class _Get:
             return
         connection.write(
             b"GET %b HTTP/1.1\r\nhost: %b\r\naccept: text/plain, */*\r\naccept-encoding: identity\r\n"
-            b"user-agent: farhop\r\n\r\n" % (self._path.encode(), connection.host)
+            b"user-agent: farhop\r\n%b\r\n" % (self._path.encode(), connection.host, self._headers)
         )
 
     def answered(self, answer: AnswerHead) -> None:
@@ -90,9 +90,11 @@ class _Get:
             self.done.set_result(FetchError(reason))
 
 
-async def get(pool: Pool, address: Address, path: str, timeout_s: float, bytes_max: int) -> Fetched:
-    """The whole answer, whatever its status. Raises FetchError."""
-    attempt = _Get(path, bytes_max)
+async def get(
+    pool: Pool, address: Address, path: str, timeout_s: float, bytes_max: int, headers: bytes = b""
+) -> Fetched:
+    """The whole answer, whatever its status. `headers` are lines to add, each with its end. Raises FetchError."""
+    attempt = _Get(path, bytes_max, headers)
     try:
         async with asyncio.timeout(timeout_s):
             pool.lend(address, attempt)

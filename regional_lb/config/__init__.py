@@ -1,20 +1,36 @@
 """The regional balancer's configuration: a module for each part of the file. Never opens a connection."""
 
 from regional_lb.config.bounds import Foreign, Queue, Watch
+from regional_lb.config.discovery import (
+    DnsSource,
+    EtcdSource,
+    FileSource,
+    KubernetesSource,
+    SourceConfig,
+    Template,
+)
 from regional_lb.config.policy import POLICIES, PolicyConfig, Session
-from regional_lb.config.regional import RegionalConfig
-from regional_lb.config.replica import ENGINE_NAMES, Model, ReplicaConfig, place_of
+from regional_lb.config.regional import REPLICAS_MAX, RegionalConfig
+from regional_lb.config.replica import ENGINE_NAMES, MODELS_MAX, Model, ReplicaConfig, place_of
 
 __all__ = [
     "ENGINE_NAMES",
+    "MODELS_MAX",
     "POLICIES",
+    "REPLICAS_MAX",
+    "DnsSource",
+    "EtcdSource",
+    "FileSource",
     "Foreign",
+    "KubernetesSource",
     "Model",
     "PolicyConfig",
     "Queue",
     "RegionalConfig",
     "ReplicaConfig",
     "Session",
+    "SourceConfig",
+    "Template",
     "Watch",
     "place_of",
 ]

@@ -265,12 +265,12 @@ async def test_an_engine_is_looked_for_where_it_has_its_page(monkeypatch: pytest
         said = {"engine": "triton", "metrics": f"{url}/elsewhere"}
         async with watching(monkeypatch, {"one": url}, said) as heard:
             await until(lambda: heard.waiting("one") == 7 and heard.probes)
-        assert set(asked) == {"/v2/health/ready", "/elsewhere"}
+        assert set(asked) == {"/v2/health/ready", "/elsewhere", "/v1/models"}
         asked.clear()
         async with watching(monkeypatch, {"one": url}, {"engine": "trtllm"}) as heard:
             await until(lambda: heard.refused and heard.probes)
             assert set(heard.refused) == {"metrics_missing"}  # it speaks as another engine
-        assert set(asked) == {"/health", "/prometheus/metrics"}
+        assert set(asked) == {"/health", "/prometheus/metrics", "/v1/models"}
 
 
 async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
