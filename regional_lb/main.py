@@ -40,6 +40,7 @@ from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
 from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
+from regional_lb.discovery import Discovery
 from regional_lb.flow import FlowConfig, RegionalFlow
 from regional_lb.overrides import Overrides
 from regional_lb.policy import Choice, Policies
@@ -65,6 +66,9 @@ _CONTROL = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
 )
+
+
+FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes take descriptors from clients' share
 
 
 class RegionalBalancer:
@@ -102,17 +106,22 @@ class RegionalBalancer:
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
         engines = self.secrecy.upstream("engine_tls", config.engine_tls)
         pool = self.secrecy.pool(config.limits, engines)
-        self._log, self._slots = log, wiring.slots(aside=2 * len(config.replicas))  # a probe and a scrape of each
+        expected = len(config.replicas) + (FOUND_EXPECTED if config.discovery else 0)
+        self._log, self._slots = log, wiring.slots(aside=2 * expected)  # a probe and a scrape of each
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
         self.watcher = Watcher(
             config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
-            wiring.context_of(engines), self.secrecy.trouble,
+            wiring.context_of(engines), self.secrecy.trouble, self._works_on, self._say,
         )  # fmt: skip
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         self.overrides = Overrides(self.store, config.region, self.relay.react, self.metrics.report_refused)
+        self.discovery = Discovery(
+            config, self.store, self.watcher.announce, self.metrics.report_refused, self._say, rng
+        )
         self._tasks = Tasks()
         self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock)
+        self.desk.origins = self.discovery.told
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -121,6 +130,12 @@ class RegionalBalancer:
     def _weight(self, tenant: str) -> float:
         known = self.topology.tenants.get(tenant)
         return known.weight if known is not None else 1.0
+
+    def _works_on(self, replica: str) -> int:
+        return self.flow.ledger.load(replica).in_flight
+
+    def _say(self, whom: str, problem: str) -> None:
+        self._log.warning("replicas", f"{whom}: {problem}", source=whom, problem=problem)
 
     def _doors(self, rng: Random) -> None:
         config, limits = self.config, wiring.inbound(self.config.limits)
@@ -164,6 +179,7 @@ class RegionalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
+        self.discovery.open()
         self._tasks.start(self.overrides.follow(), "watch the policies")
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
         client = ""
@@ -199,6 +215,7 @@ class RegionalBalancer:
         await all_of(
             self._withdraw,
             self._drain,
+            self.discovery.close,
             self.watcher.close,
             self._tasks.close,
             self.relay.close,

@@ -63,7 +63,7 @@ class DnsSource(Part):
     host: str
     record: Literal["srv", "address"] = "srv"
     port: Port | None = None
-    nameservers: Annotated[list[str], Field(default_factory=list, max_length=8)]
+    nameservers: list[str] = Field(default_factory=list, max_length=8)
     ttl_floor_s: Seconds = 5.0
     ttl_ceiling_s: Seconds = 60.0
     timeout_s: Seconds = 5.0

@@ -34,10 +34,8 @@ class RegionalConfig(Process):
     advertise: str = "127.0.0.1"
     engine_key: Secret | None = None
     engine_tls: ConnectTls | None = None
-    discovery: Annotated[list[SourceConfig], Field(default_factory=list, max_length=SOURCES_MAX)]
-    replicas: Annotated[
-        list[ReplicaConfig], Field(default_factory=list, max_length=REPLICAS_MAX, validate_default=True)
-    ]
+    discovery: list[SourceConfig] = Field(default_factory=list, max_length=SOURCES_MAX)
+    replicas: list[ReplicaConfig] = Field(default_factory=list, max_length=REPLICAS_MAX, validate_default=True)
     queue: Queue = Queue()
     foreign: Foreign = Foreign()
     watch: Watch = Watch()

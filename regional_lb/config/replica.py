@@ -46,7 +46,7 @@ class Traits(Part):
     correct them. `engine` is found out from its page where it is not told, `models` is asked of it if it is empty."""
 
     engine: EngineName | None = None
-    models: Annotated[list[Model], Field(default_factory=list, max_length=MODELS_MAX)]
+    models: list[Model] = Field(default_factory=list, max_length=MODELS_MAX)
     gpu: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
     slots: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     kv_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 25_000
@@ -74,7 +74,7 @@ class ReplicaConfig(Traits):
     metrics: str = ""
     dcgm: str = ""
     gpus: Annotated[tuple[Annotated[str, Field(pattern=r"^[!-~]{1,64}$")], ...], Field(max_length=64)] = ()
-    models: Annotated[list[Model], Field(max_length=MODELS_MAX)]
+    models: list[Model] = Field(max_length=MODELS_MAX)
     name: Annotated[str, Field(pattern=r"^[!-~]{0,128}$")] = ""
     draining: bool = False
 
