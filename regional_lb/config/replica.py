@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -92,12 +93,12 @@ class ReplicaConfig(Traits):
             raise ValueError("must look like http://host:port/path or https://host:port/path")
         return url
 
-    @property
+    @cached_property
     def address(self) -> Address:
         """Where the engine listens."""
         return place_of(self.url)[0]
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Its name, by default its address."""
         return self.name or str(self.address)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regional_lb.discovery.source import Found, Source
 
 GAP_S = 0.1  # between two announcements: a thousand pods that come together are one change or a few
+_REST = 9.0  # times what an announcement took: thousands that come one by one leave most of the process to requests
 LEFT_OUT_TOLD = 32
 
 
@@ -91,9 +92,11 @@ class Discovery:
         self._problems[step.source] = step.problems
 
     async def _announcing(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await self._changed.wait()
             self._changed.clear()
+            began_s = loop.time()
             replicas, left_out = self._roster.merged()
             known = set(self._left_out)
             for one in left_out:
@@ -102,7 +105,7 @@ class Discovery:
                     self._say(one.source, f"{one.replica} is left out: {one.why}")
             self._left_out = tuple(left_out)
             self._announce(replicas)
-            await asyncio.sleep(GAP_S)
+            await asyncio.sleep(max(GAP_S, _REST * (loop.time() - began_s)))
 
     def told(self) -> dict[str, Any]:
         """For /status; nothing where nothing is discovered."""

@@ -29,6 +29,32 @@ def names(fleet: Fleet, model: str = MODEL, without: tuple[str, ...] = ()) -> li
     return list(fleet.able(model, 0.0).without(without).names)
 
 
+def test_who_is_leaving_or_is_not_what_it_should_be_takes_no_new_work(fleet: Fleet) -> None:
+    both = frozenset({MODEL, OTHER_MODEL})
+    fleet.adopt(view_of([
+        replica("r1", draining=True), replica("r2", models=both, missing=frozenset({MODEL})),
+        replica("r3", models=both),
+    ]))  # fmt: skip
+    assert names(fleet) == ["r3"]
+    assert names(fleet, OTHER_MODEL) == ["r2", "r3"]
+    assert fleet.standing("r1", 0.0).state is State.DRAINING
+    assert fleet.standing("r2", 0.0).state is State.UP  # it serves the other
+    fleet.adopt(view_of([replica("r1"), replica("r2", missing=both), replica("r3", models=frozenset())]))
+    assert names(fleet) == ["r1"]
+    assert fleet.standing("r2", 0.0).why == "its /v1/models lists none of its models"
+    assert fleet.standing("r3", 0.0).why == "its /v1/models has not said what it serves"
+    for _ in range(2):
+        fleet.hear(ReplicaProbed("r2", False), 0.0)
+    assert fleet.standing("r2", 0.0).why == "probes fail"
+
+
+def test_another_process_under_the_same_name_has_proven_nothing(fleet: Fleet) -> None:
+    fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1)), replica("r2")]))
+    assert names(fleet) == ["r2"]
+    fleet.hear(ReplicaProbed("r1", True), 0.0)
+    assert names(fleet) == ["r1", "r2"]
+
+
 def test_who_is_healthy_by_model(fleet: Fleet) -> None:
     assert names(fleet) == ["r1", "r2"]
     assert names(fleet, OTHER_MODEL) == ["r3"]

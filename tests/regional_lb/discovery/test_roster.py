@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from regional_lb.discovery.roster import Roster
 from regional_lb.discovery.source import Failed, Found
 
 
+@cache
 def replica(name: str, host: str, port: int = 1) -> ReplicaConfig:
     return ReplicaConfig(name=name, url=f"http://{host}:{port}", models=["m"])
 
@@ -60,7 +63,7 @@ SETS = st.lists(st.tuples(st.sampled_from("pqrs"), st.sampled_from("1234")), max
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), SETS)), max_size=12)
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=80, deadline=None)
 @given(SETS, STEPS)
 def test_the_roster_is_what_a_naive_reading_of_the_rules_gives(
     fixed: list[tuple[str, str]], steps: list[tuple[str, list[tuple[str, str]] | None]]
