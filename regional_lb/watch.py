@@ -97,7 +97,8 @@ class Watcher:
                 self._say(name, f"left out: {why}")
         watched = self.members.watched
         for name, (config, tasks) in list(self._looking.items()):
-            if watched.get(name) != config:
+            now = watched.get(name)
+            if now is not config and now != config:  # the first spares thousands of comparisons, field by field
                 del self._looking[name]
                 for task in tasks:
                     task.cancel()

@@ -8,6 +8,7 @@ writes, and never knows what an object means.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 from pathlib import Path
@@ -129,10 +130,11 @@ class Api:
                 if not version:
                     objects, version = await self._list(path, params)
                     yield Listed(objects)
-                async for event in self._watch(path, params, version):
-                    version = _version(event.object) or version
-                    if event.type != "BOOKMARK":
-                        yield Changed(event.object, gone=event.type == "DELETED")
+                async with contextlib.aclosing(self._watch(path, params, version)) as events:
+                    async for event in events:
+                        version = _version(event.object) or version
+                        if event.type != "BOOKMARK":
+                            yield Changed(event.object, gone=event.type == "DELETED")
             except _GoneError:
                 version = ""
             except KubeError as error:

@@ -253,8 +253,9 @@ class Kubernetes:
             namespace = await self._namespace(tell)
             if self._config.pool is not None:
                 await self._follow_pool(namespace, self._config.pool, tell)
-            selector = self._config.selector or f"kubernetes.io/service-name={self._config.service}"
-            await self._follow(namespace, EndpointSlices(self._config.port), selector, tell)
+            else:
+                selector = self._config.selector or f"kubernetes.io/service-name={self._config.service}"
+                await self._follow(namespace, EndpointSlices(self._config.port), selector, tell)
         finally:
             await self._pods.close()
             await self._api.close()
@@ -276,21 +277,23 @@ class Kubernetes:
     async def _follow_pool(self, namespace: str, name: str, tell: Tell) -> None:
         """The pods by the pool's selector, and others when it says otherwise; nobody when it is gone."""
         path = f"/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
-        spec: _PoolSpec | None = None
+        spec: _PoolSpec | None = None  # None as well after a trouble: then the pods are told anew, and it is over
         async with contextlib.aclosing(self._api.follow(path, {"fieldSelector": f"metadata.name={name}"})) as steps:
             async for step in steps:
                 if isinstance(step, kube_api.Lost):
                     tell(Failed(self.label, step.why))
+                    spec = None
                     continue
                 try:
                     now = _pool(step, name)
                 except msgspec.ValidationError as error:
                     tell(Failed(self.label, f"the InferencePool {name} makes no sense: {error}"))
+                    spec = None
                     continue
                 if now is None:
                     await self._pods.close()
                     tell(Found(self.label, (), (f"there is no InferencePool {name} in {namespace}; create it",)))
-                elif now != spec or not self._pods:
+                elif now != spec:
                     await self._pods.close()
                     pods = Pods(tuple(port.number for port in now.target_ports))
                     selector = ",".join(f"{key}={value}" for key, value in sorted(now.selector.match_labels.items()))

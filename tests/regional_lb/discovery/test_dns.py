@@ -88,7 +88,7 @@ async def serving() -> AsyncIterator[tuple[Server, str]]:
 def source(where: str, host: str = SRV, **more: object) -> DnsNames:
     fields = {
         "kind": "dns", "host": host, "nameservers": [where],
-        "ttl_floor_s": 0.02, "ttl_ceiling_s": 0.04, "timeout_s": 0.2, "replica": {"models": ["m"]}, **more,
+        "ttl_floor_s": 0.02, "ttl_ceiling_s": 0.04, "timeout_s": 3.0, "replica": {"models": ["m"]}, **more,
     }  # fmt: skip
     return DnsNames(DnsSource.model_validate(fields), Random(1))
 
@@ -123,7 +123,7 @@ async def test_addresses_are_those_of_both_kinds_on_one_port() -> None:
 async def test_a_server_that_fails_has_not_said_that_nobody_is_there(how: str) -> None:
     async with serving() as (server, where):
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]
-        async with following(source(where)) as heard:
+        async with following(source(where, timeout_s=0.2)) as heard:
             await heard.come("a.example:8000")
             server.silent = how == "silence"
             server.rcode = dns.rcode.NOERROR if server.silent else dns.rcode.from_text(how)
@@ -153,7 +153,7 @@ async def test_a_long_answer_comes_by_tcp() -> None:
     hosts = [f"gpu-{number:03}.a-rather-long-name.example" for number in range(100)]
     async with serving() as (server, where):
         server.records[SRV, "SRV"] = [f"0 1 8000 {host}." for host in hosts]
-        async with following(source(where, timeout_s=2.0)) as heard:
+        async with following(source(where)) as heard:
             await heard.come(*(f"{host}:8000" for host in hosts))
             assert server.udp
             assert server.tcp

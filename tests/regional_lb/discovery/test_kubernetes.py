@@ -123,6 +123,10 @@ async def test_an_inference_pool_selects_pods_and_may_change_its_mind() -> None:
             await until(lambda: heard.failures)
             assert "makes no sense" in heard.failures[0]
             assert heard.labels == ["gpus/c:8000", "gpus/c:8001"]
+            count = len(heard.steps)
+            await cluster.put(POOLS, "llama", {}, **pool("two", 8000, 8001))
+            await until(lambda: len(heard.steps) > count)  # told anew: the trouble is over
+            assert heard.steps[-1] == heard.found
             await cluster.delete(POOLS, "llama")
             await heard.come()
 
