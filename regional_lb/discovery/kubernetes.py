@@ -180,9 +180,10 @@ class Pods:
 
 def _standing(conditions: _Conditions) -> bool | None:
     """False: takes work. True: it finishes what it has. None: it is not there."""
+    ready = conditions.ready is not False  # what is not told is true, and `serving` is then as `ready`
     if conditions.terminating:
-        return True if conditions.serving or (conditions.serving is None and conditions.ready) else None
-    return None if conditions.ready is False else False
+        return True if (ready if conditions.serving is None else conditions.serving) else None
+    return False if ready else None
 
 
 def _named(namespace: str, name: str) -> str:

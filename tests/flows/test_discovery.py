@@ -44,7 +44,7 @@ async def discovering(tmp_path: Path) -> AsyncIterator[tuple[Both, Listing, dict
         listing.say("one")
         regional = {
             "replicas": [], "discovery": [{"kind": "file", "path": str(listing.path), "poll_s": 0.01}],
-            "limits": {"drain_s": 0.5, "request_s": 20.0}, "policy": "round-robin",  # it would take any that may be taken
+            "limits": {"drain_s": 0.5, "request_s": 20.0}, "policy": "round-robin",  # it takes anybody
         }  # fmt: skip
         async with both(engines["one"], WORLD, regional=regional) as region:
             yield region, listing, engines

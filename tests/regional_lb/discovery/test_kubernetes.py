@@ -168,6 +168,21 @@ def test_a_port_goes_by_name_or_number(port: str | int | None, there: Any, numbe
     assert bool(problems) == (number is None)
 
 
+@pytest.mark.parametrize(
+    ("told", "draining"),
+    [
+        ({}, False), ({"ready": True}, False), ({"ready": False}, None), ({"ready": False, "serving": True}, None),
+        ({"terminating": True}, True), ({"terminating": True, "ready": False}, None),
+        ({"terminating": True, "ready": False, "serving": True}, True), ({"terminating": True, "serving": False}, None),
+        ({"terminating": False, "ready": None, "serving": None}, False),
+    ],
+)  # fmt: skip
+def test_conditions_that_are_not_told_are_read_as_the_api_says(told: dict[str, Any], draining: bool | None) -> None:
+    thing = {"metadata": {"name": "s"}, "endpoints": [{"addresses": ["10.0.0.1"], "conditions": told}], "ports": HTTP}
+    step = _Book("k", EndpointSlices(None), Template(models=["m"])).take(Listed([thing]))
+    assert [one.draining for one in step.replicas] == ([] if draining is None else [draining])  # type: ignore[union-attr]
+
+
 def test_an_endpoint_in_two_slices_stands_once_and_rather_as_one_that_works() -> None:
     leaving = endpoint("a", "10.0.0.1", ready=False, serving=True, terminating=True)
     slices = [
