@@ -40,14 +40,14 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-_models = msgspec.json.Decoder(_Models)
+_decoder = msgspec.json.Decoder(_Models)
 _MODEL = re.compile(r"[!-~]{1,256}")
 
 
 def read_listing(body: bytes) -> Listing:
     """What an OpenAI-like `GET /v1/models` answered. Raises PageError for what is none, or lists nothing."""
     try:
-        models = _models.decode(body).data
+        models = _decoder.decode(body).data
     except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
         raise PageError("malformed", f"/v1/models: {error}") from None
     ids = tuple(dict.fromkeys(model.id for model in models if _MODEL.fullmatch(model.id)))
@@ -93,15 +93,19 @@ class Members:
         return True
 
     def listed(self, name: str, listing: Listing) -> bool:
-        """An engine said what it serves. Whether that changed anything."""
-        if name not in self.watched or self._listings.get(name) == listing:
+        """An engine said what it serves. Whether that changed anything: mostly it says what is known."""
+        config = self._config(name)
+        if config is None:
             return False
+        before = self._listings.get(name)
         self._listings[name] = listing
-        return True
+        return (_models(config, before), _missing(config, before)) != (
+            _models(config, listing), _missing(config, listing),
+        )  # fmt: skip
 
     def missing(self, name: str) -> frozenset[str]:
         """Which of the models configured for it its engine does not list."""
-        config = self.watched.get(name)
+        config = self._config(name)
         return frozenset() if config is None else _missing(config, self._listings.get(name))
 
     def sweep(self, now: float, idle: Callable[[str], bool]) -> bool:
@@ -129,6 +133,9 @@ class Members:
                 kept.append(replica)
         return kept
 
+    def _config(self, name: str) -> ReplicaConfig | None:
+        return self._announced.get(name) or self._leaving.get(name, (None, 0.0))[0]
+
     def _all(self) -> Iterable[Replica]:
         for name, config in self._announced.items():
             yield _replica(config, self._listings.get(name), config.draining)
@@ -137,11 +144,10 @@ class Members:
 
 
 def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> Replica:
-    models = frozenset(config.models or (listing.ids if listing is not None else ()))
     return Replica(
         name=config.label,
         address=config.address,
-        models=models,
+        models=_models(config, listing),
         gpu=config.gpu,
         slots=config.slots,
         kv_tokens=config.kv_tokens,
@@ -152,6 +158,10 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         draining=draining,
         missing=_missing(config, listing),
     )
+
+
+def _models(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
+    return frozenset(config.models or (listing.ids if listing is not None else ()))
 
 
 def _missing(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:

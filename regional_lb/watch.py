@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 LISTING_BYTES_MAX = 1024 * 1024
 _HEALTH_BYTES_MAX = 64 * 1024
+SWAP_S = 0.1  # within which what engines say that they serve is taken in together
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
 # Anything else may be a page whose server says nothing better of it.
 _NO_PAGES = (b"text/html", b"application/json")
@@ -73,6 +74,7 @@ class Watcher:
         self._looking: dict[str, tuple[ReplicaConfig, list[asyncio.Task[None]]]] = {}  # by name
         self._exporters: dict[str, asyncio.Task[None]] = {}  # by URL
         self._sweeping: asyncio.Task[None] | None = None
+        self._swapping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Begin: the view is there at once, what is in it becomes known as probes come back."""
@@ -163,14 +165,20 @@ class Watcher:
             try:
                 listing = read_listing(await self._listing(replica.address))
                 if self._current(replica) and self.members.listed(replica.label, listing):
-                    self._swap()
                     self._compare(replica)
+                    if self._swapping is None or self._swapping.done():
+                        self._swapping = self._tasks.start(self._swap_soon(), "take in what engines serve")
                 unknown = False
             except (PageError, FetchError) as error:
                 if unknown:
                     self._refused(f"models_{error.reason}")
                     self._say(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
             await self._pause(self._watch.probe_s if unknown else self._watch.models_s)
+
+    async def _swap_soon(self) -> None:
+        """A thousand engines that say at once what they serve are a few views, not a thousand."""
+        await asyncio.sleep(SWAP_S)
+        self._swap()
 
     def _compare(self, replica: ReplicaConfig) -> None:
         """Say so where it serves something else than it should."""

@@ -428,6 +428,17 @@ async def test_what_is_no_evidence_leaves_a_replica_able(monkeypatch: pytest.Mon
         assert heard.said == []
 
 
+async def test_what_many_engines_say_at_once_is_one_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SWAP_S", 0.3)
+    async with engine([listing("a")]) as url, watching(monkeypatch, {"fine": url}, {"models": ["a"]}) as heard:
+        await until(lambda: heard.probed("fine") >= 3)
+        assert heard.views == 1  # it serves what it should: nothing to take in
+        many = [announced(url, f"r{number}", models=[]) for number in range(20)]
+        heard.watcher.announce(many)
+        await until(lambda: len(heard.view.by_model.get("a", ())) == 20)
+        assert heard.views < 12  # the announcement, one that left, and what came within a moment or a few
+
+
 async def test_models_that_are_not_told_are_asked_for_with_the_engines_key(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[Any] = [503]
     asked: list[str | None] = []
