@@ -21,8 +21,8 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 class RegionalConfig(Process):
-    """One regional balancer. `advertise` is the host by which the global tier reaches it. `replicas` are fixed, `discovery`
-    finds more of them at work.
+    """One regional balancer. `advertise` is the host by which the global tier reaches it. `replicas` are fixed,
+    `discovery` finds more of them at work.
 
     `policy` is for all models but those of `policies`.
 
