@@ -71,7 +71,7 @@ class RegionalFlow:
         self._fleet = Fleet(config.health, self.estimates)
         self.view, self.health, self.standing = self._fleet.view, self._fleet.health, self._fleet.standing
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
-        self.ledger = self._fleet.ledger
+        self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
         self.accepted_bytes: dict[str, float] = {}

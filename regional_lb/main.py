@@ -42,6 +42,7 @@ from farhop.telemetry.spans import Tracing
 from regional_lb import overrides
 from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
+from regional_lb.discovery import Discovery
 from regional_lb.flow import FlowConfig, RegionalFlow
 from regional_lb.policy import Choice, Policies
 from regional_lb.report import Reporter
@@ -67,6 +68,9 @@ _CONTROL = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
 )
+
+
+FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes take descriptors from clients' share
 
 
 class RegionalBalancer:
@@ -105,20 +109,25 @@ class RegionalBalancer:
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
         engines = self.secrecy.upstream("engine_tls", config.engine_tls)
         pool = self.secrecy.pool(config.limits, engines)
-        self._log, self._slots = log, wiring.slots(aside=3 * len(config.replicas))  # a probe, a scrape, a token of each
+        expected = len(config.replicas) + (FOUND_EXPECTED if config.discovery else 0)
+        self._log, self._slots = log, wiring.slots(aside=3 * expected)  # a probe, a scrape, a token of each
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
         self.watcher = Watcher(
             config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
             wiring.context_of(engines), self.secrecy.trouble,
             grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
-            self.flow.standing.answered_at,
+            self.flow.standing.answered_at, self._works_on, self._say,
         )  # fmt: skip
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
+        self.discovery = Discovery(
+            config, self.store, self.watcher.announce, self.metrics.report_refused, self._say, rng
+        )
         self._tasks = Tasks()
         self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides)
+        self.desk.origins = self.discovery.told
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -127,6 +136,12 @@ class RegionalBalancer:
     def _weight(self, tenant: str) -> float:
         known = self.topology.tenants.get(tenant)
         return known.weight if known is not None else 1.0
+
+    def _works_on(self, replica: str) -> int:
+        return self.flow.ledger.load(replica).in_flight
+
+    def _say(self, whom: str, problem: str) -> None:
+        self._log.warning("replicas", f"{whom}: {problem}", source=whom, problem=problem)
 
     def _doors(self, rng: Random) -> None:
         config, limits = self.config, wiring.inbound(self.config.limits)
@@ -186,6 +201,7 @@ class RegionalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
+        self.discovery.open()
         for followed in self.overrides:
             self._tasks.start(followed.follow(), f"watch the {followed.what}")
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
@@ -222,6 +238,7 @@ class RegionalBalancer:
         await all_of(
             self._withdraw,
             self._drain,
+            self.discovery.close,
             self.watcher.close,
             self._tasks.close,
             self.relay.close,

@@ -20,7 +20,7 @@ from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from farhop.balance.machine import Usage
     from farhop.identity.hop import HopVerifier
@@ -192,6 +192,8 @@ class RegionalDesk:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
         self._overrides = overrides
         self.stopping = False
+        # Where replicas come from, and what was left out; main says it, since the flow does not know.
+        self.origins: Callable[[], dict[str, Any]] = dict
 
     def ready(self) -> bool:
         """Some replica can take work, and we are not on our way out."""
@@ -219,17 +221,19 @@ class RegionalDesk:
             "modes": {model: flow.outlook.mode(model, now) for model in sorted(flow.view.by_model)},
             "ejections": dict(flow.standing.ejections),
             "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
+            **self.origins(),
         }
 
     def _replica(self, name: str, now: float) -> dict[str, Any]:
         flow = self._flow
-        replica, health, load = flow.view.replicas[name], flow.health[name].read(now), flow.ledger.load(name)
+        replica, health, load = flow.view.replicas[name], flow.standing.read(name, now), flow.ledger.load(name)
         sample, speed = replica.sample, flow.speeds[name]
         return {
             "replica": name,
             "address": str(replica.address),
             "models": sorted(replica.models),
             "version": replica.version,
+            "models_missing": sorted(replica.missing),
             "state": health.state,
             "why": health.why,
             "until_s": health.until - now if health.until is not None else None,

@@ -12,11 +12,11 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
-from farhop.balance.health import HealthMachine, Mode, State, may_eject, panic
+from farhop.balance.health import Health, HealthMachine, Mode, State, may_eject, panic
 from regional_lb.outliers import Peers
 from regional_lb.sinkhole import Sinkhole
 from regional_lb.table import Eased
-from regional_lb.view import view_of
+from regional_lb.view import model_of, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,7 @@ EASE_S = 0.25  # how often what is eased is looked at again
 COMPARE_S = 1.0
 
 _ABLE = (State.UP, State.SUSPECT)
+_LEAVING = Health(State.DRAINING, "leaving, or drained where it is announced")
 # An engine's own words for it say little of when it will be well again: one such answer is enough.
 BROKEN = {
     outcome.ENGINE_OUT_OF_MEMORY: "an answer said: out of GPU memory",
@@ -58,10 +59,11 @@ class Standing:
     def adopt(self, view: View) -> None:
         """Take a new view: what came is not heard of yet, what left is forgotten. Who is there at first is warm: it is
         this process that is new."""
-        first = not self._view.replicas
-        self._view = view
-        for name in view.replicas:
-            if name not in self.health:
+        before, self._view = self._view.replicas, view
+        first = not before
+        for name, replica in view.replicas.items():
+            known = before.get(name)
+            if known is None or known.address != replica.address:  # another process has proven nothing
                 self.health[name] = HealthMachine(self._config, warm=first)
         for name in self.health.keys() - view.replicas.keys():
             del self.health[name]
@@ -80,7 +82,7 @@ class Standing:
 
         Panic is a model's: where a version has nobody left, another may take its work.
         """
-        serving = self._view.by_line.get(line, ())
+        serving = [name for name in self._view.by_line.get(line, ()) if self._offers(name, model_of(line))]
         names: list[str] = []
         held_out: list[str] = []
         until = inf
@@ -104,6 +106,23 @@ class Standing:
             names = [name for name in serving if name in in_use]
         self.modes[line] = mode
         return names, until
+
+    def read(self, name: str, now: float) -> Health:
+        """How a replica of the view stands as a whole: its health, unless it is leaving or is not what it should be."""
+        replica, health = self._view.replicas[name], self.health[name].read(now)
+        if health.state not in _ABLE:
+            return health
+        if replica.draining:
+            return _LEAVING
+        if not replica.models:
+            return Health(State.DOWN, "its /v1/models has not said what it serves")
+        if replica.models <= replica.missing:
+            return Health(State.DOWN, "its /v1/models lists none of its models")
+        return health
+
+    def _offers(self, name: str, model: str) -> bool:
+        replica = self._view.replicas[name]
+        return not replica.draining and model not in replica.missing
 
     def offered(self, name: str, now: float) -> float:
         """Of its slots, the share that a replica of the view offers: 0 while it is out, unless panic overlooks that."""

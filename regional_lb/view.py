@@ -31,7 +31,8 @@ class Replica(msgspec.Struct, frozen=True):
     """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt may
     be on its way to it before more waits here (its own step budget: beyond that its queue would grow).
     `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
-    models, "" where nobody tells versions apart."""
+    models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
+    are those of its models which its engine itself does not list."""
 
     name: str
     address: Address
@@ -43,6 +44,8 @@ class Replica(msgspec.Struct, frozen=True):
     prefill_ms_per_token: float
     tpot_ms: float
     usd_per_hour: float = 0.0
+    draining: bool = False
+    missing: frozenset[str] = frozenset()
     sample: Sample | None = None
     version: str = ""
 

@@ -90,18 +90,23 @@ class _Ask:
             self.done.set_result(FetchError(reason))
 
 
-async def get(pool: Pool, address: Address, path: str, timeout_s: float, bytes_max: int) -> Fetched:
-    """The whole answer, whatever its status. Raises FetchError."""
-    return await _ask(pool, address, _Ask(f"GET {path}", b"\r\n", bytes_max), timeout_s)
+async def get(
+    pool: Pool, address: Address, path: str, timeout_s: float, bytes_max: int, bearer: str | None = None
+) -> Fetched:
+    """The whole answer, whatever its status; with a key where one is wanted. Raises FetchError."""
+    return await _ask(pool, address, _Ask(f"GET {path}", _key(bearer) + b"\r\n", bytes_max), timeout_s)
 
 
 async def post(
     pool: Pool, address: Address, path: str, body: bytes, timeout_s: float, bytes_max: int, bearer: str | None = None
 ) -> Fetched:
-    """The same with a JSON body, and a key where one is wanted. Raises FetchError."""
-    key = f"authorization: Bearer {bearer}\r\n".encode() if bearer else b""
-    rest = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), key, body)
+    """The same with a JSON body. Raises FetchError."""
+    rest = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), _key(bearer), body)
     return await _ask(pool, address, _Ask(f"POST {path}", rest, bytes_max), timeout_s)
+
+
+def _key(bearer: str | None) -> bytes:
+    return f"authorization: Bearer {bearer}\r\n".encode() if bearer else b""
 
 
 async def _ask(pool: Pool, address: Address, attempt: _Ask, timeout_s: float) -> Fetched:

@@ -1,17 +1,31 @@
 """The regional balancer's configuration: a module for each part of the file. Never opens a connection."""
 
 from regional_lb.config.bounds import Foreign, Queue, Watch
+from regional_lb.config.discovery import (
+    DnsSource,
+    EtcdSource,
+    FileSource,
+    KubernetesSource,
+    SourceConfig,
+    Template,
+)
 from regional_lb.config.health import Health, Probe
 from regional_lb.config.policy import POLICIES, PolicyConfig, Session
-from regional_lb.config.regional import RegionalConfig
-from regional_lb.config.replica import ENGINE_NAMES, Model, ReplicaConfig, place_of
+from regional_lb.config.regional import REPLICAS_MAX, RegionalConfig
+from regional_lb.config.replica import ENGINE_NAMES, MODELS_MAX, Model, ReplicaConfig, place_of
 from regional_lb.config.split import SplitConfig
 
 __all__ = [
     "ENGINE_NAMES",
+    "MODELS_MAX",
     "POLICIES",
+    "REPLICAS_MAX",
+    "DnsSource",
+    "EtcdSource",
+    "FileSource",
     "Foreign",
     "Health",
+    "KubernetesSource",
     "Model",
     "PolicyConfig",
     "Probe",
@@ -19,7 +33,9 @@ __all__ = [
     "RegionalConfig",
     "ReplicaConfig",
     "Session",
+    "SourceConfig",
     "SplitConfig",
+    "Template",
     "Watch",
     "place_of",
 ]

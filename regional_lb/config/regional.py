@@ -6,21 +6,25 @@ import re
 from ipaddress import IPv6Address
 from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret
 from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
+from regional_lb.config.discovery import SourceConfig
 from regional_lb.config.health import Health
 from regional_lb.config.policy import PolicyConfig, Session
 from regional_lb.config.replica import Model, ReplicaConfig
 from regional_lb.config.split import SplitConfig
 
+REPLICAS_MAX = 4096  # of one balancer, wherever they come from
+SOURCES_MAX = 32
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 class RegionalConfig(Process):
-    """One regional balancer. `advertise` is the host by which the global tier reaches it.
+    """One regional balancer. `advertise` is the host by which the global tier reaches it. `replicas` are fixed,
+    `discovery` finds more of them at work.
 
     `policy` is for all models but those of `policies`. `splits` are by model, between the versions of its replicas.
 
@@ -33,7 +37,8 @@ class RegionalConfig(Process):
     advertise: str = "127.0.0.1"
     engine_key: Secret | None = None
     engine_tls: ConnectTls | None = None
-    replicas: Annotated[list[ReplicaConfig], Field(min_length=1, max_length=4096)]
+    discovery: list[SourceConfig] = Field(default_factory=list, max_length=SOURCES_MAX)
+    replicas: list[ReplicaConfig] = Field(default_factory=list, max_length=REPLICAS_MAX, validate_default=True)
     queue: Queue = Queue()
     foreign: Foreign = Foreign()
     watch: Watch = Watch()
@@ -54,6 +59,23 @@ class RegionalConfig(Process):
         except ValueError:
             raise ValueError("must be a host name or an address, without a port") from None
 
+    @field_validator("discovery")
+    @classmethod
+    def _once(cls, discovery: list[SourceConfig]) -> list[SourceConfig]:
+        seen: set[str] = set()
+        for source in discovery:
+            if source.label in seen:
+                raise ValueError(f"{source.label} stands twice; leave one out")
+            seen.add(source.label)
+        return discovery
+
+    @field_validator("replicas")
+    @classmethod
+    def _some(cls, replicas: list[ReplicaConfig], info: ValidationInfo) -> list[ReplicaConfig]:
+        if not replicas and not info.data.get("discovery", True):  # absent where it is itself in error
+            raise ValueError("there is none; list one or more, or say under `discovery` where they are found")
+        return replicas
+
     @field_validator("engine_key")
     @classmethod
     def _one_header(cls, key: SecretStr | None) -> SecretStr | None:
@@ -66,7 +88,12 @@ class RegionalConfig(Process):
     def _encrypted(self) -> RegionalConfig:
         if (self.tier.tls is None) != (self.control.tls is None):
             raise ValueError("tier.tls, control.tls: give both or neither: the global tier speaks TLS to both or none")
-        if self.engine_tls is not None and not any(replica.address.tls for replica in self.replicas):
+        # What is found later may have any scheme, any name and any model: then only what is listed can be wrong.
+        if (
+            self.engine_tls is not None
+            and not self.discovery
+            and not any(replica.address.tls for replica in self.replicas)
+        ):
             raise ValueError("engine_tls: no replica has an https:// url; give them one, or leave this out")
         return self
 
@@ -74,16 +101,20 @@ class RegionalConfig(Process):
     def _weighed(self) -> RegionalConfig:
         known = {replica.label for replica in self.replicas}
         for where, policy in (("policy", self.policy), *((f"policies.{m}", p) for m, p in self.policies.items())):
-            for name in policy.weights.keys() - known:
+            for name in policy.weights.keys() - known if not self.discovery else ():
                 raise ValueError(
                     f"{where}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
                 )
+        if self.discovery or not all(replica.models for replica in self.replicas):
+            return self
         for model in self.policies.keys() - {model for replica in self.replicas for model in replica.models}:
             raise ValueError(f"policies.{model}: no replica serves this model; correct its name, or leave it out")
         return self
 
     @model_validator(mode="after")
     def _served(self) -> RegionalConfig:
+        if self.discovery:
+            return self  # who will be found may serve it
         for model, split in self.splits.items():
             known = {replica.version for replica in self.replicas if model in replica.models}
             for version in sorted(split.versions - known):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ Model = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 
 EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "triton"]
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
+MODELS_MAX = 64  # of one replica
 _PATH = re.compile(r"/[!-~]{0,255}")
 
 
@@ -41,22 +43,14 @@ def place_of(url: str) -> tuple[Address, str]:
     return Address(host, parts.port or 80), path
 
 
-class ReplicaConfig(Part):
-    """One engine endpoint. Slots, KV tokens and speeds are starting points: metrics and measurement correct them.
+class Traits(Part):
+    """What an engine is, wherever it is. Slots, KV tokens and speeds are starting points: metrics and measurement
+    correct them. `engine` is found out from its page where it is not told, `models` is asked of it if it is empty.
+    `version` is that of its models, for `splits`."""
 
-    `engine` is found out from the page where it is not told, `metrics` is where that engine has it. `dcgm` is the page
-    of its host's DCGM exporter, `gpus` are those it runs on there (index or UUID), all if it is empty. `version` is
-    that of its models, for `splits`.
-    """
-
-    url: str
     engine: EngineName | None = None
-    metrics: str = ""
     probe: Probe = Probe()
-    dcgm: str = ""
-    gpus: Annotated[tuple[Annotated[str, Field(pattern=r"^[!-~]{1,64}$")], ...], Field(max_length=64)] = ()
-    models: Annotated[list[Model], Field(min_length=1, max_length=64)]
-    name: Annotated[str, Field(pattern=r"^[!-~]{0,128}$")] = ""
+    models: list[Model] = Field(default_factory=list, max_length=MODELS_MAX)
     gpu: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
     slots: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     kv_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 25_000
@@ -73,6 +67,22 @@ class ReplicaConfig(Part):
             raise ValueError(f"is unknown; there is {', '.join(ENGINE_NAMES)}, and without one it is found out")
         return engine
 
+
+class ReplicaConfig(Traits):
+    """One engine endpoint.
+
+    `metrics` is where its page is if not where such engines have it. `dcgm` is the page of its host's DCGM exporter,
+    `gpus` are those it runs on there (index or UUID), all if it is empty. `draining`: it takes no new work.
+    """
+
+    url: str
+    metrics: str = ""
+    dcgm: str = ""
+    gpus: Annotated[tuple[Annotated[str, Field(pattern=r"^[!-~]{1,64}$")], ...], Field(max_length=64)] = ()
+    models: list[Model] = Field(max_length=MODELS_MAX)
+    name: Annotated[str, Field(pattern=r"^[!-~]{0,128}$")] = ""
+    draining: bool = False
+
     @field_validator("url")
     @classmethod
     def _origin_only(cls, url: str) -> str:
@@ -87,12 +97,12 @@ class ReplicaConfig(Part):
             raise ValueError("must look like http://host:port/path or https://host:port/path")
         return url
 
-    @property
+    @cached_property
     def address(self) -> Address:
         """Where the engine listens."""
         return place_of(self.url)[0]
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Its name, by default its address."""
         return self.name or str(self.address)

@@ -31,6 +31,32 @@ def names(fleet: Fleet, model: str = MODEL, without: tuple[str, ...] = ()) -> li
     return list(fleet.able(model, 0.0).without(without).names)
 
 
+def test_who_is_leaving_or_is_not_what_it_should_be_takes_no_new_work(fleet: Fleet) -> None:
+    both = frozenset({MODEL, OTHER_MODEL})
+    fleet.adopt(view_of([
+        replica("r1", draining=True), replica("r2", models=both, missing=frozenset({MODEL})),
+        replica("r3", models=both),
+    ]))  # fmt: skip
+    assert names(fleet) == ["r3"]
+    assert names(fleet, OTHER_MODEL) == ["r2", "r3"]
+    assert fleet.standing.read("r1", 0.0).state is State.DRAINING
+    assert fleet.standing.read("r2", 0.0).state is State.UP  # it serves the other
+    fleet.adopt(view_of([replica("r1"), replica("r2", missing=both), replica("r3", models=frozenset())]))
+    assert names(fleet) == ["r1"]
+    assert fleet.standing.read("r2", 0.0).why == "its /v1/models lists none of its models"
+    assert fleet.standing.read("r3", 0.0).why == "its /v1/models has not said what it serves"
+    for _ in range(2):
+        fleet.hear(ReplicaProbed("r2", False), 0.0)
+    assert fleet.standing.read("r2", 0.0).why == "probes fail"
+
+
+def test_another_process_under_the_same_name_has_proven_nothing(fleet: Fleet) -> None:
+    fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1)), replica("r2")]))
+    assert names(fleet) == ["r2"]
+    fleet.hear(ReplicaProbed("r1", True), 0.0)
+    assert names(fleet) == ["r1", "r2"]
+
+
 def test_who_is_healthy_by_model(fleet: Fleet) -> None:
     assert names(fleet) == ["r1", "r2"]
     assert names(fleet, OTHER_MODEL) == ["r3"]
@@ -170,7 +196,8 @@ def test_table_and_cached_health_never_lag_behind_what_they_stand_for(steps) -> 
         elif what == "later":
             now += n * 4.0
         elif what == "swap":
-            fleet.adopt(view_of(replicas[: 1 + which]))
+            last = {"draining": n % 3 == 1, "missing": frozenset({MODEL} if n % 3 == 2 else ())}
+            fleet.adopt(view_of([*replicas[:which], replica(f"r{which}", **last)]))
         elif what == "sample":
             sample = Sample(now, waiting=n // 4, running=n, kv_usage=0.0, kv_tokens=n * 500)
             fleet.hear(ReplicaSampled(name, sample), now)
@@ -182,10 +209,13 @@ def test_table_and_cached_health_never_lag_behind_what_they_stand_for(steps) -> 
 
 
 def _agrees(fleet: Fleet, now: float) -> None:
+    known = fleet.view.replicas
     able = {r for r, h in fleet.health.items() if h.read(now).state in (State.UP, State.SUSPECT)}
-    if len(able) < 0.5 * len(fleet.health):
-        able |= {r for r, h in fleet.health.items() if h.held_out(now)}
-    assert list(fleet.able(MODEL, now).names) == [name for name in fleet.health if name in able]
+    serving = [name for name in known if not (known[name].draining or known[name].missing)]
+    able &= {*serving}
+    if len(able) < 0.5 * len(serving):
+        able |= {name for name in serving if fleet.health[name].held_out(now)}
+    assert list(fleet.able(MODEL, now).names) == [name for name in known if name in able]
     table = fleet.whole
     for name, place in table.of.at.items():
         load, known = fleet.ledger.load(name), fleet.view.replicas[name]

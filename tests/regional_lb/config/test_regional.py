@@ -103,7 +103,7 @@ def test_a_url_must_be_http_to_a_host_and_port(url: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("models", []),
+        ("models", None),
         ("models", [""]),
         ("models", ["a b"]),
         ("models", ["m" * 257]),
