@@ -19,17 +19,20 @@ from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
 from farhop.balance.trie import PrefixTrie
+from regional_lb.recent import Cached
+from regional_lb.shares import PeerHeard, PeersChanged, TurnsPassed
 from regional_lb.table import Subset, Table
 from regional_lb.view import ReplicaProbed, ReplicaSampled, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from farhop.balance.estimate import Estimates
     from farhop.balance.health import HealthConfig
     from farhop.balance.ledger import Load
     from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
+    from regional_lb.shares import Shares
     from regional_lb.view import Replica, View
     from topology.law import Verdict
 
@@ -39,8 +42,8 @@ _ABLE = (State.UP, State.SUSPECT)
 class Fleet:
     """See the module's head. Names of replicas that are not (or no more) in the view are no news to any call."""
 
-    def __init__(self, config: HealthConfig, estimates: Estimates) -> None:
-        self._config, self.estimates = config, estimates
+    def __init__(self, config: HealthConfig, estimates: Estimates, shares: Shares | None = None) -> None:
+        self._config, self.estimates, self.shares = config, estimates, shares
         self.view: View = view_of([])
         self.health: dict[str, HealthMachine] = {}
         self.speeds: dict[str, Speed] = {}
@@ -55,6 +58,12 @@ class Fleet:
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,
         }
+        if shares is not None:
+            self._ears |= {
+                PeerHeard: self._peer_heard,
+                PeersChanged: self._peers_changed,
+                TurnsPassed: self._turns_passed,
+            }
 
     @property
     def hears(self) -> tuple[type[Event], ...]:
@@ -83,11 +92,13 @@ class Fleet:
             del self.health[name], self.speeds[name]
             self.trie.drop(name)
         self._able.clear()
+        if self.shares is not None:
+            self.shares.adopt(view)
         names = tuple(view.replicas)
         self.whole = table = Table(Subset(names, np.arange(len(names))))
         for row, (name, replica) in enumerate(view.replicas.items()):
             table.describe(row, replica)
-            table.burden(row, replica, self.ledger.load(name))
+            self._burden(row, replica, self.ledger.load(name))
             table.rate(row, self.speeds[name])
         return view
 
@@ -103,7 +114,7 @@ class Fleet:
         row = self.whole.of.at[name]
         self.whole.describe(row, replica)
         if replica.kv_tokens != known.kv_tokens:
-            self.whole.burden(row, replica, self.ledger.load(name))
+            self._burden(row, replica, self.ledger.load(name))
         return name
 
     def _probed(self, event: ReplicaProbed, now: float) -> str | None:
@@ -113,6 +124,44 @@ class Fleet:
             self._unless(event.ok and not event.fault and health.steady)
             health.probed(event.ok, now, event.fault)
         return None
+
+    # -- the other balancers of the region
+
+    def _peer_heard(self, event: PeerHeard, now: float) -> str | None:  # noqa: ARG002
+        assert self.shares is not None
+        changed = self.shares.heard(event)
+        if event.cached:
+            self.journal.under(event.epoch)
+        for entry in event.cached:
+            if self.shares.serves(event.peer, entry.replica):
+                self.journal.insert(entry.replica, entry.chain, entry.audience)
+                self.shares.recent.add(entry)
+        return self._reckon(self.view.replicas if changed is None else changed)
+
+    def _peers_changed(self, event: PeersChanged, now: float) -> str | None:  # noqa: ARG002
+        assert self.shares is not None
+        self.shares.changed(event)
+        return self._reckon(self.view.replicas)
+
+    def _turns_passed(self, event: TurnsPassed, now: float) -> str | None:  # noqa: ARG002
+        shares, at = self.shares, self.whole.of.at
+        assert shares is not None
+        in_flight = self.whole.in_flight.tolist()
+        replicas = self.view.replicas
+        return self._reckon([n for n in replicas if shares.overdue(n, in_flight[at[n]] < replicas[n].slots, now)])
+
+    def _reckon(self, names: Iterable[str]) -> str | None:
+        """Write the burden of these anew. The one of them, "" if there is none, None if there are more."""
+        written = [name for name in names if name in self.view.replicas]
+        for name in written:
+            self._burden(self.whole.of.at[name], self.view.replicas[name], self.ledger.load(name))
+        return None if len(written) > 1 else written[0] if written else ""
+
+    def owned(self, some: Subset) -> Subset:
+        """Those that are ours to report to the world: all of them where nobody shares them."""
+        if self.shares is None:
+            return some
+        return some.without([name for name in some.names if not self.shares.owns(name)])
 
     # -- reading
 
@@ -178,11 +227,13 @@ class Fleet:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
         if name not in self.trie:
             return
-        if hints is None:
-            self.journal.insert(name, chain, frozenset())
-        else:
+        audience: frozenset[str] | None = frozenset()
+        if hints is not None:
             self.journal.under(hints.epoch)
-            self.journal.insert(name, chain, hints.lawful if hints.excluded else None)
+            audience = hints.lawful if hints.excluded else None
+        self.journal.insert(name, chain, audience)
+        if self.shares is not None and chain:
+            self.shares.recent.add(Cached(name, chain, audience, own=True))
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""
@@ -201,9 +252,21 @@ class Fleet:
     # -- within
 
     def _loaded(self, name: str, load: Load) -> None:
+        if self.shares is not None:
+            self.shares.dispatched(name, load)
         replica = self.view.replicas.get(name)
         if replica is not None:
-            self.whole.burden(self.whole.of.at[name], replica, load)
+            self._burden(self.whole.of.at[name], replica, load)
+
+    def _burden(self, row: int, replica: Replica, load: Load) -> None:
+        """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
+        shares, name = self.shares, replica.name
+        if shares is None:
+            self.whole.burden(row, replica, load)
+            return
+        self.whole.burden(row, replica, shares.with_others(name, load))
+        if shares.gives_way(name):
+            self.whole.kv_room_tokens[row] = -inf
 
     def _unless(self, steady: bool) -> None:
         """Who is able must be found out anew, unless nothing changed that."""

@@ -5,6 +5,7 @@ Everything is read here, for the flow, for reports and for `explain` alike. Neve
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from regional_lb import admission
@@ -72,8 +73,19 @@ class Outlook:
 
     def wait_ms(self, model: str, now: float) -> float:
         """What one more request for the model would wait before its prefill begins; 0 where nobody serves it."""
-        return expected_wait_ms(self.able(model, now), self._queue.waiting(model), now)
+        queued = self._queue.waiting(model)
+        # Of those who wait at another balancer of the region as many are served before ours as stand before it here.
+        return expected_wait_ms(self.able(model, now), queued, now, self.queued_elsewhere(model, queued + 1))
+
+    def queued_elsewhere(self, model: str, most: float = inf) -> int:
+        """Requests for the model that wait at other balancers of the region; of each, `most` at most."""
+        shares = self._fleet.shares
+        return shares.queued(model, most) if shares is not None else 0
 
     def able(self, model: str, now: float) -> Table:
         """The replicas that serve the model and may take work. Not to be kept: it goes on changing."""
         return self._fleet.table(self._fleet.able(model, now))
+
+    def owned(self, model: str, now: float) -> Table:
+        """Of these, the ones that are ours to report to the world. Not to be kept either."""
+        return self._fleet.table(self._fleet.owned(self._fleet.able(model, now)))

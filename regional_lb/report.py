@@ -1,7 +1,9 @@
 """What this region tells the world: its capacity by model, to etcd under a lease and to every global balancer by gRPC.
 
 At most every 250 ms when something moved by 5 %, and at least every second. Over gRPC a change goes out within 100 ms.
-Invariants: `seq` only grows; a report says what is true of this instance alone. Never reads a request.
+Invariants: `seq` only grows; a replica that several balancers of the region share is counted in the report of the one
+that owns it; queue, waits and what was accepted are this instance's own; `usable_share` and `used_share` are of all
+that it can send to, whoever owns it. Never reads a request.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Publication, Store
     from regional_lb.flow import RegionalFlow
-    from regional_lb.table import Column
+    from regional_lb.table import Column, Table
 
 LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; presence is not liveness anyway
 LOOK_S = 0.05
@@ -94,20 +96,19 @@ class Reporter(region_pb2_grpc.RegionServicer):
         flow, now = self._flow, self._clock()
         replicas = flow.view.by_model[model]
         ready, queued = flow.outlook.able(model, now), flow.queue.waiting(model)
-        slots, kv_tokens = float(ready.slots.sum()), float(ready.kv_tokens.sum())
-        in_flight, kv_taken = float(ready.in_flight.sum()), float(ready.kv_taken_tokens.sum())
-        used_share = max((in_flight + queued) / slots, kv_taken / kv_tokens) if len(ready) else 0.0
+        owned, shares = flow.outlook.owned(model, now), flow.shares
         speeds = [flow.speeds[name] for name in ready.of.names] or [flow.speeds[name] for name in replicas]
-        left = admission.headroom(ready, flow.config.foreign.reserve_share)
+        left = admission.headroom(owned, flow.config.foreign.reserve_share)
+        used_share = _used(ready, queued + flow.outlook.queued_elsewhere(model))
         return ModelReport(
             model=model,
-            replicas_ready=len(ready),
-            replicas_total=len(replicas),
-            slots_total=int(slots),
-            slots_free=_left(ready.slots, ready.in_flight),
-            kv_tokens_total=int(kv_tokens),
-            kv_tokens_free=_left(ready.kv_tokens, ready.kv_taken_tokens),
-            in_flight=int(in_flight),
+            replicas_ready=len(owned),
+            replicas_total=len(replicas) if shares is None else sum(map(shares.owns, replicas)),
+            slots_total=int(owned.slots.sum()),
+            slots_free=_left(owned.slots, owned.in_flight),
+            kv_tokens_total=int(owned.kv_tokens.sum()),
+            kv_tokens_free=_left(owned.kv_tokens, owned.kv_taken_tokens),
+            in_flight=int(owned.in_flight.sum()),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(flow.outlook.wait_ms(model, now), WAIT_LIMIT_MS),
@@ -212,6 +213,14 @@ class Reporter(region_pb2_grpc.RegionServicer):
             self._streams -= 1
 
 
+def _used(ready: Table, queued: int) -> float:
+    """Of all that is ready, whoever owns it: requests per slot, or the share of KV tokens, whichever is more."""
+    if not len(ready):
+        return 0.0
+    requests = (float(ready.in_flight.sum()) + queued) / float(ready.slots.sum())
+    return max(requests, float(ready.kv_taken_tokens.sum()) / float(ready.kv_tokens.sum()))
+
+
 def _left(total: Column, taken: Column) -> int:
     return int(np.maximum(total - taken, 0.0).sum())
 
@@ -234,6 +243,7 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
             (old.kv_tokens_free, new.kv_tokens_free),
             (old.queued_tokens, new.queued_tokens),
             (old.used_share, new.used_share),
+            (float(old.usable_share > 0), float(new.usable_share > 0)),
             # From none to some or back: the amount is that of the KV cache.
             (float(old.headroom_foreign_tokens > 0), float(new.headroom_foreign_tokens > 0)),
             (old.prefill_ms_per_token * 1e3, new.prefill_ms_per_token * 1e3),

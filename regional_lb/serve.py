@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from regional_lb.flow import RegionalFlow
+    from regional_lb.peers import Peers
     from regional_lb.pick import Pick
     from topology.model import Topology
 
@@ -154,14 +155,25 @@ class PickReasons:
 class RegionalDesk:
     """What an operator is told of a region's balancer."""
 
-    def __init__(self, instance: str, flow: RegionalFlow, keeper: KeyKeeper, door: Door, clock: Clock) -> None:
+    def __init__(
+        self,
+        instance: str,
+        flow: RegionalFlow,
+        keeper: KeyKeeper,
+        door: Door,
+        clock: Clock,
+        peers: Peers | None = None,
+    ) -> None:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
+        self._peers = peers
         self.stopping = False
 
     def ready(self) -> bool:
-        """Some replica can take work, and we are not on our way out."""
+        """Some replica can take work, the others have told us what they know, and we are not on our way out."""
         now = self._clock.now()
-        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.health.values())
+        if self.stopping or (self._peers is not None and not self._peers.warm):
+            return False
+        return any(h.read(now).state in ("up", "suspect") for h in self._flow.health.values())
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -178,20 +190,24 @@ class RegionalDesk:
             "trie_nodes": flow.trie.nodes,
             "predicted_hit_tokens": flow.predicted_tokens,
             "actual_hit_tokens": flow.actual_tokens,
+            "peers": self._peers.status() if self._peers is not None else [],
             "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
         }
 
     def _replica(self, name: str, now: float) -> dict[str, Any]:
         flow = self._flow
         replica, health, load = flow.view.replicas[name], flow.health[name].read(now), flow.ledger.load(name)
-        sample, speed = replica.sample, flow.speeds[name]
+        sample, speed, shares = replica.sample, flow.speeds[name], flow.shares
+        total = load if shares is None else shares.with_others(name, load)
         return {
             "replica": name,
             "address": str(replica.address),
             "models": sorted(replica.models),
             "state": health.state,
             "why": health.why,
+            "owned": shares is None or shares.owns(name),
             "in_flight": load.in_flight,
+            "in_flight_elsewhere": total.in_flight - load.in_flight,
             "slots": replica.slots,
             "prefill_tokens": load.prefill_tokens,
             "kv_tokens": load.kv_tokens,

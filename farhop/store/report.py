@@ -145,10 +145,10 @@ def check(report: RegionReport) -> None:
     _check_count("incarnation", report.incarnation, INCARNATION_LIMIT)
     _check_count("seq", report.seq)
     _check_number("clock_ms", report.clock_ms, CLOCK_LIMIT_MS)
-    _check_address("tier_address", report.tier_address)
-    _check_address("control_address", report.control_address)
+    check_address("tier_address", report.tier_address)
+    check_address("control_address", report.control_address)
     if report.admin_address:
-        _check_address("admin_address", report.admin_address)
+        check_address("admin_address", report.admin_address)
     _check_length("models", len(report.models), MODELS_LIMIT)
     _check_length("accepted_bytes", len(report.accepted_bytes), ACCEPTED_LIMIT)
     for balancer, tokens in report.accepted_bytes.items():
@@ -220,7 +220,8 @@ def _check_text(field: str, value: str) -> None:
         raise ReportError(field, f"must be at most {TEXT_LIMIT} printable characters")
 
 
-def _check_address(field: str, value: str) -> None:
+def check_address(field: str, value: str) -> None:
+    """Raise ReportError unless `value` is host:port, an IPv6 host in brackets."""
     match = _ADDRESS.fullmatch(value)
     if match is None or not 0 < int(match[1]) < 65536:
         raise ReportError(field, f"{value[:64]!r} is not host:port (IPv6 as [host]:port), port 1 to 65535")

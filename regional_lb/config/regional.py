@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret
 from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
+from regional_lb.config.peers import Peers
 from regional_lb.config.policy import PolicyConfig, Session
 from regional_lb.config.replica import Model, ReplicaConfig
 
@@ -35,6 +36,7 @@ class RegionalConfig(Process):
     queue: Queue = Queue()
     foreign: Foreign = Foreign()
     watch: Watch = Watch()
+    peers: Peers = Peers()
     policy: PolicyConfig = PolicyConfig()
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     session: Session = Session()
@@ -62,6 +64,8 @@ class RegionalConfig(Process):
     def _encrypted(self) -> RegionalConfig:
         if (self.tier.tls is None) != (self.control.tls is None):
             raise ValueError("tier.tls, control.tls: give both or neither: the global tier speaks TLS to both or none")
+        if self.peers.tls is not None and self.control.tls is None:
+            raise ValueError("peers.tls: control.tls is not given, and peers speak as it does; give both or neither")
         if self.engine_tls is not None and not any(replica.address.tls for replica in self.replicas):
             raise ValueError("engine_tls: no replica has an https:// url; give them one, or leave this out")
         return self
