@@ -86,7 +86,7 @@ class Regions:
         """Take a new view: what its reports acknowledge is no longer outstanding; what left is forgotten."""
         self.view = view
         self._pool = {line: c for region in view.regions.values() for line, c in pooled(region).items()}
-        self._ready = _ready(view, self._pool)
+        self._ready = _ready(view)
         known: dict[tuple[str, str], Reckoning] = {}
         drifts: dict[tuple[str, str, str], Drift] = {}
         told: dict[tuple[str, str, str], tuple[float, Capacity]] = {}
@@ -280,14 +280,13 @@ class Regions:
         )
 
 
-def _ready(view: View, pool: Mapping[tuple[str, str, str], Capacity]) -> dict[tuple[str, str], list[Instance]]:
+def _ready(view: View) -> dict[tuple[str, str], list[Instance]]:
     ready: dict[tuple[str, str], list[Instance]] = {}
     for name, region in view.regions.items():
         for instance in region.instances:
             for model, capacity in instance.models.items():
-                replicas = pool.get((name, instance.name, model), capacity).replicas_ready
-                able = capacity.replicas_ready or capacity.usable_share  # by its own sight, whoever reports them
-                if replicas and able and not instance.draining:
+                # It may send to what others report. That a replica changes hands must not hide it for a moment.
+                if (capacity.replicas_ready or capacity.usable_share) and not instance.draining:
                     ready.setdefault((name, model), []).append(instance)
     return ready
 

@@ -138,5 +138,7 @@ class Region:
 async def region(etcd: str, n_engines: int = 4, service_s: float = 0.05) -> AsyncIterator[Region]:
     world = topology()
     async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(SlotEngine(f"gpu-{n}", service_s).running()) for n in range(n_engines)]
+        engines = [
+            await stack.enter_async_context(SlotEngine(f"gpu-{n}", service_s).running()) for n in range(n_engines)
+        ]
         yield Region(engines, etcd, stack, world)
