@@ -131,7 +131,8 @@ class Regions:
             guard.came_back(now)
             # Each speaks of all that it can send to; where nothing is shared, in proportion to what it has.
             slots = sum(i.models[model].slots_total for i in able)
-            share = sum(i.models[model].used_share * i.models[model].slots_total for i in able) / (slots or 1)
+            used = [(i.models[model].used_share, i.models[model].slots_total) for i in able]
+            share = sum(u * n for u, n in used) / slots if slots else max(u for u, _ in used)
             guard.used(share, max(i.received_at for i in able))
             if guard.cold_share(now) < 1.0:
                 self._warm[region, model] = guard

@@ -5,6 +5,7 @@ from __future__ import annotations
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.machine import Forward, RequestArrived
+from regional_lb.shares import PeerHeard
 
 
 def test_looking_changes_nothing_and_is_what_then_happens() -> None:
@@ -36,3 +37,12 @@ def test_only_guests_are_turned_away() -> None:
     assert flow.outlook.turned_away(own, flow.outlook.need_of(own), 0.0) is None
     assert flow.outlook.turned_away(guest, flow.outlook.need_of(guest), 0.0) is not None
     assert flow.outlook.wait_ms(MODEL, 0.0) > 0.0
+
+
+def test_who_waits_at_another_balancer_is_waited_for_as_far_as_turns_go() -> None:
+    flow = regional(replica("r1", slots=1), instance="a")
+    flow.handle(RequestArrived(request("b")), 0.0)
+    alone_ms = flow.outlook.wait_ms(MODEL, 0.0)
+    flow.handle(PeerHeard("b", {}, {MODEL: 50}), 0.0)
+    assert flow.outlook.wait_ms(MODEL, 0.0) == 2 * alone_ms  # one of theirs for one of ours, not all fifty
+    assert flow.outlook.queued_elsewhere(MODEL) == 50
