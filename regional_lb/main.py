@@ -192,6 +192,7 @@ class RegionalBalancer:
             prefix_nodes_per_s=config.prefix_nodes_per_s,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
+        self.reporter.hold()
         peers_pb2_grpc.add_PeersServicer_to_server(self.peers.feed, self.control)
         await self.control.start()
         await self.peers.open(addresses[1])

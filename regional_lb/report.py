@@ -123,8 +123,15 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
     # -- to the world
 
+    def hold(self) -> None:
+        """Whoever asks before we are open is told that nothing is taken yet."""
+        self.draining = True
+        self._latest = self.build()
+
     async def open(self, store: Store) -> None:
         """Publish from now on."""
+        self.draining = False
+        await self._tell(self.build())
         key = report_key(self._region, self._instance)
         stored = self._latest
         self._publication = await store.publish(key, encode(stored), LEASE_S)
