@@ -54,6 +54,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: peers are balancers of one region")
         self._met(request.instance, request.control_address)
         self.readers += 1
+        self._shares.watched = True
         try:
             stream = _Stream(self, request)
             while True:
@@ -65,6 +66,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
                 await asyncio.sleep(TELL_S)
         finally:
             self.readers -= 1
+            self._shares.watched = self.readers > 0
 
 
 class _Stream:

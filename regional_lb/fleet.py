@@ -261,7 +261,7 @@ class Fleet:
     def _burden(self, row: int, replica: Replica, load: Load) -> None:
         """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
         shares, name = self.shares, replica.name
-        if shares is None:
+        if shares is None or shares.alone:
             self.whole.burden(row, replica, load)
             return
         self.whole.burden(row, replica, shares.with_others(name, load))

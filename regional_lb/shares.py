@@ -82,6 +82,7 @@ class Shares:
 
     def __init__(self, instance: str) -> None:
         self.instance = instance
+        self.watched = False  # somebody follows us
         self.recent = Recent()
         self._peers: dict[str, _Peer] = {}
         self._waiting: dict[str, _Peer] = {}  # of them, those with a queue
@@ -113,7 +114,9 @@ class Shares:
         self._owned.clear()
 
     def dispatched(self, replica: str, load: Load) -> None:
-        """Our own sums at a replica are these now."""
+        """Our own sums at a replica are these now. While nobody is there nobody need be told of changes."""
+        if self.alone and not self.watched:
+            return
         before = self._in_flight.pop(replica, 0)
         if load.in_flight:
             self._in_flight[replica] = load.in_flight
@@ -143,6 +146,11 @@ class Shares:
         return PeerLoad(address or "", load.in_flight, load.prefill_tokens, load.kv_tokens, taken, known)
 
     # -- the others'
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else is known to have anything under way."""
+        return not self._peers
 
     def heard(self, event: PeerHeard) -> frozenset[str] | None:
         """Take what a peer said. The replicas whose room it may have changed, None: any."""

@@ -16,7 +16,9 @@ from inprocess import HOP_KEY, common, until
 from peering import SLOTS, Region, config, region
 
 from farhop.store.memory import MemoryStore
+from farhop_lab.certs import Authority
 from farhop_lab.etcd import EmbeddedEtcd
+from regional_lb import peers
 
 LONG = "the same long beginning of a conversation " * 60
 
@@ -56,6 +58,24 @@ async def test_the_second_turn_through_another_instance_finds_the_first_ones_rep
             assert await west.ask(instance, text + "and more") == first
 
 
+async def test_peers_speak_mutual_tls_as_the_control_port_does(etcd: str, tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    server = authority.issue("server")
+    files = {"cert_file": server.cert_file, "key_file": server.key_file}
+    listen = {"port": 0, "tls": {**files, "client_ca_file": authority.ca_file}}
+    async with region(etcd, n_engines=2) as west:
+        more = {"tier": listen, "control": listen, "peers": {"tls": {"ca_file": authority.ca_file, **files}}}
+        await west.start("r1", **more)
+        await west.start("r2", **more)
+        await west.acquainted()
+        other = stranger.issue("other")
+        intruder = {"ca_file": authority.ca_file, "cert_file": other.cert_file, "key_file": other.key_file}
+        await west.start("r3", **{**more, "peers": {"tls": intruder}})
+        await until(lambda: len(west.balancers["r1"].peers.status()) == 2)  # it is seen to report
+        assert west.balancers["r3"].peers.up == 0
+        assert west.balancers["r1"].desk.status()["peers"][0]["connected"]
+
+
 async def _overload(west: Region, seconds: float, n_clients: int = 12) -> tuple[float, dict[str, int]]:
     """Both balancers under more than the engines take. The share that waited inside an engine; served by instance."""
     loop = asyncio.get_running_loop()
@@ -76,14 +96,14 @@ async def test_slots_are_not_booked_twice_and_freed_ones_go_to_both(etcd: str) -
         await west.start("r1")
         await west.start("r2")
         await west.acquainted()
-        shared, served = await _overload(west, 1.5)
-        assert max(e.waiting_most for e in west.engines) <= SLOTS  # what both had free at the same moment, once
+        shared, served = await _overload(west, 1.2)
+        assert max(e.waiting_most for e in west.engines) <= SLOTS  # what both saw free at the same moment, once
     async with region(etcd, n_engines=2, service_s=0.1) as west:
         await west.start("r1", MemoryStore(Random(1)))
         await west.start("r2", MemoryStore(Random(2)))  # they do not know each other
-        alone, _ = await _overload(west, 0.8)
-    print("waited in an engine:", shared, alone, served)
-    assert shared < 0.1
+        alone, _ = await _overload(west, 0.5)
+    print("share that waited in an engine:", shared, "and without peers", alone, "served", served)
+    assert shared < 0.15  # of which the first moment is 8 requests, 0.1
     assert alone > 0.5
     assert min(served.values()) > 0.7 * max(served.values())
 
@@ -110,7 +130,10 @@ async def _stored(west: Region, n: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_back(etcd: str, tmp_path: Path) -> None:
+async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_back(
+    etcd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "GONE_S", 1.2)  # a report is there every second, if it lives
     async with region(etcd, n_engines=7) as west:
         here = await west.start("r1")
         made = config(west.engines, "r9", etcd={"endpoints": [etcd]})
@@ -127,7 +150,7 @@ async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_ba
             mine = west.reported()["r1"]
             os.kill(child.pid, signal.SIGSTOP)
             await until(lambda: west.reported()["r1"] == 7)  # it speaks to nobody any more
-            assert here.peers.up == 0
+            await until(lambda: here.peers.up == 0)
             os.kill(child.pid, signal.SIGCONT)
             await until(lambda: west.reported()["r1"] == mine)
             child.kill()

@@ -56,11 +56,12 @@ async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing
         assert {load.replica for load in first.loads} == {"g1", "g2"}
         assert met == [("r2", "h:1")]
         one = next(load for load in first.loads if load.replica == "g1")
-        assert (one.known, one.in_flight, one.prefill_tokens, one.kv_tokens, one.taken) == (True, 1, 30, 40, 1)
+        assert (one.known, one.in_flight, one.prefill_tokens, one.kv_tokens, one.taken) == (True, 1, 30, 40, 0)
+        flow.ledger.reserve("p", Reservation("g1", 1, 2))
         flow.ledger.release("q")
         second = await stream.read()
         assert ([load.replica for load in second.loads], second.seq) == (["g1"], 2)
-        assert (second.loads[0].in_flight, second.loads[0].taken) == (0, 1)
+        assert (second.loads[0].in_flight, second.loads[0].kv_tokens, second.loads[0].taken) == (1, 2, 1)
         heartbeat = await stream.read()
         assert (list(heartbeat.loads), heartbeat.seq) == ([], 3)
         for n in range(6):

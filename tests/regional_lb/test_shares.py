@@ -133,6 +133,7 @@ def test_the_sum_is_ours_and_what_each_live_peer_said_last(steps) -> None:
 
 def test_only_what_moved_is_told_and_what_left_is_told_once(here: Fleet) -> None:
     shares = shares_of(here)
+    shares.watched = True
     change, names = shares.moved(0)
     assert sorted(names) == list(NAMES)
     take(here, "g2", 2)
@@ -144,6 +145,16 @@ def test_only_what_moved_is_told_and_what_left_is_told_once(here: Fleet) -> None
     assert names == ["g3"]
     assert not shares.own("g3", Load()).known
     assert shares.moved(change) == (change, [])
+
+
+def test_who_is_alone_keeps_no_books_and_is_told_whole_to_the_first_who_asks(here: Fleet) -> None:
+    shares = shares_of(here)
+    begun, _ = shares.moved(0)
+    take(here, "g2", 2)
+    assert shares.moved(begun) == (begun, [])
+    shares.watched = True
+    assert sorted(shares.moved(0)[1]) == list(NAMES)
+    assert shares.own("g2", here.ledger.load("g2")).in_flight == 2
 
 
 def test_names_that_left_long_ago_are_not_kept() -> None:
