@@ -43,9 +43,10 @@ class ReportError(ValueError):
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """Capacity of one model and version at one balancer instance. Tokens are the model's own, slots are sequences.
 
-    `wait_ms` is what a new request would wait before its prefill begins; `usable_share` (0..1) is what health, slow
-    start and draining leave; `headroom_foreign_tokens` are prompt tokens it takes from other regions; `used_share` (0
-    and up) is requests here per slot, or the share of KV tokens taken, whichever is more.
+    Replicas, slots, KV tokens, in flight and `headroom_foreign_tokens` (prompt tokens taken from other regions) are of
+    the replicas this instance owns; queue and `wait_ms` (until a new request's prefill would begin) are its own.
+    `usable_share` (0..1) is what health, slow start and draining leave of all replicas it can send to, whoever owns
+    them; `used_share` (0 and up) is their requests per slot, or the share of KV tokens taken, whichever is more.
     """
 
     model: str
