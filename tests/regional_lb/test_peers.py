@@ -40,6 +40,7 @@ async def test_nobody_there_and_nobody_answering_hold_up_no_start(monkeypatch: p
             async with asyncio.timeout(1.5):
                 await here.peers.open("127.0.0.1:1")
             assert (here.peers.warm, here.owned) == (True, 3)
+            assert not here.one("r4")["takes_part"]  # it reports, but told us nothing of what it serves
 
 
 async def test_who_follows_us_is_followed_though_no_store_tells_of_it() -> None:
