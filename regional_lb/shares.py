@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regional_lb.view import View
 
 TURNS = 2
-HEAD_START_S = 0.1  # two updates and the way
+HEAD_START_S = 0.2  # an update, the way, and a busy machine's delay
 
 
 class PeerLoad(msgspec.Struct, frozen=True):
@@ -164,8 +164,9 @@ class Shares:
             self._owned.clear()
         for name, load in event.loads.items():
             before = peer.loads.get(name)
-            if before is None or before.taken != load.taken:
+            if name in peer.passed and (before is None or before.taken != load.taken):
                 peer.passed.discard(name)
+                peer.lead.pop(name, None)  # even from here on: what it let go by it does not get back
             peer.loads[name] = load
         peer.queued = event.queued
         if not event.queued:

@@ -118,7 +118,7 @@ async def test_slots_are_not_booked_twice_and_freed_ones_go_to_both(etcd: str) -
         alone, _ = await _overload(west, 0.5, known=False)
     print("share that waited in an engine:", shared, "and without peers", alone, "served", served, "at once", most)
     assert most <= SLOTS
-    assert shared < 0.1
+    assert shared < 0.2 * alone
     assert alone > 0.5
     assert min(served.values()) > 0.6 * max(served.values())  # though r1 was there first, and frees them all
 

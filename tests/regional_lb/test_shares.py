@@ -107,7 +107,7 @@ def test_a_swap_keeps_what_the_others_have_under_way(here: Fleet) -> None:
         max_size=40,
     )
 )
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_the_sum_is_ours_and_what_each_live_peer_said_last(steps) -> None:
     here = fleet()
     said: dict[str, dict[str, int]] = {}
@@ -208,8 +208,15 @@ def test_who_does_not_use_its_turn_loses_it_until_it_takes_something(here: Fleet
     assert room(here, "g1")
     turn(here, "g1")
     assert room(here, "g1")
-    here.hear(heard("b", {"g1": load("g1", 0, 0, 0, 1)}, queued=5), 11.2)
-    assert not room(here, "g1")  # it is there after all
+    for _ in range(50):
+        turn(here, "g1")
+    here.hear(heard("b", {"g1": load("g1", 0, 0, 0, 1)}, queued=5), 11.2)  # it is there after all
+    for taken in (2, 3, 4):
+        for _ in range(TURNS if taken == 2 else 1):
+            assert room(here, "g1")
+            turn(here, "g1")
+        assert not room(here, "g1")  # turn and turn about, and not fifty of theirs for ours
+        here.hear(heard("b", {"g1": load("g1", 0, 0, 0, taken)}, queued=5), 11.3)
 
 
 def test_two_that_wait_share_what_is_freed() -> None:
@@ -255,7 +262,7 @@ def owned(known: Fleet) -> set[str]:
 
 
 @given(st.sets(st.sampled_from("abcde"), min_size=1), st.sampled_from("abcde"), st.booleans())
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_every_replica_has_one_owner_and_few_move(members, other, drains) -> None:
     names = tuple(f"gpu-{n}" for n in range(12))
 
