@@ -18,7 +18,7 @@ from farhop.balance.health import Liveness, State
 from farhop.balance.reckoning import Reckoning
 from farhop.balance.trie import PrefixTrie
 from global_lb.policy import Offer, reckoned_wait_ms
-from global_lb.view import View
+from global_lb.view import View, pooled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +67,7 @@ class Regions:
         self._trie_bytes, self._config, self._spill, self._here = trie_bytes, config, spill, here
         self.view = View({})
         self._ready: dict[tuple[str, str], list[Instance]] = {}  # of the view: who can be asked, by region and model
+        self._pool: dict[tuple[str, str, str], Capacity] = {}  # of regions with several instances: what each can use
         self.trie = PrefixTrie()
         self.liveness: dict[str, Liveness] = {}
         self.residence: dict[str, Mean] = {}
@@ -84,6 +85,7 @@ class Regions:
     def adopt(self, view: View, now: float) -> None:
         """Take a new view: what its reports acknowledge is no longer outstanding; what left is forgotten."""
         self.view = view
+        self._pool = {line: c for region in view.regions.values() for line, c in pooled(region).items()}
         self._ready = _ready(view)
         known: dict[tuple[str, str], Reckoning] = {}
         drifts: dict[tuple[str, str, str], Drift] = {}
@@ -102,7 +104,8 @@ class Regions:
                 for model, capacity in instance.models.items():
                     line = (name, instance.name, model)
                     drift = drifts[line] = self._drifts.get(line) or Drift()
-                    drift.reported(capacity.wait_ms, capacity.slots_free, instance.received_at)
+                    slots_free = self._pool.get(line, capacity).slots_free
+                    drift.reported(capacity.wait_ms, slots_free, instance.received_at)
                     refused = self._told.get(line)
                     if refused is not None and refused[0] == instance.received_at:
                         told[line] = refused
@@ -126,8 +129,10 @@ class Regions:
             if guard is None:
                 guard = self.guards[region, model] = HotGuard(self._spill.guard)
             guard.came_back(now)
-            slots = sum(i.models[model].slots_total for i in able) or 1
-            share = sum(i.models[model].used_share * i.models[model].slots_total for i in able) / slots
+            # Each speaks of all that it can send to; where nothing is shared, in proportion to what it has.
+            slots = sum(i.models[model].slots_total for i in able)
+            used = [(i.models[model].used_share, i.models[model].slots_total) for i in able]
+            share = sum(u * n for u, n in used) / slots if slots else max(u for u, _ in used)
             guard.used(share, max(i.received_at for i in able))
             if guard.cold_share(now) < 1.0:
                 self._warm[region, model] = guard
@@ -152,7 +157,10 @@ class Regions:
 
     def _capacity(self, instance: Instance, model: str) -> Capacity:
         told = self._told.get((instance.region, instance.name, model)) if self._told else None
-        return told[1] if told is not None and told[0] == instance.received_at else instance.models[model]
+        if told is not None and told[0] == instance.received_at:
+            return told[1]
+        known = self._pool.get((instance.region, instance.name, model)) if self._pool else None
+        return known or instance.models[model]
 
     def liveness_of(self, region: str) -> Liveness:
         """The region's liveness, to be told what was heard."""
@@ -278,7 +286,8 @@ def _ready(view: View) -> dict[tuple[str, str], list[Instance]]:
     for name, region in view.regions.items():
         for instance in region.instances:
             for model, capacity in instance.models.items():
-                if capacity.replicas_ready and not instance.draining:
+                # It may send to what others report. That a replica changes hands must not hide it for a moment.
+                if (capacity.replicas_ready or capacity.usable_share) and not instance.draining:
                     ready.setdefault((name, model), []).append(instance)
     return ready
 

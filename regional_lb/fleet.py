@@ -19,18 +19,21 @@ from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
 from farhop.balance.trie import PrefixTrie
+from regional_lb.recent import Cached
+from regional_lb.shares import PeerHeard, PeersChanged, TurnsPassed
 from regional_lb.standing import EASE_S, Standing
 from regional_lb.table import Subset, Table
 from regional_lb.view import ReplicaProbed, ReplicaSampled, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from farhop.balance.estimate import Estimates
     from farhop.balance.health import HealthConfig
     from farhop.balance.ledger import Load, Reservation
     from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
+    from regional_lb.shares import Shares
     from regional_lb.table import Eased
     from regional_lb.view import Replica, View
     from topology.law import Verdict
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
 class Fleet:
     """See the module's head. Names of replicas that are not (or no more) in the view are no news to any call."""
 
-    def __init__(self, config: HealthConfig, estimates: Estimates) -> None:
-        self.estimates = estimates
+    def __init__(self, config: HealthConfig, estimates: Estimates, shares: Shares | None = None) -> None:
+        self.estimates, self.shares = estimates, shares
         self.view: View = view_of([])
         self.standing = Standing(config)
         self.health = self.standing.health
@@ -58,6 +61,12 @@ class Fleet:
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,
         }
+        if shares is not None:
+            self._ears |= {
+                PeerHeard: self._peer_heard,
+                PeersChanged: self._peers_changed,
+                TurnsPassed: self._turns_passed,
+            }
 
     @property
     def hears(self) -> tuple[type[Event], ...]:
@@ -88,6 +97,8 @@ class Fleet:
         self.standing.adopt(view)
         self._able.clear()
         self._able_until = -inf  # who has peers, and so may be eased, is another question now
+        if self.shares is not None:
+            self.shares.adopt(view)
         names = tuple(view.replicas)
         self.whole = table = Table(Subset(names, np.arange(len(names))))
         for row, (name, replica) in enumerate(view.replicas.items()):
@@ -122,6 +133,44 @@ class Fleet:
         if self.standing.easing:
             self._ease(now, event.target)
         return None
+
+    # -- the other balancers of the region
+
+    def _peer_heard(self, event: PeerHeard, now: float) -> str | None:  # noqa: ARG002
+        assert self.shares is not None
+        changed = self.shares.heard(event)
+        if event.cached:
+            self.journal.under(event.epoch)
+        for entry in event.cached:
+            if self.shares.serves(event.peer, entry.replica):
+                self.journal.insert(entry.replica, entry.chain, entry.audience)
+                self.shares.recent.add(entry)
+        return self._reckon(self.view.replicas if changed is None else changed)
+
+    def _peers_changed(self, event: PeersChanged, now: float) -> str | None:  # noqa: ARG002
+        assert self.shares is not None
+        self.shares.changed(event)
+        return self._reckon(self.view.replicas)
+
+    def _turns_passed(self, event: TurnsPassed, now: float) -> str | None:  # noqa: ARG002
+        shares, at = self.shares, self.whole.of.at
+        assert shares is not None
+        in_flight = self.whole.in_flight.tolist()
+        replicas = self.view.replicas
+        return self._reckon([n for n in replicas if shares.overdue(n, in_flight[at[n]] < replicas[n].slots, now)])
+
+    def _reckon(self, names: Iterable[str]) -> str | None:
+        """Write the burden of these anew. The one of them, "" if there is none, None if there are more."""
+        written = [name for name in names if name in self.view.replicas]
+        for name in written:
+            self._burden(self.whole.of.at[name], self.view.replicas[name], self.ledger.load(name))
+        return None if len(written) > 1 else written[0] if written else ""
+
+    def owned(self, some: Subset) -> Subset:
+        """Those that are ours to report to the world: all of them where nobody shares them."""
+        if self.shares is None:
+            return some
+        return some.without([name for name in some.names if not self.shares.owns(name)])
 
     # -- reading
 
@@ -193,11 +242,13 @@ class Fleet:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
         if name not in self.trie:
             return
-        if hints is None:
-            self.journal.insert(name, chain, frozenset())
-        else:
+        audience: frozenset[str] | None = frozenset()
+        if hints is not None:
             self.journal.under(hints.epoch)
-            self.journal.insert(name, chain, hints.lawful if hints.excluded else None)
+            audience = hints.lawful if hints.excluded else None
+        self.journal.insert(name, chain, audience)
+        if self.shares is not None and chain:
+            self.shares.recent.add(Cached(name, chain, audience, own=True))
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""
@@ -217,16 +268,28 @@ class Fleet:
     # -- within
 
     def _loaded(self, name: str, load: Load) -> None:
+        if self.shares is not None:
+            self.shares.dispatched(name, load)
         replica = self.view.replicas.get(name)
         if replica is not None:
-            eased = self._eased.get(name) if self._eased else None
-            self.whole.burden(self.whole.of.at[name], replica, load, eased)
+            self._burden(self.whole.of.at[name], replica, load)
+
+    def _burden(self, row: int, replica: Replica, load: Load) -> None:
+        """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
+        shares, name = self.shares, replica.name
+        eased = self._eased.get(name) if self._eased else None
+        if shares is None or shares.alone:
+            self.whole.burden(row, replica, load, eased)
+            return
+        self.whole.burden(row, replica, shares.with_others(name, load), eased)
+        if shares.gives_way(name):
+            self.whole.kv_room_tokens[row] = -inf
 
     def _write(self, name: str) -> None:
         """The part of a replica's row that says what it has room for."""
         row, replica, eased = self.whole.of.at[name], self.view.replicas[name], self._eased.get(name)
         self.whole.allow(row, replica.slots if eased is None else eased.slots)
-        self.whole.burden(row, replica, self.ledger.load(name), eased)
+        self._burden(row, replica, self.ledger.load(name))
 
     def _stirred(self, name: str, now: float) -> None:
         """Who is able must be found out anew, and what this one may use."""

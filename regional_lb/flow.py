@@ -23,6 +23,7 @@ from regional_lb.live import Live
 from regional_lb.outlook import Outlook
 from regional_lb.policy import Policies, PoliciesChanged
 from regional_lb.queue import WaitingRoom
+from regional_lb.shares import Shares
 from regional_lb.split import Splits, SplitsChanged
 from regional_lb.view import ViewSwapped, model_of
 
@@ -42,9 +43,10 @@ RETRY_AFTER_S = 1.0
 
 
 class FlowConfig(msgspec.Struct, frozen=True):
-    """Bounds of one region's balancer."""
+    """Bounds of one region's balancer. `instance` is its name among those with whom it shares replicas; "": alone."""
 
     region: str
+    instance: str = ""
     queue_requests_max: int = 1024
     queue_tokens_max: int = 4_000_000
     queue_wait_s: float = 30.0
@@ -68,8 +70,9 @@ class RegionalFlow:
         self.config, self.law, self._rng, self._weight_of = config, law, rng, weight_of
         self.policies, self.splits = policies or Policies(), splits or Splits()
         self.estimates = Estimates()
-        self._fleet = Fleet(config.health, self.estimates)
-        self.view, self.health, self.standing = self._fleet.view, self._fleet.health, self._fleet.standing
+        self.shares = Shares(config.instance) if config.instance else None
+        self._fleet = Fleet(config.health, self.estimates, self.shares)
+        self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)

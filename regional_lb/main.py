@@ -1,7 +1,7 @@
 """Assembles a regional balancer from its configuration: the one place here that knows the clock, chance and sockets.
 
-Order of starting: replicas are watched, listeners open, then the world is told. Of stopping: the world is told, no new
-connections, requests under way finish, everything closes.
+Order of starting: replicas are watched, the region's other balancers tell what they know, clients are let in, the world
+is told. Of stopping: peers and the world are told, no new connections, requests under way finish, everything closes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import grpc
-from farhop_wire import region_pb2_grpc
+from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 
 from farhop.balance.health import HealthConfig, Mode
 from farhop.balance.limits import ByteBudget
@@ -44,6 +44,7 @@ from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
 from regional_lb.discovery import Discovery
 from regional_lb.flow import FlowConfig, RegionalFlow
+from regional_lb.peers import Peers
 from regional_lb.policy import Choice, Policies
 from regional_lb.report import Reporter
 from regional_lb.serve import HopKeeper, PickReasons, RegionalDesk, RegionalTier
@@ -88,6 +89,7 @@ class RegionalBalancer:
         queue = config.queue
         flow_config = FlowConfig(
             config.region,
+            config.instance,
             queue_requests_max=queue.requests_max,
             queue_tokens_max=queue.tokens_max,
             queue_wait_s=queue.wait_s,
@@ -126,7 +128,16 @@ class RegionalBalancer:
             config, self.store, self.watcher.announce, self.metrics.report_refused, self._say, rng
         )
         self._tasks = Tasks()
-        self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides)
+        self._incarnation = time.time_ns() // 1_000_000
+        assert self.flow.shares is not None  # it has a name
+        self.peers = Peers(
+            config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
+            self.clock.now, rng, self._incarnation, self.secrecy.upstream("peers.tls", config.peers.tls),
+            self.secrecy.trouble,
+        )  # fmt: skip
+        self.desk = RegionalDesk(
+            config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides, self.peers
+        )
         self.desk.origins = self.discovery.told
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
@@ -177,6 +188,8 @@ class RegionalBalancer:
         gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
         gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
         gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
+        gauge("peers", "Other balancers of the region whose stream is open.", lambda: float(self.peers.up))
+        gauge("peer_age_seconds", "Since each of them last spoke to us.", self.peers.ages_s, "peer")
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
         gauge("replica_share", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
         gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
@@ -205,10 +218,6 @@ class RegionalBalancer:
         for followed in self.overrides:
             self._tasks.start(followed.follow(), f"watch the {followed.what}")
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
-        client = ""
-        if config.client is not None:
-            port = await wiring.open_entry(self.client_listener, config.client, self.desk.ready)
-            client = f", clients on {config.client.host}:{port}"
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
         control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
@@ -220,11 +229,18 @@ class RegionalBalancer:
             addresses,
             self.flow,
             self.clock.now,
-            incarnation=time.time_ns() // 1_000_000,
+            incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
+        self.reporter.hold()
+        peers_pb2_grpc.add_PeersServicer_to_server(self.peers.feed, self.control)
         await self.control.start()
+        await self.peers.open(addresses[1])
+        client = ""
+        if config.client is not None:
+            port = await wiring.open_entry(self.client_listener, config.client, self.desk.ready)
+            client = f", clients on {config.client.host}:{port}"
         await self.reporter.open(self.store)
         self.secrecy.open()
         wiring.check_descriptors(config.limits, self._slots, self._log)
@@ -239,6 +255,7 @@ class RegionalBalancer:
             self._withdraw,
             self._drain,
             self.discovery.close,
+            self.peers.close,
             self.watcher.close,
             self._tasks.close,
             self.relay.close,
@@ -250,6 +267,7 @@ class RegionalBalancer:
         )
 
     async def _withdraw(self) -> None:
+        self.peers.withdraw()
         if self.reporter is not None:
             await self.reporter.withdraw()
 

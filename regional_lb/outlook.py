@@ -120,8 +120,16 @@ class Outlook:
     def wait_ms(self, model: str, now: float) -> float:
         """What one more request for the model, or line, would wait before its prefill begins, in the mean over its
         parts; 0 where nobody serves it."""
-        waiting, able = self._queue.waiting, self.able
-        return sum(share * expected_wait_ms(able(line, now), waiting(line), now) for share, line in self.parts(model))
+        return sum(share * self._wait_ms(line, self._queue.waiting(line), now) for share, line in self.parts(model))
+
+    def _wait_ms(self, line: str, queued: int, now: float) -> float:
+        # Of those who wait at another balancer of the region as many are served before ours as stand before it here.
+        return expected_wait_ms(self.able(line, now), queued, now, self.queued_elsewhere(model_of(line), queued + 1))
+
+    def queued_elsewhere(self, model: str, most: float = inf) -> int:
+        """Requests for the model that wait at other balancers of the region; of each, `most` at most."""
+        shares = self._fleet.shares
+        return shares.queued(model, most) if shares is not None else 0
 
     def used_share(self, model: str, now: float) -> float:
         """What share of slots or of KV cache, whichever is more, is taken or waited for, in the mean over its parts."""
@@ -131,7 +139,7 @@ class Outlook:
         able = self.able(line, now)
         if not len(able):
             return 0.0
-        wanted = float(able.in_flight.sum()) + self._queue.waiting(line)
+        wanted = float(able.in_flight.sum()) + self._queue.waiting(line) + self.queued_elsewhere(model_of(line))
         return max(wanted / float(able.slots.sum()), float(able.kv_taken_tokens.sum()) / float(able.kv_tokens.sum()))
 
     def queued(self, model: str) -> int:
@@ -155,6 +163,10 @@ class Outlook:
         wanted = {*self.serving(first, now).names}.union(*(self.serving(line, now).names for _, line in others))
         able = self._fleet.able(model, now)
         return self._fleet.table(able.without(frozenset(able.names) - wanted))
+
+    def owned(self, model: str, now: float) -> Table:
+        """Of those on offer, the ones that are ours to report to the world. Not to be kept either."""
+        return self._fleet.table(self._fleet.owned(self.offered(model, now).of))
 
     def serving(self, line: str, now: float, without: tuple[str, ...] = ()) -> Subset:
         """Who may take what waits in a line: those of its version, or, if none of them is able and the split lets it
@@ -199,7 +211,7 @@ class Outlook:
             return False
         able = self.able(live.line, now)
         patience_ms = self.patience_ms(live.request, live.need, able, most_s, now)
-        return expected_wait_ms(able, ahead, now) > HOPELESS * patience_ms
+        return self._wait_ms(live.line, ahead, now) > HOPELESS * patience_ms
 
     def patience_ms(self, request: Request, need: Need, table: Table, most_s: float, now: float) -> float:
         """How long a request may wait, `most_s` at the most, and still be served by its deadline. At least one row."""

@@ -139,11 +139,12 @@ def least_prefill(need: Need, table: Table, hits: Mapping[str, int]) -> tuple[fl
     return uncached.item(place), prefill_ms.item(place)
 
 
-def expected_wait_ms(table: Table, queued: int, now: float) -> float:
+def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) -> float:
     """What one more request would wait before its prefill begins, at these healthy replicas; 0 if there are none.
 
     With room: the prefill backlog of the least burdened replica with room. Without: by Little's law one request leaves
-    a replica every service_ms / in_flight, and all who are queued, here or in an engine, go first.
+    a replica every service_ms / in_flight, and all who are queued, here or in an engine, go first; with them as many as
+    are served `elsewhere`.
     """
     if not len(table):
         return 0.0
@@ -154,5 +155,5 @@ def expected_wait_ms(table: Table, queued: int, now: float) -> float:
     heard = table.heard(now)
     # Others may use the engine, too: what it says it runs counts if that is more than ours.
     running = np.maximum(np.maximum(table.in_flight, np.where(heard, table.running, 0.0)), 1.0)
-    ahead = queued + float(table.waiting[heard].sum())
+    ahead = queued + elsewhere + float(table.waiting[heard].sum())
     return (ahead + 1.0) / float((running / table.service_ms).sum())

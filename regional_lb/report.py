@@ -1,7 +1,9 @@
 """What this region tells the world: its capacity by model, to etcd under a lease and to every global balancer by gRPC.
 
 At most every 250 ms when something moved by 5 %, and at least every second. Over gRPC a change goes out within 100 ms.
-Invariants: `seq` only grows; a report says what is true of this instance alone. Never reads a request.
+Invariants: `seq` only grows; a replica that several balancers of the region share is counted in the report of the one
+that owns it; queue, waits and what was accepted are this instance's own; `usable_share` and `used_share` are of all
+that it can send to, whoever owns it. Never reads a request.
 """
 
 from __future__ import annotations
@@ -94,18 +96,18 @@ class Reporter(region_pb2_grpc.RegionServicer):
         flow, now = self._flow, self._clock()
         replicas = flow.view.by_model[model]
         ready, queued = flow.outlook.offered(model, now), flow.outlook.queued(model)
-        slots, kv_tokens = float(ready.slots.sum()), float(ready.kv_tokens.sum())
+        owned, shares = flow.outlook.owned(model, now), flow.shares
         speeds = [flow.speeds[name] for name in ready.of.names] or [flow.speeds[name] for name in replicas]
-        left = admission.headroom(ready, flow.config.foreign.reserve_share)
+        left = admission.headroom(owned, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
-            replicas_ready=len(ready),
-            replicas_total=len(replicas),
-            slots_total=int(slots),
-            slots_free=_left(ready.slots, ready.in_flight),
-            kv_tokens_total=int(kv_tokens),
-            kv_tokens_free=_left(ready.kv_tokens, ready.kv_taken_tokens),
-            in_flight=int(ready.in_flight.sum()),
+            replicas_ready=len(owned),
+            replicas_total=len(replicas) if shares is None else sum(map(shares.owns, replicas)),
+            slots_total=int(owned.slots.sum()),
+            slots_free=_left(owned.slots, owned.in_flight),
+            kv_tokens_total=int(owned.kv_tokens.sum()),
+            kv_tokens_free=_left(owned.kv_tokens, owned.kv_taken_tokens),
+            in_flight=int(owned.in_flight.sum()),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(flow.outlook.wait_ms(model, now), WAIT_LIMIT_MS),
@@ -120,8 +122,15 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
     # -- to the world
 
+    def hold(self) -> None:
+        """Whoever asks before we are open is told that nothing is taken yet."""
+        self.draining = True
+        self._latest = self.build()
+
     async def open(self, store: Store) -> None:
         """Publish from now on."""
+        self.draining = False
+        await self._tell(self.build())
         key = report_key(self._region, self._instance)
         stored = self._latest
         self._publication = await store.publish(key, encode(stored), LEASE_S)
@@ -232,6 +241,7 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
             (old.kv_tokens_free, new.kv_tokens_free),
             (old.queued_tokens, new.queued_tokens),
             (old.used_share, new.used_share),
+            (float(old.usable_share > 0), float(new.usable_share > 0)),
             # From none to some or back: the amount is that of the KV cache.
             (float(old.headroom_foreign_tokens > 0), float(new.headroom_foreign_tokens > 0)),
             (old.prefill_ms_per_token * 1e3, new.prefill_ms_per_token * 1e3),

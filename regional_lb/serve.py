@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.logs import Throttled
     from regional_lb.flow import RegionalFlow
     from regional_lb.overrides import Overrides
+    from regional_lb.peers import Peers
     from regional_lb.pick import Pick
     from topology.model import Topology
 
@@ -178,7 +179,7 @@ def _why(decision: Pick) -> str:
 
 
 class RegionalDesk:
-    """What an operator is told of a region's balancer. `overrides` are followed beside it."""
+    """What an operator is told of a region's balancer. `overrides` are followed beside it, `peers` are the others."""
 
     def __init__(
         self,
@@ -188,18 +189,21 @@ class RegionalDesk:
         door: Door,
         clock: Clock,
         overrides: Sequence[Overrides] = (),
+        peers: Peers | None = None,
     ) -> None:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
-        self._overrides = overrides
+        self._overrides, self._peers = overrides, peers
         self.stopping = False
         # Where replicas come from, and what was left out; main says it, since the flow does not know.
         self.origins: Callable[[], dict[str, Any]] = dict
 
     def ready(self) -> bool:
-        """Some replica can take work, and we are not on our way out."""
+        """Some replica can take work, the others have told us what they know, and we are not on our way out."""
         now = self._clock.now()
         flow = self._flow
-        return not self.stopping and any(len(flow.outlook.able(model, now)) for model in flow.view.by_model)
+        if self.stopping or (self._peers is not None and not self._peers.warm):
+            return False
+        return any(len(flow.outlook.able(model, now)) for model in flow.view.by_model)
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -220,6 +224,7 @@ class RegionalDesk:
             "actual_hit_tokens": flow.actual_tokens,
             "modes": {model: flow.outlook.mode(model, now) for model in sorted(flow.view.by_model)},
             "ejections": dict(flow.standing.ejections),
+            "peers": self._peers.status() if self._peers is not None else [],
             "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
             **self.origins(),
         }
@@ -227,7 +232,8 @@ class RegionalDesk:
     def _replica(self, name: str, now: float) -> dict[str, Any]:
         flow = self._flow
         replica, health, load = flow.view.replicas[name], flow.standing.read(name, now), flow.ledger.load(name)
-        sample, speed = replica.sample, flow.speeds[name]
+        sample, speed, shares = replica.sample, flow.speeds[name], flow.shares
+        total = load if shares is None else shares.with_others(name, load)
         return {
             "replica": name,
             "address": str(replica.address),
@@ -239,7 +245,9 @@ class RegionalDesk:
             "until_s": health.until - now if health.until is not None else None,
             "share": flow.standing.offered(name, now),
             "failing_share": flow.standing.peers.failing(name),
+            "owned": shares is None or shares.owns(name),
             "in_flight": load.in_flight,
+            "in_flight_elsewhere": total.in_flight - load.in_flight,
             "slots": replica.slots,
             "prefill_tokens": load.prefill_tokens,
             "kv_tokens": load.kv_tokens,

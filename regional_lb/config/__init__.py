@@ -10,6 +10,7 @@ from regional_lb.config.discovery import (
     Template,
 )
 from regional_lb.config.health import Health, Probe
+from regional_lb.config.peers import Peers, PeersTls
 from regional_lb.config.policy import POLICIES, PolicyConfig, Session
 from regional_lb.config.regional import REPLICAS_MAX, RegionalConfig
 from regional_lb.config.replica import ENGINE_NAMES, MODELS_MAX, Model, ReplicaConfig, place_of
@@ -27,6 +28,8 @@ __all__ = [
     "Health",
     "KubernetesSource",
     "Model",
+    "Peers",
+    "PeersTls",
     "PolicyConfig",
     "Probe",
     "Queue",

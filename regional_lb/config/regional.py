@@ -13,6 +13,7 @@ from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
 from regional_lb.config.discovery import SourceConfig
 from regional_lb.config.health import Health
+from regional_lb.config.peers import Peers
 from regional_lb.config.policy import PolicyConfig, Session
 from regional_lb.config.replica import Model, ReplicaConfig
 from regional_lb.config.split import SplitConfig
@@ -43,6 +44,7 @@ class RegionalConfig(Process):
     foreign: Foreign = Foreign()
     watch: Watch = Watch()
     health: Health = Health()
+    peers: Peers = Peers()
     policy: PolicyConfig = PolicyConfig()
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
@@ -88,6 +90,8 @@ class RegionalConfig(Process):
     def _encrypted(self) -> RegionalConfig:
         if (self.tier.tls is None) != (self.control.tls is None):
             raise ValueError("tier.tls, control.tls: give both or neither: the global tier speaks TLS to both or none")
+        if self.peers.tls is not None and self.control.tls is None:
+            raise ValueError("peers.tls: control.tls is not given, and peers speak as it does; give both or neither")
         # What is found later may have any scheme, any name and any model: then only what is listed can be wrong.
         if (
             self.engine_tls is not None

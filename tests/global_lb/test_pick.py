@@ -130,3 +130,27 @@ def test_an_offer_names_where_to_connect(regions: Regions) -> None:
     (offer,), _ = regions.offers(request("a"), frozenset({"tokyo"}), 0.0, NOBODY)
     assert offer.instance.tier == Address("tokyo-a.example", 9000)
     assert (offer.rtt_ms, offer.outstanding_bytes, offer.depth, offer.residence) == (220.0, 0.0, 0, 1.0)
+
+
+def test_who_owns_no_replica_is_asked_all_the_same_and_offers_what_all_have(regions: Regions) -> None:
+    owner = instance("london", "a", wait_ms=50.0, slots_free=7, slots_total=8, usable_share=1.0, used_share=0.9)
+    other = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, usable_share=1.0, used_share=0.9)
+    regions.adopt(seen(owner, other).view, 1.0)
+    (offer,), _ = regions.offers(request("q"), frozenset({"london"}), 1.0, NOBODY)
+    assert offer.instance.name == "b"  # where the wait is least
+    assert (offer.capacity.slots_free, offer.capacity.wait_ms) == (7, 5.0)
+    blind = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, usable_share=0.0)
+    regions.adopt(seen(owner, blind).view, 2.0)
+    assert regions.best_instance("london", MODEL).name == "a"  # the other sees nobody that it could send to
+    # A replica that changes hands, and that nobody reports for a moment.
+    regions.adopt(seen(other).view, 3.0)
+    assert regions.best_instance("london", MODEL).name == "b"
+
+
+def test_a_region_is_as_hot_as_its_instances_say_whoever_owns_its_slots(regions: Regions) -> None:
+    busy = {"used_share": 0.95, "usable_share": 1.0}
+    for at in range(8):
+        one = instance("london", "a", slots_total=8, received_at=float(at), **busy)
+        two = instance("london", "b", slots_total=0, replicas_ready=0, received_at=float(at), **busy)
+        regions.adopt(seen(*((one, two) if at % 2 else (two,))).view, float(at))
+    assert regions.guards["london", MODEL].hot

@@ -6,6 +6,7 @@ from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.health import Mode
 from farhop.balance.machine import Forward, RequestArrived
+from regional_lb.shares import PeerHeard
 from regional_lb.view import ReplicaProbed, line_of
 
 
@@ -68,3 +69,12 @@ def test_how_a_models_replicas_may_be_used_has_a_name() -> None:
     for name in ("r1", "r2"):
         flow.handle(ReplicaProbed(name, True), 0.0)
     assert flow.outlook.mode(MODEL, 0.0) is Mode.NORMAL
+
+
+def test_who_waits_at_another_balancer_is_waited_for_as_far_as_turns_go() -> None:
+    flow = regional(replica("r1", slots=1), instance="a")
+    flow.handle(RequestArrived(request("b")), 0.0)
+    alone_ms = flow.outlook.wait_ms(MODEL, 0.0)
+    flow.handle(PeerHeard("b", {}, {MODEL: 50}), 0.0)
+    assert flow.outlook.wait_ms(MODEL, 0.0) == 2 * alone_ms  # one of theirs for one of ours, not all fifty
+    assert flow.outlook.queued_elsewhere(MODEL) == 50

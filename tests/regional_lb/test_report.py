@@ -29,6 +29,7 @@ from farhop.store.report import (
 )
 from regional_lb import report
 from regional_lb.report import moved
+from regional_lb.shares import PeerHeard, PeerLoad, PeersChanged
 from regional_lb.split import Rule
 from regional_lb.view import ReplicaProbed, Sample
 
@@ -412,3 +413,34 @@ async def test_numbers_only_grow_and_are_not_spent_on_what_nobody_is_told(faster
     async with publishing(flow) as (told, store):
         await until(lambda: len(store.written) >= 4)
         assert told._latest.seq <= len(store.written) + 2
+
+
+async def test_the_reports_of_all_who_share_replicas_add_up_to_one_that_has_them_alone() -> None:
+    names = [f"g{n}" for n in range(1, 7)]
+    alone = regional(*map(replica, names))
+    together = {me: regional(*map(replica, names), instance=me) for me in ("r1", "r2", "r3")}
+    for me, flow in together.items():
+        others = frozenset(together) - {me}
+        for peer in others:
+            loads = {n: PeerLoad(str(replica(n).address)) for n in names}
+            flow.handle(PeerHeard(peer, loads, {MODEL: 2} if peer == "r2" else {}, whole=True), 0.0)
+        flow.handle(PeersChanged(others, others), 0.0)
+    load = PeerLoad(str(replica("g2").address), 1, 100, 200, 1)
+    for flow in (alone, together["r1"]):
+        flow.ledger.reserve("q", Reservation("g2", 100, 200))
+    for me in ("r2", "r3"):
+        together[me].handle(PeerHeard("r1", {"g2": load}, {}), 0.0)
+    told = {me: reporter(flow).build().models[0] for me, flow in together.items()}
+    whole = reporter(alone).build().models[0]
+    for field in (
+        "replicas_ready", "replicas_total", "slots_total", "slots_free", "kv_tokens_total", "kv_tokens_free",
+        "in_flight",
+    ):  # fmt: skip
+        assert sum(getattr(one, field) for one in told.values()) == getattr(whole, field), field
+    assert all(one.replicas_total for one in told.values())
+    assert {one.usable_share for one in told.values()} == {1.0}
+    assert told["r1"].used_share == pytest.approx((1 + 2) / 12)  # with what waits at r2
+    assert told["r1"].queued_requests == 0
+    together["r1"].handle(PeersChanged(frozenset(), frozenset(), serving=False), 0.0)
+    given_up = reporter(together["r1"]).build().models[0]
+    assert (given_up.replicas_total, given_up.slots_total, given_up.in_flight, given_up.usable_share) == (0, 0, 0, 1.0)
