@@ -144,14 +144,25 @@ def run_engine(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
     kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
     mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
+    kv_events_port: Annotated[int | None, typer.Option(help="Publish KV events over ZMQ here.")] = None,
+    kv_replay_port: Annotated[int | None, typer.Option(help="Say KV events again here.")] = None,
+    kv_events_schema: Annotated[str | None, typer.Option(help="How events are worded: map, or array (old).")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Read prompts by this tokenizer.json.")] = None,
+    write_tokenizer: Annotated[Path | None, typer.Option(help="Write one, and a template, into a folder; end.")] = None,
 ) -> None:
     """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."""
+    if write_tokenizer is not None:
+        from farhop_lab.engine.tokenizer_file import write
+
+        raise typer.Exit(write(write_tokenizer))
     with _loading():
         from farhop_cli.engine import run
 
     run({
         "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
         "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
+        "kv_events_port": kv_events_port, "kv_replay_port": kv_replay_port, "kv_events_schema": kv_events_schema,
+        "tokenizer": tokenizer,
     })  # fmt: skip
 
 

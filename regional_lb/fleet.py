@@ -13,14 +13,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from farhop.balance import outcome
+from farhop.balance.chain import depth_at
 from farhop.balance.estimate import Speed
 from farhop.balance.health import HealthMachine, State, may_eject
 from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
 from farhop.balance.trie import PrefixTrie
+from regional_lb.blocks import BlockIndex, Cleared
 from regional_lb.table import Subset, Table
-from regional_lb.view import ReplicaProbed, ReplicaSampled, view_of
+from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from topology.law import Verdict
 
 _ABLE = (State.UP, State.SUSPECT)
+_BLOCK_TOKENS = 16  # an engine counts whole blocks
+_MISCOUNTS_MAX = 3  # in a row: the tokenizer or template configured is not the engines'
+_MIRROR_SLACK_BYTES = 64 * 1024  # an answer's first byte may be faster than the event that its prompt is stored
 
 
 class Fleet:
@@ -46,6 +51,10 @@ class Fleet:
         self.speeds: dict[str, Speed] = {}
         self.trie = PrefixTrie()
         self.journal = Journal(self.trie)
+        self.blocks = BlockIndex()
+        self.adapters: frozenset[str] = frozenset()
+        self.miscounts = 0
+        self._miscounted: dict[str, int] = {}  # by model, in a row
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
         # Who is able, by model, as long as nothing happens to anybody's health and no back-off ends.
@@ -54,6 +63,7 @@ class Fleet:
         self._ears: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,
+            BlocksChanged: self._blocks_changed,
         }
 
     @property
@@ -62,7 +72,7 @@ class Fleet:
         return tuple(self._ears)
 
     def hear(self, event: Event, now: float) -> str | None:
-        """Take what the world said of replicas. The one replica whose room it may have changed, None: any."""
+        """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
         return self._ears[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
@@ -75,13 +85,18 @@ class Fleet:
                 self.health[name] = HealthMachine(self._config)
                 self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
                 self.trie.add(name, capacity_bytes)
+                self._listen(replica)
                 continue
             self.trie.set_capacity(name, capacity_bytes)
             if before[name].address != replica.address:
                 self.trie.clear(name)  # another process under the same name
+            if (before[name].address, before[name].kv_ranks) != (replica.address, replica.kv_ranks):
+                self._listen(replica)
         for name in before.keys() - view.replicas.keys():
             del self.health[name], self.speeds[name]
             self.trie.drop(name)
+            self.blocks.drop(name)
+        self.adapters = frozenset().union(*(replica.adapters for replica in view.replicas.values()))
         self._able.clear()
         names = tuple(view.replicas)
         self.whole = table = Table(Subset(names, np.arange(len(names))))
@@ -99,7 +114,8 @@ class Fleet:
             return name
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
-        self.trie.set_capacity(name, _capacity_bytes(replica, self.estimates))
+        self.blocks.resize(name, replica.kv_tokens)
+        self._fit(replica)
         row = self.whole.of.at[name]
         self.whole.describe(row, replica)
         if replica.kv_tokens != known.kv_tokens:
@@ -113,6 +129,31 @@ class Fleet:
             self._unless(event.ok and not event.fault and health.steady)
             health.probed(event.ok, now, event.fault)
         return None
+
+    def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
+        """A replica told what it caches. The mirror that is guessed goes by that, too."""
+        name = event.target
+        replica = self.view.replicas.get(name)
+        if replica is not None:
+            for change in event.changes:
+                self.blocks.apply(name, event.rank, change)
+                if isinstance(change, Cleared):
+                    self.trie.clear(name)
+            self._fit(replica)
+        return ""
+
+    def _listen(self, replica: Replica) -> None:
+        self.blocks.drop(replica.name)
+        if replica.kv_ranks:
+            self.blocks.add(replica.name, replica.kv_ranks, replica.kv_tokens)
+
+    def _fit(self, replica: Replica) -> None:
+        """Bound the mirror by the cache's size, and by what is in it where that is known."""
+        held = self.blocks.held_tokens(replica.name)
+        capacity_bytes = _capacity_bytes(replica, self.estimates)
+        if held is not None and held < replica.kv_tokens:
+            capacity_bytes = int(capacity_bytes * held / replica.kv_tokens) + _MIRROR_SLACK_BYTES
+        self.trie.set_capacity(replica.name, capacity_bytes)
 
     # -- reading
 
@@ -183,6 +224,38 @@ class Fleet:
         else:
             self.journal.under(hints.epoch)
             self.journal.insert(name, chain, hints.lawful if hints.excluded else None)
+
+    def corrected(
+        self,
+        name: str,
+        chain: tuple[int, ...],
+        believed_tokens: float,
+        bytes_per_token: float,
+        cached_tokens: int,
+        hints: Verdict | None,
+    ) -> None:
+        """An engine found `cached_tokens` of a prompt where our mirror believed in more.
+
+        What lies beyond, below the node where the two part, is gone with it: an engine lets go of the oldest first, and
+        what descends from a node is no younger. The prompt itself is there now: it was just computed.
+        """
+        believed = depth_at(int(believed_tokens * bytes_per_token))
+        found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * bytes_per_token))
+        if name in self.trie and found + 1 < min(believed, len(chain)):
+            self.trie.correct(name, chain, found)
+            self.caches(name, chain, hints)
+
+    def counted(self, model: str, ours: int, told: int) -> None:
+        """An engine told how many tokens a prompt has that was tokenized here, too."""
+        if ours == told:
+            self._miscounted.pop(model, None)
+        elif model in self.view.by_model:
+            self._miscounted[model] = self._miscounted.get(model, 0) + 1
+            self.miscounts += 1
+
+    def counts_right(self, model: str) -> bool:
+        """Whether a model's tokenizer here is the engines': if not, what it says of their blocks is nothing."""
+        return self._miscounted.get(model, 0) < _MISCOUNTS_MAX
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop.balance import chain, machine, outcome, retry
+from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
 from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from regional_lb import admission
+from regional_lb.blocks import TOKEN_BYTES
 from regional_lb.fleet import Fleet
 from regional_lb.live import Live
 from regional_lb.outlook import Outlook
@@ -69,7 +70,7 @@ class RegionalFlow:
         self._fleet = Fleet(config.health, self.estimates)
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
-        self.ledger = self._fleet.ledger
+        self.ledger, self.blocks = self._fleet.ledger, self._fleet.blocks
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, rng)
         self.accepted_bytes: dict[str, float] = {}
@@ -300,9 +301,8 @@ class RegionalFlow:
 
     def _mismatch(self, request_id: str) -> bool:
         """Sort key: those whose prefix is mostly cached somewhere first, the others in their order."""
-        request = self._live[request_id].request
-        depth = max(self.trie.match(request.chain).values(), default=0)
-        return chain.bytes_at(depth) * 2 < request.prompt_bytes
+        need = self._live[request_id].need
+        return max(self.outlook.hits(need)[0].values(), default=0.0) * 2 < need.prompt_tokens
 
     def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
@@ -347,3 +347,10 @@ class RegionalFlow:
         if usage.cached_tokens is not None and live.chosen is not None:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
+            if not live.chosen.exact:
+                self._fleet.corrected(
+                    live.replica, request.chain, live.chosen.hit_tokens, live.need.bytes_per_token,
+                    usage.cached_tokens, admission.hints(request, self.law),
+                )  # fmt: skip
+        if request.tokens is not None:
+            self._fleet.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)

@@ -41,6 +41,7 @@ from farhop.telemetry.spans import Tracing
 from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
 from regional_lb.flow import FlowConfig, RegionalFlow
+from regional_lb.kv_events import KvListener
 from regional_lb.overrides import Overrides
 from regional_lb.policy import Choice, Policies
 from regional_lb.report import Reporter
@@ -102,13 +103,14 @@ class RegionalBalancer:
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
         engines = self.secrecy.upstream("engine_tls", config.engine_tls)
         pool = self.secrecy.pool(config.limits, engines)
-        self._log, self._slots = log, wiring.slots(aside=2 * len(config.replicas))  # a probe and a scrape of each
+        self._log, self._slots = log, wiring.slots(aside=_descriptors(config))
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
         self.watcher = Watcher(
             config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
             wiring.context_of(engines), self.secrecy.trouble,
         )  # fmt: skip
+        self.kv_listener = KvListener(config.replicas, self.relay.react, self.metrics.report_refused, self.clock.now)
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         self.overrides = Overrides(self.store, config.region, self.relay.react, self.metrics.report_refused)
         self._tasks = Tasks()
@@ -152,6 +154,9 @@ class RegionalBalancer:
         gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
         gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
         gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
+        gauge("kv_blocks", "Blocks of KV cache that replicas told of.", lambda: float(len(flow.blocks)))
+        gauge("kv_exact_replicas", "Replicas that told all they cache.", lambda: float(flow.blocks.exact))
+        gauge("kv_blocks_ignored", "Blocks told of that made no sense, by why.", lambda: flow.blocks.ignored, "reason")
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
 
         wiring.observe(self.metrics, self.budget, self.relay.pool, self.tier_listener, self.client_listener)
@@ -164,6 +169,7 @@ class RegionalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
+        self.kv_listener.open()
         self._tasks.start(self.overrides.follow(), "watch the policies")
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
         client = ""
@@ -200,6 +206,7 @@ class RegionalBalancer:
             self._withdraw,
             self._drain,
             self.watcher.close,
+            self.kv_listener.close,
             self._tasks.close,
             self.relay.close,
             self._hang_up,
@@ -220,6 +227,11 @@ class RegionalBalancer:
     async def _hang_up(self) -> None:
         if self.control is not None:
             await self.control.stop(0.5)
+
+
+def _descriptors(config: RegionalConfig) -> int:
+    """What it takes beside the relay: a probe and a scrape of each replica, and its sockets of KV events."""
+    return 2 * len(config.replicas) + 6 * sum(len(replica.kv_sources) for replica in config.replicas)
 
 
 def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farhop.balance import chain
 from regional_lb import admission
+from regional_lb.blocks import TOKEN_BYTES, Path
 from regional_lb.pick import expected_wait_ms, least_prefill, pick
 from regional_lb.policy import Need
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
     from random import Random
 
     from farhop.balance.machine import Request
@@ -38,25 +41,53 @@ class Outlook:
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
 
     def need_of(self, request: Request) -> Need:
-        """The request in its model's tokens."""
-        estimates = self._fleet.estimates
-        bytes_per_token = estimates.bytes_per_token(request.model)
+        """The request in its model's tokens: counted where they are known, else estimated."""
+        estimates, path = self._fleet.estimates, self._path(request)
+        if path is not None:
+            prompt_tokens = float(path.tokens)
+            bytes_per_token = request.prompt_bytes / prompt_tokens
+        else:
+            bytes_per_token = estimates.bytes_per_token(request.model)
+            prompt_tokens = request.prompt_bytes / bytes_per_token
         return Need(
-            prompt_tokens=request.prompt_bytes / bytes_per_token,
+            prompt_tokens=prompt_tokens,
             output_tokens=estimates.output_tokens(request.tenant, request.model, request.max_tokens),
             bytes_per_token=bytes_per_token,
             chain=request.chain,
             session=request.session,
             tenant=request.tenant,
+            path=path,
         )
+
+    def _path(self, request: Request) -> Path | None:
+        tokens = request.tokens
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.counts_right(request.model):
+            return None
+        adapter = request.model if request.model in self._fleet.adapters else ""
+        return Path(tokens.ids, adapter, tokens.cache_salt)
+
+    def hits(self, need: Need) -> tuple[Mapping[str, float], Collection[str]]:
+        """Tokens of the prompt that each replica is thought to hold, by name, and for whom that is no guess.
+
+        Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
+        """
+        ends, per_token = chain.bytes_at, need.bytes_per_token
+        hits = {name: ends(depth) / per_token for name, depth in self._fleet.trie.match(need.chain).items()}
+        if need.path is None:
+            return hits, ()
+        exact, least = self._fleet.blocks.known(need.path)
+        for name, tokens in least.items():
+            hits[name] = max(tokens, hits.get(name, 0.0))
+        hits.update(exact)
+        return hits, exact
 
     def consider(self, request: Request, need: Need, now: float, without: tuple[str, ...] = ()) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none."""
         able = self._fleet.able(request.model, now).without(without)
         if not able:
             return None
-        hits = self._fleet.trie.match(request.chain)
-        return pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng)
+        hits, exact = self.hits(need)
+        return pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng, exact)
 
     def turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
         """Why a guest may not enter; None for who is none. That nobody is healthy is for the queue to say."""
@@ -66,7 +97,7 @@ class Outlook:
         if not len(table):
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
-        uncached, prefill_ms = least_prefill(need, table, self._fleet.trie.match(request.chain))
+        uncached, prefill_ms = least_prefill(need, table, self.hits(need)[0])
         queued, expected_ms = self._queue.waiting(request.model), self.wait_ms(request.model, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
 

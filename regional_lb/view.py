@@ -7,9 +7,12 @@ speed in the flow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from farhop.balance.machine import Address, Event
+from regional_lb.blocks import Change
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -30,7 +33,8 @@ class Sample(msgspec.Struct, frozen=True):
 class Replica(msgspec.Struct, frozen=True):
     """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt may
     be on its way to it before more waits here (its own step budget: beyond that its queue would grow).
-    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured."""
+    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `kv_ranks`: of how many
+    caches it tells events, 0 of none. `adapters` are those of its models that are LoRA adapters."""
 
     name: str
     address: Address
@@ -42,6 +46,8 @@ class Replica(msgspec.Struct, frozen=True):
     prefill_ms_per_token: float
     tpot_ms: float
     usd_per_hour: float = 0.0
+    kv_ranks: int = 0
+    adapters: frozenset[str] = frozenset()
     sample: Sample | None = None
 
 
@@ -80,3 +86,11 @@ class ReplicaProbed(Event, frozen=True):
     target: str
     ok: bool
     fault: str = ""
+
+
+class BlocksChanged(Event, frozen=True):
+    """A replica's KV cache number `rank` changed, in this order; or what is known of it did."""
+
+    target: str
+    rank: int
+    changes: Sequence[Change]

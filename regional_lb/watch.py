@@ -149,7 +149,7 @@ def _replica(config: ReplicaConfig) -> Replica:
     return Replica(
         name=config.label,
         address=config.address,
-        models=frozenset(config.models),
+        models=config.served,
         gpu=config.gpu,
         slots=config.slots,
         kv_tokens=config.kv_tokens,
@@ -157,4 +157,6 @@ def _replica(config: ReplicaConfig) -> Replica:
         prefill_ms_per_token=config.prefill_ms_per_token,
         tpot_ms=config.tpot_ms,
         usd_per_hour=config.usd_per_hour,
+        kv_ranks=len(config.kv_sources),
+        adapters=frozenset(config.adapters),
     )

@@ -22,13 +22,21 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
+class Tokens(msgspec.Struct, frozen=True):
+    """A prompt as its model's tokenizer reads it: `ids`, four bytes each, least first. `cache_salt` is the client's."""
+
+    ids: bytes
+    cache_salt: str = ""
+
+
 class Request(msgspec.Struct, frozen=True):
     """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the prompt.
 
     `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
     the request came straight from a client. `narrow` are lists of places to stay within (one of each): never a
     widening. `key` names the API key, `issuer` the global balancer that forwarded the request here. `session` is a hash
-    of what the client calls its session, 0 without one, or where nothing asks for it.
+    of what the client calls its session, 0 without one, or where nothing asks for it. `tokens` are the prompt's, where
+    a tokenizer is configured here; they never travel.
     """
 
     id: str
@@ -48,6 +56,7 @@ class Request(msgspec.Struct, frozen=True):
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
     session: int = 0
+    tokens: Tokens | None = None
 
 
 class Address(msgspec.Struct, frozen=True):

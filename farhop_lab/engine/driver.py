@@ -31,7 +31,7 @@ class Driver:
     """Drives one core on one loop. `clock` gives monotonic seconds: uvloop's own time stands still within a callback
     and counts whole milliseconds, too coarse for steps of a few."""
 
-    __slots__ = ("_clock", "_core", "_loop", "_tickets", "_timer", "lag_s")
+    __slots__ = ("_clock", "_core", "_loop", "_tickets", "_timer", "lag_s", "scheduled")
 
     def __init__(self, core: EngineCore, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
         self._core = core
@@ -39,6 +39,7 @@ class Driver:
         self._loop = loop
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.Handle | None = None
+        self.scheduled: Callable[[], None] | None = None  # called with each step, as it begins
         self.lag_s = 0.0  # time given up so far: the host was too slow for the emulated GPU
 
     def submit(self, sequence: Sequence, ticket: Ticket) -> None:
@@ -66,6 +67,8 @@ class Driver:
             self._timer = None
             return
         step = self._core.step(now)
+        if self.scheduled is not None:
+            self.scheduled()
         due = now + step.duration_ms / 1000
         self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._end, step, due)
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Tracer
 
+    from farhop_lab.engine.kv_publisher import KvPublisher
+    from farhop_lab.engine.tokens import EngineTokenizer
+
 __all__ = ["EngineSettings", "host", "run"]
 
 # Either names a collector of spans, by the OpenTelemetry specification.
@@ -43,8 +46,12 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
     voice = Voice(settings.model, settings.seed, settings.mean_output_tokens)
     async with AsyncExitStack() as stack:
         addresses: list[str] = []
-        for port in settings.listen_ports():
-            replica = Replica(settings.gpu(), voice, time.monotonic, tracer=tracer)
+        tokenizer = _tokenizer(settings)
+        for index, port in enumerate(settings.listen_ports()):
+            publisher = _publisher(settings, index)
+            replica = Replica(
+                settings.gpu(), voice, time.monotonic, tracer=tracer, publisher=publisher, tokenizer=tokenizer
+            )
             stack.callback(replica.close)
             runner = web.AppRunner(
                 replica.application(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_GRACE_S
@@ -58,6 +65,26 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
                 raise ListenError(f"port {port}: cannot listen on {settings.host}:{port}: {why}") from None
             addresses.append(f"{settings.host}:{runner.addresses[0][1]}")
         yield addresses
+
+
+def _tokenizer(settings: EngineSettings) -> EngineTokenizer | None:
+    if settings.tokenizer is None:
+        return None
+    from farhop_lab.engine.tokens import EngineTokenizer  # an extra, and slow to import: only when wanted
+
+    return EngineTokenizer(settings.tokenizer)
+
+
+def _publisher(settings: EngineSettings, index: int) -> KvPublisher | None:
+    ports = settings.kv_ports(index)
+    if ports is None:
+        return None
+    from farhop_lab.engine.kv_publisher import KvPublisher  # as above
+
+    try:
+        return KvPublisher(settings.host, *ports, settings.kv_events_schema)
+    except OSError as error:
+        raise ListenError(f"KV events: cannot publish on {error.filename}: {error.strerror}") from None
 
 
 def run(settings: EngineSettings) -> None:

@@ -74,7 +74,7 @@ class RegionalConfig(Process):
                 raise ValueError(
                     f"{where}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
                 )
-        for model in self.policies.keys() - {model for replica in self.replicas for model in replica.models}:
+        for model in self.policies.keys() - {model for replica in self.replicas for model in replica.served}:
             raise ValueError(f"policies.{model}: no replica serves this model; correct its name, or leave it out")
         return self
 
@@ -86,7 +86,7 @@ class RegionalConfig(Process):
                 raise ValueError(f"replicas: {replica.label} stands twice; give each its own url and name")
             seen.add(replica.label)
         for what, kinds, most in (
-            ("models", {model for replica in self.replicas for model in replica.models}, MODELS_LIMIT),
+            ("models", {model for replica in self.replicas for model in replica.served}, MODELS_LIMIT),
             ("kinds of GPU", {replica.gpu for replica in self.replicas}, GPU_TYPES_LIMIT),
         ):
             if len(kinds) > most:

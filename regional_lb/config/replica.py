@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from farhop.balance.machine import Address
 from farhop.shell.config import Part
@@ -18,6 +18,8 @@ Model = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 
 EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "triton"]
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
+_ENDPOINT = re.compile(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,64}\]):(\d{1,5})")
+_PORT_MAX = 65535
 _PATH = re.compile(r"/[!-~]{0,255}")
 
 
@@ -29,6 +31,15 @@ def _plain(url: str) -> bool:
         return False
     extra = parts.query or parts.fragment or parts.username is not None
     return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and not extra
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
+
+
+def _offset(endpoint: str, rank: int) -> str:
+    """As vLLM does it: a rank's port is so many after the first's."""
+    return f"{endpoint.rpartition(':')[0]}:{_port(endpoint) + rank}" if endpoint else ""
 
 
 def place_of(url: str) -> tuple[Address, str]:
@@ -44,7 +55,9 @@ class ReplicaConfig(Part):
     """One engine endpoint. Slots, KV tokens and speeds are starting points: metrics and measurement correct them.
 
     `engine` is found out from the page where it is not told, `metrics` is where that engine has it. `dcgm` is the page
-    of its host's DCGM exporter, `gpus` are those it runs on there (index or UUID), all if it is empty.
+    of its host's DCGM exporter, `gpus` are those it runs on there (index or UUID), all if it is empty. `kv_events` and
+    `kv_replay` are where it tells of its KV cache over ZMQ, rank 0's: those of other ranks are on the ports after them.
+    `adapters` are LoRA adapters it serves, beside `models`.
     """
 
     url: str
@@ -53,6 +66,10 @@ class ReplicaConfig(Part):
     dcgm: str = ""
     gpus: Annotated[tuple[Annotated[str, Field(pattern=r"^[!-~]{1,64}$")], ...], Field(max_length=64)] = ()
     models: Annotated[list[Model], Field(min_length=1, max_length=64)]
+    adapters: Annotated[tuple[Model, ...], Field(max_length=256)] = ()
+    kv_events: str = ""
+    kv_replay: str = ""
+    kv_ranks: Annotated[int, Field(ge=1, le=64)] = 1
     name: Annotated[str, Field(pattern=r"^[!-~]{0,128}$")] = ""
     gpu: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
     slots: Annotated[int, Field(ge=1, le=1_000_000)] = 256
@@ -82,6 +99,38 @@ class ReplicaConfig(Part):
         if url and not (_plain(url) and _PATH.fullmatch(urlsplit(url).path)):
             raise ValueError("must look like http://host:port/path or https://host:port/path")
         return url
+
+    @field_validator("kv_events", "kv_replay")
+    @classmethod
+    def _endpoint(cls, endpoint: str) -> str:
+        port = _ENDPOINT.fullmatch(endpoint)
+        if endpoint and (port is None or not 0 < int(port[1]) <= _PORT_MAX):
+            raise ValueError("must look like tcp://host:port: where the engine publishes, seen from here")
+        return endpoint
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReplicaConfig:
+        if not self.kv_events and (self.kv_replay or self.kv_ranks > 1):
+            raise ValueError("kv_replay, kv_ranks: mean nothing without kv_events; give it, or leave them out")
+        for name in ("kv_events", "kv_replay"):
+            if getattr(self, name) and _port(getattr(self, name)) + self.kv_ranks - 1 > _PORT_MAX:
+                raise ValueError(f"{name}: the ports of {self.kv_ranks} ranks from there on go beyond {_PORT_MAX}")
+        twice = set(self.models) & set(self.adapters)
+        if twice:
+            raise ValueError(f"adapters: {min(twice)} stands among models, too; keep it where it belongs")
+        return self
+
+    @property
+    def served(self) -> frozenset[str]:
+        """All names it answers to."""
+        return frozenset(self.models).union(self.adapters)
+
+    @property
+    def kv_sources(self) -> list[tuple[str, str]]:
+        """Of each cache it has events of: where they are, and where they are said again ("" nowhere)."""
+        if not self.kv_events:
+            return []
+        return [(_offset(self.kv_events, rank), _offset(self.kv_replay, rank)) for rank in range(self.kv_ranks)]
 
     @property
     def address(self) -> Address:

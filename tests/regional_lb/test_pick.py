@@ -60,7 +60,7 @@ def test_near_ties_go_to_the_less_loaded_and_clear_wins_do_not() -> None:
     both = (replica("r1"), replica("r2"))
     assert {choose(*both, reserved=one, seed=s).chosen.replica for s in range(20)} == {"r2"}
     assert {choose(*both, seed=s).chosen.replica for s in range(20)} == {"r1", "r2"}
-    warm = {"r1": 4}  # the whole prompt of 1024 bytes
+    warm = {"r1": 256.0}  # the whole prompt of 1024 bytes
     assert {choose(*both, hits=warm, reserved=one, seed=s).chosen.replica for s in range(20)} == {"r1"}
 
 
