@@ -242,6 +242,15 @@ class BlockIndex:
         """Replicas whose word is whole."""
         return len(self._exact)
 
+    def word(self, replica: str) -> str | None:
+        """How much its word is worth: `exact`, `partial`, `cut` while it does not reach us; None if it gives none."""
+        known = self._replicas.get(replica)
+        if known is None:
+            return None
+        if replica in self._exact:
+            return "exact"
+        return "partial" if all(source.up for source in known.ranks) else "cut"
+
     def held_tokens(self, replica: str) -> float | None:
         """What the replica's caches hold in all, None where that is not known exactly."""
         if replica not in self._exact:

@@ -95,6 +95,11 @@ class RegionalFlow:
         return self._handlers[type(event)](event, now)
 
     @property
+    def miscounts(self) -> int:
+        """Prompts of which an engine counted other tokens than the tokenizer here."""
+        return self._fleet.miscounts
+
+    @property
     def under_way(self) -> int:
         """Requests that are neither answered nor given up."""
         return len(self._live)

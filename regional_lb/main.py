@@ -34,6 +34,7 @@ from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
+from farhop.shell.tokens import Files, Tokenizers
 from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
@@ -41,7 +42,6 @@ from farhop.telemetry.spans import Tracing
 from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
 from regional_lb.flow import FlowConfig, RegionalFlow
-from regional_lb.kv_events import KvListener
 from regional_lb.overrides import Overrides
 from regional_lb.policy import Choice, Policies
 from regional_lb.report import Reporter
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from farhop.shell.certificates import Certificates
     from farhop.shell.config import Listen
     from farhop.store.contract import Store
+    from regional_lb.kv_events import KvListener
     from topology.model import Topology
 
 _CONTROL = (
@@ -110,7 +111,7 @@ class RegionalBalancer:
             config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
             wiring.context_of(engines), self.secrecy.trouble,
         )  # fmt: skip
-        self.kv_listener = KvListener(config.replicas, self.relay.react, self.metrics.report_refused, self.clock.now)
+        self.kv_listener = self._kv_listener()
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         self.overrides = Overrides(self.store, config.region, self.relay.react, self.metrics.report_refused)
         self._tasks = Tasks()
@@ -129,12 +130,13 @@ class RegionalBalancer:
         verifier = HopVerifier(config.hop.secrets(), config.region)
         hop_keeper = HopKeeper(verifier, self.topology, self.flow, self.clock)
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.policies.want_session)
-        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session)
+        self.tokenizers = _tokenizers(config)
+        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session, self.tokenizers)
         self.keeper = KeyKeeper(
             config.region, Keyring(self.topology.key), self.topology, lambda: self.flow.law, self._offered,
             config.limits.request_s,
         )  # fmt: skip
-        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session)
+        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session, self.tokenizers)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,
@@ -157,6 +159,10 @@ class RegionalBalancer:
         gauge("kv_blocks", "Blocks of KV cache that replicas told of.", lambda: float(len(flow.blocks)))
         gauge("kv_exact_replicas", "Replicas that told all they cache.", lambda: float(flow.blocks.exact))
         gauge("kv_blocks_ignored", "Blocks told of that made no sense, by why.", lambda: flow.blocks.ignored, "reason")
+        if (tokenizers := self.tokenizers) is not None:
+            gauge("tokenized_prompts", "Prompts read as tokens.", lambda: float(tokenizers.prompts))
+            gauge("untokenized_prompts", "Prompts that could not be, by why.", lambda: tokenizers.unread, "reason")
+            gauge("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
 
         wiring.observe(self.metrics, self.budget, self.relay.pool, self.tier_listener, self.client_listener)
@@ -169,7 +175,8 @@ class RegionalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
-        self.kv_listener.open()
+        if self.kv_listener is not None:
+            self.kv_listener.open()
         self._tasks.start(self.overrides.follow(), "watch the policies")
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
         client = ""
@@ -206,7 +213,7 @@ class RegionalBalancer:
             self._withdraw,
             self._drain,
             self.watcher.close,
-            self.kv_listener.close,
+            self._deafen,
             self._tasks.close,
             self.relay.close,
             self._hang_up,
@@ -215,6 +222,20 @@ class RegionalBalancer:
             self.secrecy.close,
             lambda: self.tracing.close(2.0),
         )
+
+    def _kv_listener(self) -> KvListener | None:
+        replicas = [replica for replica in self.config.replicas if replica.kv_sources]
+        if not replicas:
+            return None
+        from regional_lb.kv_events import KvListener  # brings ZeroMQ: only where it is wanted
+
+        return KvListener(replicas, self.relay.react, self.metrics.report_refused, self.clock.now)
+
+    async def _deafen(self) -> None:
+        if self.kv_listener is not None:
+            await self.kv_listener.close()
+        if self.tokenizers is not None:
+            self.tokenizers.close()
 
     async def _withdraw(self) -> None:
         if self.reporter is not None:
@@ -227,6 +248,12 @@ class RegionalBalancer:
     async def _hang_up(self) -> None:
         if self.control is not None:
             await self.control.stop(0.5)
+
+
+def _tokenizers(config: RegionalConfig) -> Tokenizers | None:
+    """Those configured. Raises ConfigError."""
+    files = {model: Files(named.file, named.template or "") for model, named in config.tokenizer_of().items()}
+    return Tokenizers(files, wall) if files else None
 
 
 def _descriptors(config: RegionalConfig) -> int:

@@ -129,6 +129,7 @@ class PickReasons:
                     "replica": s.replica,
                     "score": s.score,
                     "hit_tokens": s.hit_tokens,
+                    "hit_exact": s.exact,
                     "uncached_tokens": s.uncached_tokens,
                     "backlog_tokens": s.backlog_tokens,
                     "prefill_ms_per_token": s.prefill_ms_per_token,
@@ -142,6 +143,10 @@ class PickReasons:
     def predicted_hit_tokens(self, decision: Pick) -> float:
         """What the chosen replica was thought to hold."""
         return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
+
+    def hit_source(self, decision: Pick) -> str:
+        """The replica's own word, or our guess."""
+        return "exact" if decision.chosen is not None and decision.chosen.exact else "trie"
 
     def predicted_ttft_ms(self, decision: Pick) -> float | None:
         """Until all prefill before it and its own are done."""
@@ -201,6 +206,7 @@ class RegionalDesk:
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_ms,
+            "kv_word": flow.blocks.word(name),
         }
 
     def explain(self, question: Question) -> dict[str, Any]:

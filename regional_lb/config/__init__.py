@@ -4,6 +4,7 @@ from regional_lb.config.bounds import Foreign, Queue, Watch
 from regional_lb.config.policy import POLICIES, PolicyConfig, Session
 from regional_lb.config.regional import RegionalConfig
 from regional_lb.config.replica import ENGINE_NAMES, Model, ReplicaConfig, place_of
+from regional_lb.config.tokenizer import TokenizerFiles
 
 __all__ = [
     "ENGINE_NAMES",
@@ -15,6 +16,7 @@ __all__ = [
     "RegionalConfig",
     "ReplicaConfig",
     "Session",
+    "TokenizerFiles",
     "Watch",
     "place_of",
 ]

@@ -13,6 +13,7 @@ from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
 from regional_lb.config.policy import PolicyConfig, Session
 from regional_lb.config.replica import Model, ReplicaConfig
+from regional_lb.config.tokenizer import TokenizerFiles
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
@@ -21,6 +22,8 @@ class RegionalConfig(Process):
     """One regional balancer. `advertise` is the host by which the global tier reaches it.
 
     `policy` is for all models but those of `policies`.
+
+    `tokenizers` are by model; an adapter that has none is read by that of its replica's first model.
 
     `prefix_nodes_per_s` bounds what each global balancer is told of the caches: 8 B a node.
     """
@@ -38,6 +41,7 @@ class RegionalConfig(Process):
     policy: PolicyConfig = PolicyConfig()
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     session: Session = Session()
+    tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     prefix_nodes_per_s: Annotated[int, Field(ge=1000, le=10_000_000)] = 50_000
 
     @field_validator("advertise")
@@ -74,9 +78,20 @@ class RegionalConfig(Process):
                 raise ValueError(
                     f"{where}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
                 )
-        for model in self.policies.keys() - {model for replica in self.replicas for model in replica.served}:
-            raise ValueError(f"policies.{model}: no replica serves this model; correct its name, or leave it out")
+        served = {model for replica in self.replicas for model in replica.served}
+        for where, named in (("policies", self.policies.keys()), ("tokenizers", self.tokenizers.keys())):
+            for model in named - served:
+                raise ValueError(f"{where}.{model}: no replica serves this model; correct its name, or leave it out")
         return self
+
+    def tokenizer_of(self) -> dict[str, TokenizerFiles]:
+        """By model, adapters included."""
+        known = dict(self.tokenizers)
+        for replica in self.replicas:
+            for adapter in replica.adapters:
+                if replica.models[0] in known:
+                    known.setdefault(adapter, known[replica.models[0]])
+        return known
 
     @model_validator(mode="after")
     def _unique(self) -> RegionalConfig:
