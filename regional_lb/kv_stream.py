@@ -25,12 +25,13 @@ Out: TypeAlias = Cleared | Lost | bytes
 class Follower:
     """One stream. `applied` and the digest of that batch survive a cut link, to see whether it is still the same."""
 
-    __slots__ = ("_digest", "_heard", "_unproven", "applied")
+    __slots__ = ("_digest", "_empty", "_heard", "_unproven", "applied")
 
     def __init__(self) -> None:
         self.applied = -1
         self._heard = -1  # the last number that came by itself
         self._digest = 0
+        self._empty = False  # it is known to have said nothing yet
         self._unproven = False  # a replay is under way and has not shown that it is the engine we know
 
     # -- as it comes
@@ -42,17 +43,13 @@ class Follower:
         """
         out: list[Out] = []
         if seq <= self._heard:
-            self._anew()
-            out.append(Cleared())
+            out += self._anew()
         self._heard = seq
         if seq <= self.applied:
             return out, False  # a replay was faster
         if seq != self.applied + 1:
             return out, True
-        if seq == 0 and not out:
-            out.append(Cleared())  # its first word: it held nothing before
-        out.append(self._take(seq, payload))
-        return out, False
+        return [*out, *self._first(seq), self._take(seq, payload)], False
 
     def give_up(self, seq: int, payload: bytes) -> list[Out]:
         """What is missing before this batch cannot be had."""
@@ -77,10 +74,9 @@ class Follower:
                 return [Lost(), self._take(seq, payload)], False  # it does not keep that much
             if xxh3_64_intdigest(payload) == self._digest:
                 return [], False
-            self._anew()
-            return [Cleared()], True
+            return self._anew(), True
         if self.applied < 0:
-            return [Cleared() if seq == 0 else Lost(), self._take(seq, payload)], False
+            return [*self._first(seq), self._take(seq, payload)], False
         if seq <= self.applied:
             return [], False
         if seq > self.applied + 1:
@@ -92,22 +88,29 @@ class Follower:
         if self._unproven:
             # It keeps at least the last it said. So it is another one, and has said nothing yet.
             self._unproven = False
-            self._anew()
-            return [Cleared()]
-        return [Cleared()] if self.applied < 0 else []
+            return self._anew()
+        return self._first(0) if self.applied < 0 else []
 
     def lost(self) -> list[Change]:
         """The link was cut, or is new, and there is no replay: who is there now, and what it holds, is not known."""
-        self._unproven = False
         self._anew()
+        self._unproven = self._empty = False
         return [Lost()]
 
     # -- within
 
+    def _first(self, seq: int) -> list[Out]:
+        """What is to be said before its first word that is heard."""
+        if seq:
+            return [Lost()] if self.applied < 0 else []
+        known, self._empty = self._empty, True
+        return [] if known else [Cleared()]  # before its very first it held nothing
+
     def _take(self, seq: int, payload: bytes) -> bytes:
-        self.applied, self._digest = seq, xxh3_64_intdigest(payload)
+        self.applied, self._digest, self._empty = seq, xxh3_64_intdigest(payload), False
         return payload
 
-    def _anew(self) -> None:
+    def _anew(self) -> list[Out]:
         self.applied = self._heard = -1
-        self._digest = 0
+        self._digest, self._empty = 0, True
+        return [Cleared()]
