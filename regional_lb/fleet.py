@@ -20,6 +20,7 @@ from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
 from farhop.balance.trie import PrefixTrie
+from regional_lb.adapters import Adapters
 from regional_lb.blocks import BlockIndex, Cleared
 from regional_lb.table import Subset, Table
 from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, view_of
@@ -52,7 +53,7 @@ class Fleet:
         self.trie = PrefixTrie()
         self.journal = Journal(self.trie)
         self.blocks = BlockIndex()
-        self.adapters: frozenset[str] = frozenset()
+        self.adapters = Adapters()
         self.miscounts = 0
         self._miscounted: dict[str, int] = {}  # by model, in a row
         self.ledger = Ledger(self._loaded)
@@ -96,7 +97,7 @@ class Fleet:
             del self.health[name], self.speeds[name]
             self.trie.drop(name)
             self.blocks.drop(name)
-        self.adapters = frozenset().union(*(replica.adapters for replica in view.replicas.values()))
+        self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self._able.clear()
         names = tuple(view.replicas)
         self.whole = table = Table(Subset(names, np.arange(len(names))))
@@ -114,6 +115,8 @@ class Fleet:
             return name
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
+        if sample.lora is not None:
+            self.adapters.told(name, sample.lora)
         self.blocks.resize(name, replica.kv_tokens)
         self._fit(replica)
         row = self.whole.of.at[name]
@@ -211,6 +214,7 @@ class Fleet:
         if reason is outcome.CONNECT_FAILED:
             self._able.clear()
             health.refused(now)
+            self.adapters.forget(name)
             self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif reason.source is Source.TRANSPORT:  # else it was our own bound, and says nothing about the replica
             self._failed(health, now)
@@ -256,6 +260,10 @@ class Fleet:
     def counts_right(self, model: str) -> bool:
         """Whether a model's tokenizer here is the engines': if not, what it says of their blocks is nothing."""
         return self._miscounted.get(model, 0) < _MISCOUNTS_MAX
+
+    def loaded(self, extra_ms: float) -> None:
+        """A first token came so much later than its prefill explains: an adapter was loaded before."""
+        self.adapters.learn(extra_ms)
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""

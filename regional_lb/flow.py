@@ -70,7 +70,7 @@ class RegionalFlow:
         self._fleet = Fleet(config.health, self.estimates)
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
-        self.ledger, self.blocks = self._fleet.ledger, self._fleet.blocks
+        self.ledger, self.blocks, self.adapters = self._fleet.ledger, self._fleet.blocks, self._fleet.adapters
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, rng)
         self.accepted_bytes: dict[str, float] = {}
@@ -137,8 +137,12 @@ class RegionalFlow:
                 live.pick.policy.answered(live.replica, (now - live.forwarded_at) * 1e3, now)
             if live.request.stream and live.chosen is not None:
                 live.prefilled_at = now
-                ahead_tokens = live.chosen.backlog_tokens + live.chosen.uncached_tokens
-                self._fleet.prefilled(live.replica, (now - live.forwarded_at) * 1e3, ahead_tokens)
+                chosen, elapsed_ms = live.chosen, (now - live.forwarded_at) * 1e3
+                ahead_tokens = chosen.backlog_tokens + chosen.uncached_tokens
+                if chosen.delay_ms:
+                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
+                else:
+                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -228,7 +232,8 @@ class RegionalFlow:
         choice.policy.placed(chosen.replica, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self.ledger.reserve(request.id, Reservation(chosen.replica, uncached, uncached + int(live.need.output_tokens)))
-        prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+        self._fleet.adapters.sent(chosen.replica, request.model)
+        prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token + chosen.delay_ms
         live.prefilled_at = now + prefill_ms / 1e3
         address = self.view.replicas[chosen.replica].address
         return [

@@ -63,7 +63,7 @@ class Outlook:
         tokens = request.tokens
         if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.counts_right(request.model):
             return None
-        adapter = request.model if request.model in self._fleet.adapters else ""
+        adapter = request.model if request.model in self._fleet.adapters.names else ""
         return Path(tokens.ids, adapter, tokens.cache_salt)
 
     def hits(self, need: Need) -> tuple[Mapping[str, float], Collection[str]]:
@@ -87,7 +87,9 @@ class Outlook:
         if not able:
             return None
         hits, exact = self.hits(need)
-        return pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng, exact)
+        table = self._fleet.table(able)
+        delay_ms = self._fleet.adapters.delay_ms(request.model, table)
+        return pick(need, table, hits, self._policies.of(request.model), now, self._rng, exact, delay_ms)
 
     def turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
         """Why a guest may not enter; None for who is none. That nobody is healthy is for the queue to say."""

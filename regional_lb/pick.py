@@ -34,12 +34,24 @@ class Scored(msgspec.Struct, frozen=True):
     prefill_ms_per_token: float
     tpot_ms: float
     exact: bool = False  # whether what it holds is its own word, not a guess
+    delay_ms: float = 0.0  # before its prefill can begin: an adapter is to be loaded
 
 
 class Pick:
     """The choice and the field it was made from. `chosen` None: nobody has room."""
 
-    __slots__ = ("_exact", "_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "chosen", "policy")
+    __slots__ = (
+        "_delay",
+        "_exact",
+        "_names",
+        "_prompt_tokens",
+        "_rates",
+        "_room",
+        "_score",
+        "_uncached",
+        "chosen",
+        "policy",
+    )
 
     def __init__(
         self,
@@ -51,10 +63,11 @@ class Pick:
         rates: Column,
         room: NDArray[np.bool_],
         exact: Collection[str] = (),
+        delay_ms: Column | None = None,
     ) -> None:
         self.policy, self._names, self._prompt_tokens = policy, names, prompt_tokens
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
-        self._exact = exact
+        self._exact, self._delay = exact, delay_ms
         self.chosen: Scored | None = None
 
     def scored(self, place: int) -> Scored:
@@ -63,8 +76,17 @@ class Pick:
         backlog, prefill_ms, tpot_ms = self._rates[:, place].tolist()
         score = self._score.item(place)
         name = self._names[place]
+        delay_ms = self._delay.item(place) if self._delay is not None else 0.0
         return Scored(
-            name, score, self._prompt_tokens - uncached, uncached, backlog, prefill_ms, tpot_ms, name in self._exact
+            name,
+            score,
+            self._prompt_tokens - uncached,
+            uncached,
+            backlog,
+            prefill_ms,
+            tpot_ms,
+            name in self._exact,
+            delay_ms,
         )
 
     def best(self, most: int) -> Pick:
@@ -73,7 +95,7 @@ class Pick:
         names = tuple(self._names[place] for place in kept.tolist())
         shorter = Pick(
             self.policy, names, self._prompt_tokens, self._uncached[kept], self._score[kept], self._rates[:, kept],
-            self._room[kept], self._exact,
+            self._room[kept], self._exact, self._delay[kept] if self._delay is not None else None,
         )  # fmt: skip
         shorter.chosen = self.chosen
         return shorter
@@ -114,18 +136,22 @@ def pick(
     now: float,
     rng: Random,
     exact: Collection[str] = (),
+    delay_ms: Column | None = None,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model.
 
-    `hits`: see uncached_tokens; those of the replicas in `exact` are no guess.
+    `hits`: see uncached_tokens; those of the replicas in `exact` are no guess. `delay_ms`: what the request waits at
+    each row before its prefill can begin; policies that score in ms count it.
     """
     names = table.of.names
     uncached = uncached_tokens(need, table, hits)
     score = policy.score(need, table, uncached, now)
+    if delay_ms is not None and policy.unit == "ms":
+        score = score + delay_ms
     room = table.room(uncached, need.output_tokens, now)
     ready = np.where(room, score, np.inf)
     best = int(ready.argmin())
-    choice = Pick(policy, names, need.prompt_tokens, uncached, score, table.rates(), room, exact)
+    choice = Pick(policy, names, need.prompt_tokens, uncached, score, table.rates(), room, exact, delay_ms)
     if ready.item(best) < np.inf:
         choice.chosen = choice.scored(policy.choose(best, ready, need, table, rng))
     return choice.best(FIELD_MAX) if len(names) > FIELD_MAX else choice

@@ -132,6 +132,7 @@ class PickReasons:
                     "hit_exact": s.exact,
                     "uncached_tokens": s.uncached_tokens,
                     "backlog_tokens": s.backlog_tokens,
+                    "delay_ms": s.delay_ms,
                     "prefill_ms_per_token": s.prefill_ms_per_token,
                     "tpot_ms": s.tpot_ms,
                     "full": s.replica in decision.full,
@@ -153,7 +154,7 @@ class PickReasons:
         chosen = decision.chosen
         if chosen is None:
             return None
-        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token + chosen.delay_ms
 
 
 class RegionalDesk:
@@ -206,6 +207,7 @@ class RegionalDesk:
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_ms,
+            "adapters_loaded": list(flow.adapters.loaded(name)),
             "kv_word": flow.blocks.word(name),
         }
 

@@ -15,6 +15,14 @@ from farhop.balance.machine import Address, Event
 from regional_lb.blocks import Change
 
 
+class Lora(msgspec.Struct, frozen=True):
+    """An engine's LoRA adapters: those whose requests run and wait, and how many it keeps loaded at once."""
+
+    max: int
+    running: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+
+
 class Sample(msgspec.Struct, frozen=True):
     """One scrape of a replica's metrics. `at` is when it was received here, monotonic seconds.
 
@@ -28,6 +36,7 @@ class Sample(msgspec.Struct, frozen=True):
     kv_tokens: int | None = None
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
+    lora: Lora | None = None
 
 
 class Replica(msgspec.Struct, frozen=True):
