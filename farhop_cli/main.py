@@ -94,7 +94,7 @@ def run_demo() -> None:
 
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
-    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak or scrape.")] = "decide",
+    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak, scrape or hits.")] = "decide",
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="relay: once and roughly, within a minute.")] = False,
     only: Annotated[str, typer.Option("--only", help="relay: only proxies whose names hold one of these words.")] = "",
