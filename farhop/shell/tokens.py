@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 from array import array
@@ -61,6 +62,8 @@ class ModelTokenizer:
     """One model's. `wall` is for templates that tell the date. ConfigError if a file is of no use."""
 
     def __init__(self, where: str, files: Files, wall: Callable[[], datetime]) -> None:
+        # One prompt at a time is no work for a pool of the library's own, whose threads would only wake one another.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             import tokenizers
         except ImportError:
