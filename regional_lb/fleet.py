@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from farhop.balance.ledger import Load
     from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
+    from regional_lb.policy import Need
     from regional_lb.view import Replica, View
     from topology.law import Verdict
 
@@ -229,25 +230,18 @@ class Fleet:
             self.journal.under(hints.epoch)
             self.journal.insert(name, chain, hints.lawful if hints.excluded else None)
 
-    def corrected(
-        self,
-        name: str,
-        chain: tuple[int, ...],
-        believed_tokens: float,
-        bytes_per_token: float,
-        cached_tokens: int,
-        hints: Verdict | None,
-    ) -> None:
-        """An engine found `cached_tokens` of a prompt where our mirror believed in more.
+    def overrated(self, name: str, need: Need, believed_tokens: float, cached_tokens: int) -> bool:
+        """An engine found `cached_tokens` of a prompt cached; whether our mirror had believed in clearly more.
 
-        What lies beyond, below the node where the two part, is gone with it: an engine lets go of the oldest first, and
-        what descends from a node is no younger. The prompt itself is there now: it was just computed.
+        Then it forgets what lies beyond, below the node where the two part: an engine lets go of the oldest first, and
+        what descends from a node is no younger. The prompt itself is there now: tell so (`caches`).
         """
-        believed = depth_at(int(believed_tokens * bytes_per_token))
-        found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * bytes_per_token))
-        if name in self.trie and found + 1 < min(believed, len(chain)):
-            self.trie.correct(name, chain, found)
-            self.caches(name, chain, hints)
+        believed = depth_at(int(believed_tokens * need.bytes_per_token))
+        found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * need.bytes_per_token))
+        if found + 1 >= min(believed, len(need.chain)) or name not in self.trie:
+            return False
+        self.trie.correct(name, need.chain, found)
+        return True
 
     def counted(self, model: str, ours: int, told: int) -> None:
         """An engine told how many tokens a prompt has that was tokenized here, too."""

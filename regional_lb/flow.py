@@ -357,10 +357,9 @@ class RegionalFlow:
         if usage.cached_tokens is not None and live.chosen is not None:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
-            if not live.chosen.exact:
-                self._fleet.corrected(
-                    live.replica, request.chain, live.chosen.hit_tokens, live.need.bytes_per_token,
-                    usage.cached_tokens, admission.hints(request, self.law),
-                )  # fmt: skip
+            if not live.chosen.exact and self._fleet.overrated(
+                live.replica, live.need, live.chosen.hit_tokens, usage.cached_tokens
+            ):
+                self._fleet.caches(live.replica, request.chain, admission.hints(request, self.law))
         if request.tokens is not None:
             self._fleet.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)

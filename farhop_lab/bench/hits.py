@@ -85,7 +85,7 @@ def measure(say: Callable[[str], None], requests: int = REQUESTS, ways: tuple[_W
         try:
             rows.append(asyncio.run(_row(way, requests)))
         except (ChildError, EtcdLabError, TimeoutError) as error:
-            raise BenchError(f"{way.name}: {error or 'it took too long; is the machine too busy?'}") from None
+            raise BenchError(f"{way.name}: {str(error) or 'it took too long; is the machine too busy?'}") from None
     return rows
 
 

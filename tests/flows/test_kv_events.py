@@ -10,9 +10,11 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from inprocess import HOP, HOP_KEY, MODEL, Answer, chat, send, topology, until
 
+from farhop.shell.admin import Question
 from farhop.store.memory import MemoryStore
 from farhop_lab.engine import main as engine
 from farhop_lab.engine.kv_publisher import KvPublisher
@@ -173,15 +175,16 @@ async def test_a_wiped_replica_is_not_preferred(tmp_path: Path) -> None:
         shared = words(4, 600)
         name = (await here.ask(shared)).headers["x-farhop-replica"]
         assert (await here.ask(shared)).headers["x-farhop-replica"] == name
-        other = {"e0": "e1", "e1": "e0"}[name]
+        body = {"model": MODEL, "messages": [{"role": "user", "content": shared}]}
+        asked = Question(msgspec.Raw(msgspec.json.encode(body)), "anywhere")
+        told = {c["replica"]: c for c in here.balancer.desk.explain(asked)["reasons"]["candidates"]}
+        assert told[name]["hit_tokens"] > 500
         await here.reset(int(name[1]))
         await until(lambda: here.flow.blocks.held_tokens(name) == 0.0)
+        told = {c["replica"]: c for c in here.balancer.desk.explain(asked)["reasons"]["candidates"]}
+        assert {(c["hit_tokens"], c["hit_exact"]) for c in told.values()} == {(0.0, True)}
+        assert len(told) == 2
         assert here.flow.trie.bytes_held(name) == 0
-        # Both are as cold: who gets it is chance, so ask until the other had it.
-        for n in range(40):
-            if (await here.ask(words(100 + n, 20) + shared)).headers["x-farhop-replica"] == other:
-                break
-        assert here.flow.blocks.held_tokens(other) > 0
 
 
 async def test_events_without_a_tokenizer_still_clear_the_mirror(tmp_path: Path) -> None:

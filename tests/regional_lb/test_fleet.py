@@ -15,6 +15,7 @@ from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address
 from regional_lb.blocks import Change, Cleared, Linked, Stored
 from regional_lb.fleet import Fleet
+from regional_lb.policy import Need
 from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, Sample, view_of
 
 
@@ -261,16 +262,18 @@ def test_less_found_than_believed_takes_what_is_below_with_it() -> None:
     one, other = (chain.chain(shared + name * 2000, 1) for name in (b"a", b"b"))
     for path in (one, other):
         fleet.caches("r2", path)
+    need = Need(prompt_tokens=1.0, output_tokens=1.0, bytes_per_token=4.0, chain=one)
     believed = chain.bytes_at(fleet.trie.match_one("r2", one)) / 4.0
-    fleet.corrected("r2", one, believed, 4.0, int(believed) - 40, None)  # within a block or two: no news
+    assert not fleet.overrated("r2", need, believed, int(believed) - 40)  # within a block or two: no news
     assert fleet.trie.match_one("r2", other) == len(other)
-    fleet.corrected("r2", one, believed, 4.0, 0, None)
-    assert fleet.trie.match_one("r2", one) == len(one)  # it was just computed
+    assert fleet.overrated("r2", need, believed, 300)
     kept = fleet.trie.match_one("r2", other)
-    assert chain.bytes_at(kept) <= len(shared)
-    assert kept < len(other)
-    fleet.corrected("nobody", one, believed, 4.0, 0, None)
-    fleet.corrected("r2", (), believed, 4.0, 0, None)
+    assert 1200 - 256 <= chain.bytes_at(kept) <= 1200 + 64
+    assert fleet.trie.match_one("r2", one) == kept
+    assert fleet.overrated("r2", need, believed, 0)
+    assert fleet.trie.bytes_held("r2") == 0
+    assert not fleet.overrated("nobody", need, believed, 0)
+    assert not fleet.overrated("r2", replace(need, chain=()), believed, 0)
 
 
 def test_a_tokenizer_that_counts_wrong_is_not_gone_by() -> None:

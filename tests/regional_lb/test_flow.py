@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 from referee import Referee, Rider
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 
@@ -249,3 +250,14 @@ class RegionalMachine(RuleBasedStateMachine):
 
 TestRegionalMachine = RegionalMachine.TestCase
 TestRegionalMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+
+
+def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = request("a", 64 * 1024), request("b", 64 * 1024)
+    for n, asked in enumerate((first, replace(second, chain=(*first.chain[:20], *second.chain[20:])))):
+        flow.handle(machine.RequestArrived(asked), n)
+        flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + 0.1)
+        flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
+    assert flow.trie.match_one("r1", first.chain) == 20  # the first was gone, but for what the second brought back
+    assert flow.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
