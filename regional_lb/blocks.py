@@ -24,6 +24,8 @@ TOKEN_BYTES = 4  # an id as little-endian u32
 BLOCKS_MAX = 8_000_000  # of all sources: some 200 B each
 _SLACK = 2  # a source that tells of more than twice its cache has lost removals on the way
 _SLACK_BLOCKS = 1024
+_PARTS = 64
+_SWEEP_BLOCKS = 4096  # 1 to 2 ms
 _WHOLE = 0.95  # who told of this share of its cache can hold next to nothing else
 
 
@@ -140,15 +142,31 @@ class _Replica:
 class BlockIndex:
     """See the module's head. A replica that was never added, or was dropped, is no news to any call."""
 
-    __slots__ = ("_blocks", "_exact", "_free", "_holders", "_max", "_replicas", "_sizes", "_sources", "ignored")
+    __slots__ = (
+        "_bits",
+        "_blocks",
+        "_exact",
+        "_free",
+        "_holders",
+        "_max",
+        "_replicas",
+        "_sizes",
+        "_sources",
+        "_stale",
+        "ignored",
+    )
 
     def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
         self._max = blocks_max
         self._blocks = 0  # entries of all sources
-        self._holders: dict[int, int] = {}  # node -> bits of its sources, never 0
+        # Node -> bits of its sources, never 0; in parts by the node's last bits, since a dict that grows is built anew
+        # at once, which of a million entries takes 100 ms.
+        self._holders: tuple[dict[int, int], ...] = tuple({} for _ in range(_PARTS))
         self._replicas: dict[str, _Replica] = {}
         self._sources: dict[int, _Source] = {}  # by bit
+        self._bits = 0  # ever in use
         self._free: list[int] = []
+        self._stale: list[tuple[int, dict[Hash, int]]] = []  # what was forgotten at once and is cleared away by parts
         self._sizes: dict[int, int] = {}  # tokens a block -> bits of the sources with such blocks
         self._exact: dict[str, float] = {}  # those whose word is whole, with 0: what a path nobody holds comes to
         self.ignored: Counter[str] = Counter()  # by reason, what could not be used
@@ -159,8 +177,8 @@ class BlockIndex:
             raise ValueError(f"replica {replica!r} is known already: drop() it first")
         sources = []
         for _ in range(ranks):
-            bit = self._free.pop() if self._free else 1 << len(self._sources)
-            self._sources[bit] = source = _Source(replica, bit)
+            source = _Source(replica, self._bit())
+            self._sources[source.bit] = source
             sources.append(source)
         self._replicas[replica] = _Replica(sources, kv_tokens)
 
@@ -181,6 +199,7 @@ class BlockIndex:
 
     def apply(self, replica: str, rank: int, change: Change) -> None:
         """Take one change of a replica's cache number `rank`."""
+        self._sweep()
         known = self._replicas.get(replica)
         if known is None or rank >= len(known.ranks):
             return
@@ -235,7 +254,7 @@ class BlockIndex:
     @property
     def nodes(self) -> int:
         """Distinct nodes held by anybody."""
-        return len(self._holders)
+        return sum(map(len, self._holders))
 
     @property
     def exact(self) -> int:
@@ -266,10 +285,11 @@ class BlockIndex:
         it then, and it costs little beside hashing them.
         """
         found: list[tuple[int, int]] = []
-        get, most = self._holders.get, (path.tokens - 1) // size
+        holders, most = self._holders, (path.tokens - 1) // size
         depth = 0
         while mask and depth < most:
-            here = get(path.nodes(size, depth + 1)[depth], 0) & mask
+            node = path.nodes(size, depth + 1)[depth]
+            here = holders[node % _PARTS].get(node, 0) & mask
             if here != mask:
                 if depth:
                     found.append((mask ^ here, depth))
@@ -314,11 +334,12 @@ class BlockIndex:
     def _hold(self, source: _Source, name: Hash, node: int) -> None:
         source.blocks[name] = node
         self._blocks += 1
-        mask = self._holders.get(node, 0)
+        holders = self._holders[node % _PARTS]
+        mask = holders.get(node, 0)
         if mask & source.bit:
             source.shared[node] = source.shared.get(node, 0) + 1
         else:
-            self._holders[node] = mask | source.bit if mask else source.bit
+            holders[node] = mask | source.bit if mask else source.bit
 
     def _resized(self, source: _Source, change: Stored) -> None:
         self._unsize(source)
@@ -343,20 +364,47 @@ class BlockIndex:
                 self._let_go(node, source.bit)
 
     def _let_go(self, node: int, bit: int) -> None:
-        mask = self._holders[node] ^ bit
+        holders = self._holders[node % _PARTS]
+        mask = holders[node] ^ bit
         if mask:
-            self._holders[node] = mask
+            holders[node] = mask
         else:
-            del self._holders[node]
+            del holders[node]
 
     def _empty(self, source: _Source) -> None:
-        for node in set(source.blocks.values()):
-            self._let_go(node, source.bit)
-        self._blocks -= len(source.blocks)
-        source.blocks.clear()
+        """Forget all it holds, at once: under a new bit it holds nothing, and nobody looks for the old one."""
+        self._unsize(source)
         source.again.clear()
         source.shared.clear()
-        self._unsize(source)
+        if not source.blocks:
+            return
+        self._stale.append((source.bit, source.blocks))
+        del self._sources[source.bit]
+        source.bit, source.blocks = self._bit(), {}
+        self._sources[source.bit] = source
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Clear away some of what was forgotten."""
+        left = _SWEEP_BLOCKS
+        while self._stale and left:
+            bit, blocks = self._stale[-1]
+            now = min(left, len(blocks))
+            for _ in range(now):
+                node = blocks.popitem()[1]
+                if self._holders[node % _PARTS].get(node, 0) & bit:  # not under another name already
+                    self._let_go(node, bit)
+            left -= now
+            self._blocks -= now
+            if not blocks:
+                self._stale.pop()
+                self._free.append(bit)
+
+    def _bit(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._bits += 1
+        return 1 << (self._bits - 1)
 
     def _unsize(self, source: _Source) -> None:
         if source.size:

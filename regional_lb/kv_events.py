@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from farhop.shell.tasks import Tasks
 from regional_lb.blocks import Linked, Lost, Removed, Stored
@@ -94,6 +94,7 @@ class _Stream:
         self._react, self._refused, self._clock = react, refused, clock
         self._follower = Follower()
         self._replayed_at = -REPLAY_EVERY_S
+        self._ears: _Ears | None = None
         self._applied_blocks = 0  # since others had the loop
 
     async def follow(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -112,17 +113,18 @@ class _Stream:
             try:
                 sub.subscribe(b"")
                 sub.connect(self._events)
-                while True:
-                    await _readable(sub, monitor)
-                    # What it said comes before what became of the link.
-                    while (frames := _received(sub)) is not None:
-                        await self._came(context, frames)
-                    while monitor.poll(0):
-                        if recv_monitor_message(monitor)["event"] == zmq.Event.DISCONNECTED:
-                            self._refused("kv_cut")
-                            self._tell([Linked(up=False)])
-                            return
-                        await self._linked(context)
+                with _Ears(sub, monitor) as self._ears:
+                    while True:
+                        await self._ears.something()
+                        # What it said comes before what became of the link.
+                        while (frames := _received(sub)) is not None:
+                            await self._came(context, frames)
+                        while (news := _received(monitor)) is not None:
+                            if parse_monitor_message(news)["event"] == zmq.Event.DISCONNECTED:
+                                self._refused("kv_cut")
+                                self._tell([Linked(up=False)])
+                                return
+                            await self._linked(context)
             finally:
                 sub.disable_monitor()
                 monitor.close(linger=0)
@@ -150,27 +152,29 @@ class _Stream:
 
     async def _replay(self, context: zmq.Context[zmq.Socket[bytes]]) -> bool:
         """Have it say again what we did not hear. False if it does not answer."""
-        try:
-            async with asyncio.timeout(REPLAY_S):
-                for _ in range(ROUNDS_MAX):
-                    again = await self._round(context)
-                    if not again:
-                        return True
-        except TimeoutError:
-            pass
+        assert self._ears is not None
+        with self._ears.closed():
+            try:
+                async with asyncio.timeout(REPLAY_S):
+                    for _ in range(ROUNDS_MAX):
+                        again = await self._round(context)
+                        if not again:
+                            return True
+            except TimeoutError:
+                pass
         self._refused("kv_replay")
         return False
 
     async def _round(self, context: zmq.Context[zmq.Socket[bytes]]) -> bool:
         """One question; whether to ask again. Raises TimeoutError."""
-        with _socket(context, zmq.SocketType.DEALER) as dealer:
+        with _socket(context, zmq.SocketType.DEALER) as dealer, _Ears(dealer) as ears:
             dealer.connect(self._replay_at)
             dealer.send_multipart([b"", self._follower.ask().to_bytes(8, "big")])
             while True:
                 frames = _received(dealer)
                 if frames is None:
                     async with asyncio.timeout(SILENCE_S):
-                        await _readable(dealer)
+                        await ears.something()
                     continue
                 if len(frames) >= 2 and frames[-2] == _END:
                     await self._do(self._follower.replay_ended())
@@ -252,17 +256,37 @@ def _received(socket: zmq.Socket[bytes]) -> list[bytes] | None:
         return None
 
 
-async def _readable(*sockets: zmq.Socket[bytes]) -> None:
-    """Until something may be there. Their descriptors say so once: then all is to be received before asking again."""
-    loop = asyncio.get_running_loop()
-    came = asyncio.Event()
-    places = [int(socket.getsockopt(zmq.SocketOption.FD)) for socket in sockets]
-    try:
-        for place in places:
-            loop.add_reader(place, came.set)
-        if any(int(socket.getsockopt(zmq.SocketOption.EVENTS)) & zmq.PollEvent.POLLIN for socket in sockets):
-            return
-        await came.wait()
-    finally:
-        for place in places:
-            loop.remove_reader(place)
+class _Ears:
+    """Waits until something may have come to one of some sockets.
+
+    ZeroMQ's descriptors say so until all that came is received: then ask again, not before.
+    """
+
+    def __init__(self, *sockets: zmq.Socket[bytes]) -> None:
+        self._places = [int(socket.getsockopt(zmq.SocketOption.FD)) for socket in sockets]
+        self._loop = asyncio.get_running_loop()
+        self._came = asyncio.Event()
+
+    def __enter__(self) -> _Ears:
+        for place in self._places:
+            self._loop.add_reader(place, self._came.set)
+        self._came.set()  # it may have come before
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for place in self._places:
+            self._loop.remove_reader(place)
+
+    async def something(self) -> None:
+        """Until then."""
+        await self._came.wait()
+        self._came.clear()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """For as long as nobody receives: else the loop would be told again and again."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
