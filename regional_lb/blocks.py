@@ -10,70 +10,21 @@ hold what it never told is not called exact. Never guesses and never forgets by 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 from xxhash import xxh3_64_intdigest
 
+from regional_lb.kv_words import TOKEN_BYTES, Cleared, Linked, Removed, Stored, spell
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from regional_lb.kv_words import Change, Hash
 
-Hash: TypeAlias = int | bytes
-
-TOKEN_BYTES = 4  # an id as little-endian u32
 BLOCKS_MAX = 8_000_000  # of all sources: some 200 B each
 _SLACK = 2  # a source that tells of more than twice its cache has lost removals on the way
 _SLACK_BLOCKS = 1024
 _PARTS = 64
 _SWEEP_BLOCKS = 4096  # 1 to 2 ms
 _WHOLE = 0.95  # who told of this share of its cache can hold next to nothing else
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """Blocks that follow one another below `parent` (None: they begin a prompt) are held.
-
-    `tokens` are the ids of all of them, TOKEN_BYTES each; `extras` is one of `spell`ed keys per block, b"" for none, or
-    () where no block has any. `group`: the KV cache group, None where there is but one.
-    """
-
-    hashes: Sequence[Hash]
-    parent: Hash | None
-    tokens: bytes
-    block_tokens: int
-    adapter: str = ""
-    extras: tuple[bytes, ...] = ()
-    group: int | None = None
-
-
-class Removed(msgspec.Struct, frozen=True):
-    """A copy of each of these is gone."""
-
-    hashes: Sequence[Hash]
-    group: int | None = None
-
-
-class Cleared(msgspec.Struct, frozen=True):
-    """The engine holds nothing: it said so, or it is another process now."""
-
-
-class Lost(msgspec.Struct, frozen=True):
-    """Some of its word is lost: what it told and will tell is not all. `all`: nor does what it told hold any more."""
-
-    all: bool = True
-
-
-class Linked(msgspec.Struct, frozen=True):
-    """Its word reaches us, or does not any more."""
-
-    up: bool
-
-
-Change: TypeAlias = Stored | Removed | Cleared | Lost | Linked
-
-
-def spell(keys: Sequence[Any]) -> bytes:
-    """What sets a block apart beside its tokens, as bytes that go into its node; b"" for nothing."""
-    return b"\xff" + msgspec.msgpack.encode(keys) if keys else b""
 
 
 def _seed(adapter: str, block_tokens: int) -> int:

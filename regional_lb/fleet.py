@@ -21,7 +21,8 @@ from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
 from farhop.balance.trie import PrefixTrie
 from regional_lb.adapters import Adapters
-from regional_lb.blocks import BlockIndex, Cleared
+from regional_lb.blocks import BlockIndex
+from regional_lb.kv_words import Cleared
 from regional_lb.table import Subset, Table
 from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, view_of
 

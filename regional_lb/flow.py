@@ -18,8 +18,8 @@ from farhop.balance.health import HealthConfig
 from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from regional_lb import admission
-from regional_lb.blocks import TOKEN_BYTES
 from regional_lb.fleet import Fleet
+from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.live import Live
 from regional_lb.outlook import Outlook
 from regional_lb.policy import Policies, PoliciesChanged

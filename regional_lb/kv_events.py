@@ -16,18 +16,18 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from farhop.shell.tasks import Tasks
-from regional_lb.blocks import Linked, Lost, Removed, Stored
 from regional_lb.kv_stream import SEQ_MAX, Follower
 from regional_lb.kv_wire import BatchError, read_batch
+from regional_lb.kv_words import Linked, Lost, Removed, Stored
 from regional_lb.view import BlocksChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from farhop.balance.machine import Event
-    from regional_lb.blocks import Change
     from regional_lb.config import ReplicaConfig
     from regional_lb.kv_stream import Out
+    from regional_lb.kv_words import Change
 
 MESSAGES_MAX = 4096  # waiting in each direction; what comes beyond is a gap
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024

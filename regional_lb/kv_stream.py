@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-from regional_lb.blocks import Cleared, Lost
+from regional_lb.kv_words import Cleared, Lost
 
 if TYPE_CHECKING:
-    from regional_lb.blocks import Change
+    from regional_lb.kv_words import Change
 
 SEQ_MAX = (1 << 63) - 1  # beyond it lies vLLM's end of a replay, -1
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from regional_lb.blocks import TOKEN_BYTES, Cleared, Lost, Removed, Stored, spell
+from regional_lb.kv_words import TOKEN_BYTES, Cleared, Lost, Removed, Stored, spell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from regional_lb.blocks import Change
+    from regional_lb.kv_words import Change
 
-BATCH_BYTES_MAX = 1024 * 1024  # a step of 16k tokens takes about 100 KB
+BATCH_BYTES_MAX = 768 * 1024  # a step of 16k tokens takes about 100 KB
 BLOCKS_AT_ONCE = 1024
 BLOCK_TOKENS_MAX = 65_536
 _NAME_MAX = 256

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import chain
 from regional_lb import admission
-from regional_lb.blocks import TOKEN_BYTES, Path
+from regional_lb.blocks import Path
+from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.pick import expected_wait_ms, least_prefill, pick
 from regional_lb.policy import Need
 

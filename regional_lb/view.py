@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from farhop.balance.machine import Address, Event
-from regional_lb.blocks import Change
+from regional_lb.kv_words import Change
 
 
 class Lora(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regional_lb.blocks import BlockIndex, Cleared, Linked, Lost, Path, Removed, Stored, spell
+from regional_lb.blocks import BlockIndex, Path
+from regional_lb.kv_words import Cleared, Linked, Lost, Removed, Stored, spell
 
 SIZE = 4
 

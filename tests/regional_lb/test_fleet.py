@@ -13,8 +13,8 @@ from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig, State
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address
-from regional_lb.blocks import Change, Cleared, Linked, Stored
 from regional_lb.fleet import Fleet
+from regional_lb.kv_words import Change, Cleared, Linked, Stored
 from regional_lb.policy import Need
 from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, Sample, view_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regional_lb.blocks import Cleared, Lost
 from regional_lb.kv_stream import Follower
+from regional_lb.kv_words import Cleared, Lost
 
 
 def said(n: int, life: int = 0) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regional_lb.blocks import Cleared, Lost, Removed, Stored, spell
 from regional_lb.kv_wire import BATCH_BYTES_MAX, BLOCKS_AT_ONCE, BatchError, read_batch
+from regional_lb.kv_words import Cleared, Lost, Removed, Stored, spell
 
 pack = msgspec.msgpack.encode
 STORED: dict[str, Any] = {

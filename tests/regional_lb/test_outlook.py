@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.machine import Forward, RequestArrived, Tokens
-from regional_lb.blocks import Cleared, Linked, Lost, Stored
+from regional_lb.kv_words import Cleared, Linked, Lost, Stored
 
 
 def test_looking_changes_nothing_and_is_what_then_happens() -> None:
