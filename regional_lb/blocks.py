@@ -86,8 +86,9 @@ class _Source:
 class _Replica:
     __slots__ = ("kv_tokens", "ranks")
 
-    def __init__(self, ranks: list[_Source], kv_tokens: int) -> None:
-        self.ranks, self.kv_tokens = ranks, kv_tokens
+    def __init__(self, ranks: list[_Source]) -> None:
+        self.ranks = ranks
+        self.kv_tokens: int | None = None  # of all of them, once the engine has told
 
 
 class BlockIndex:
@@ -122,8 +123,8 @@ class BlockIndex:
         self._exact: dict[str, float] = {}  # those whose word is whole, with 0: what a path nobody holds comes to
         self.ignored: Counter[str] = Counter()  # by reason, what could not be used
 
-    def add(self, replica: str, ranks: int, kv_tokens: int) -> None:
-        """Begin to listen to a replica with so many caches, of `kv_tokens` in all. ValueError if it is known."""
+    def add(self, replica: str, ranks: int) -> None:
+        """Begin to listen to a replica with so many caches. ValueError if it is known."""
         if replica in self._replicas:
             raise ValueError(f"replica {replica!r} is known already: drop() it first")
         sources = []
@@ -131,7 +132,7 @@ class BlockIndex:
             source = _Source(replica, self._bit())
             self._sources[source.bit] = source
             sources.append(source)
-        self._replicas[replica] = _Replica(sources, kv_tokens)
+        self._replicas[replica] = _Replica(sources)
 
     def drop(self, replica: str) -> None:
         """Forget a replica."""
@@ -143,7 +144,7 @@ class BlockIndex:
         self._exact.pop(replica, None)
 
     def resize(self, replica: str, kv_tokens: int) -> None:
-        """Its caches hold so many tokens in all."""
+        """The engine told that its caches hold so many tokens in all. A guess is no use here."""
         known = self._replicas.get(replica)
         if known is not None:
             known.kv_tokens = kv_tokens
@@ -168,7 +169,7 @@ class BlockIndex:
             source.complete = False
             if change.all:
                 self._empty(source)
-        if not source.complete and isinstance(change, Stored):
+        if not source.complete and known.kv_tokens is not None and isinstance(change, Stored):
             # What it told of leaves no room for what it did not.
             source.complete = len(source.blocks) * source.size * len(known.ranks) >= _WHOLE * known.kv_tokens
         if all(one.up and one.complete for one in known.ranks):
@@ -266,7 +267,9 @@ class BlockIndex:
                 self.ignored["parent"] += len(change.hashes)
                 return
             node = parent
-        limit = _SLACK_BLOCKS + _SLACK * known.kv_tokens // change.block_tokens
+        limit = self._max
+        if known.kv_tokens is not None:
+            limit = _SLACK_BLOCKS + _SLACK * known.kv_tokens // change.block_tokens
         size, extras, tokens = change.block_tokens * TOKEN_BYTES, change.extras, change.tokens
         for place, name in enumerate(change.hashes):
             block = tokens[place * size : (place + 1) * size]

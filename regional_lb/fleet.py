@@ -119,7 +119,8 @@ class Fleet:
         self.view.replicas[name] = replica
         if sample.lora is not None:
             self.adapters.told(name, sample.lora)
-        self.blocks.resize(name, replica.kv_tokens)
+        if sample.kv_tokens is not None:
+            self.blocks.resize(name, sample.kv_tokens)
         self._fit(replica)
         row = self.whole.of.at[name]
         self.whole.describe(row, replica)
@@ -136,21 +137,19 @@ class Fleet:
         return None
 
     def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
-        """A replica told what it caches. The mirror that is guessed goes by that, too."""
+        """A replica told what it caches. What its mirror holds at most is seen to with the next sample."""
         name = event.target
-        replica = self.view.replicas.get(name)
-        if replica is not None:
+        if name in self.view.replicas:
             for change in event.changes:
                 self.blocks.apply(name, event.rank, change)
                 if isinstance(change, Cleared):
                     self.trie.clear(name)
-            self._fit(replica)
         return ""
 
     def _listen(self, replica: Replica) -> None:
         self.blocks.drop(replica.name)
         if replica.kv_ranks:
-            self.blocks.add(replica.name, replica.kv_ranks, replica.kv_tokens)
+            self.blocks.add(replica.name, replica.kv_ranks)
 
     def _fit(self, replica: Replica) -> None:
         """Bound the mirror by the cache's size, and by what is in it where that is known."""

@@ -153,10 +153,13 @@ class Door:
             _Reading(self, exchange, request, prompt).begin(self._tokenizers, kind)
         return None
 
-    def _start(self, exchange: Exchange, request: Request, prompt: Prompt) -> None:
+    def _start(self, exchange: Exchange, request: Request, prompt: Prompt, since: float | None = None) -> None:
+        """Begin the journey; `since` when it would have begun, had its prompt not been read before."""
         assert self.relay is not None
         body = openai.ask_for_usage(exchange.body) if prompt.hide_usage else exchange.body
-        self.relay.start(exchange, request, body, hide_usage=prompt.hide_usage, context=exchange.context)
+        self.relay.start(
+            exchange, request, body, hide_usage=prompt.hide_usage, context=exchange.context, arrived_at=since
+        )
 
     def spelled(self, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
         """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
@@ -207,10 +210,11 @@ class _Reading:
     def __init__(self, door: Door, exchange: Exchange, request: Request, prompt: Prompt) -> None:
         self._door, self._exchange, self._request, self._prompt = door, exchange, request, prompt
         self._future: asyncio.Future[bytes] | None = None
+        self._since = 0.0
 
     def begin(self, tokenizers: Tokenizers, kind: Kind) -> None:
         """Start, now or when it is read."""
-        exchange, model = self._exchange, self._request.model
+        exchange, model, self._since = self._exchange, self._request.model, self._door._clock.now()
         self._future = tokenizers.later(kind, model, exchange.body, self._prompt.cache_salt, self._read)
         if self._future is None:
             self._door._start(exchange, self._request, self._prompt)
@@ -223,7 +227,7 @@ class _Reading:
         self._exchange.journey = None
         try:
             request = replace(self._request, tokens=tokens) if tokens is not None else self._request
-            self._door._start(self._exchange, request, self._prompt)
+            self._door._start(self._exchange, request, self._prompt, self._since)
         except Exception:
             self._door._broke(self._exchange)
             raise  # the loop's handler has it logged

@@ -214,6 +214,14 @@ async def test_salts_and_token_ids_and_streams(tmp_path: Path) -> None:
         assert actual > 300
 
 
+async def test_the_time_a_long_prompt_takes_to_read_is_told(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1) as here:
+        answer = await here.ask(words(11, 10_000))
+        assert float(answer.headers["server-timing"].partition("dur=")[2].partition(",")[0]) > 1.0
+        predicted, actual, _ = here.hits()["exact"]
+        assert predicted == actual == 0.0
+
+
 async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1) as here:
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}

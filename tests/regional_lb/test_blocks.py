@@ -39,7 +39,8 @@ def index(*replicas: str, ranks: int = 1, kv_tokens: int = 4000) -> BlockIndex:
     """These replicas, empty and linked, by their own word."""
     made = BlockIndex()
     for name in replicas:
-        made.add(name, ranks, kv_tokens)
+        made.add(name, ranks)
+        made.resize(name, kv_tokens)
         for rank in range(ranks):
             made.apply(name, rank, Cleared())
             made.apply(name, rank, Linked(up=True))
@@ -102,7 +103,7 @@ def test_a_gap_ends_a_match() -> None:
 
 def test_only_a_whole_word_is_exact() -> None:
     blocks = BlockIndex()
-    blocks.add("r1", 1, 40)
+    blocks.add("r1", 1)
     blocks.apply("r1", 0, stored("ab"))
     assert blocks.known(prompt("ab")) == ({}, {})  # no link
     blocks.apply("r1", 0, Linked(up=True))
@@ -123,9 +124,13 @@ def test_only_a_whole_word_is_exact() -> None:
 
 def test_who_told_of_as_much_as_it_holds_has_told_all() -> None:
     blocks = BlockIndex()
-    blocks.add("r1", 1, 40)  # ten blocks
+    blocks.add("r1", 1)
     blocks.apply("r1", 0, Linked(up=True))
     blocks.apply("r1", 0, stored("abcdefghi"))
+    assert blocks.exact == 0  # of how many, nobody knows yet
+    blocks.resize("r1", 40)  # ten blocks
+    blocks.resize("nobody", 40)
+    blocks.apply("r1", 0, stored("a"))
     assert blocks.exact == 0
     blocks.apply("r1", 0, stored("abcdefghij", first=9))
     assert exact(blocks, "abcdefghij") == {"r1": 40.0}
@@ -151,6 +156,8 @@ def test_what_cannot_be_is_counted() -> None:
     blocks.apply("r9", 0, stored("a"))
     blocks.apply("r1", 5, stored("a"))
     assert len(blocks) == 1
+    blocks.apply("r1", 0, Cleared())
+    blocks.resize("r1", 40)
     many = range(2000)  # of a cache of ten: it must have lost some removals
     blocks.apply("r1", 0, Stored([*many], None, ids(*(n for n in many for _ in range(SIZE))), SIZE))
     assert (len(blocks), blocks.nodes, blocks.exact) == (0, 0, 0)
@@ -159,7 +166,7 @@ def test_what_cannot_be_is_counted() -> None:
 
 def test_one_bound_for_all() -> None:
     blocks = BlockIndex(blocks_max=3)
-    blocks.add("r1", 1, 4000)
+    blocks.add("r1", 1)
     blocks.apply("r1", 0, stored("abcd"))
     assert (len(blocks), blocks.ignored["full"]) == (0, 1)
 
@@ -180,12 +187,12 @@ def test_who_leaves_leaves_nothing_and_another_takes_its_place() -> None:
     blocks.drop("r1")
     blocks.drop("r1")
     assert (len(blocks), blocks.nodes, exact(blocks, "ab")) == (0, 0, {"r2": 0.0})
-    blocks.add("r3", 1, 100)
+    blocks.add("r3", 1)
     blocks.apply("r3", 0, stored("abc"))
     blocks.apply("r3", 0, Linked(up=True))
     assert blocks.known(prompt("abc")) == ({"r2": 0.0}, {"r3": 12.0})
     with pytest.raises(ValueError, match="r3"):
-        blocks.add("r3", 1, 100)
+        blocks.add("r3", 1)
 
 
 _words = st.text("ab", min_size=1, max_size=5)
@@ -237,7 +244,7 @@ def test_the_index_knows_what_a_naive_model_knows(steps, asked) -> None:
             model.up = what == "link"
         else:
             blocks.drop(name)
-            blocks.add(name, 1, 4000)
+            blocks.add(name, 1)
             naive[name] = model = _Naive()
             model.complete = model.up = False
     for text in asked:

@@ -49,7 +49,7 @@ class Heard:
 
     def __init__(self, ranks: int = 1) -> None:
         self.blocks = BlockIndex()
-        self.blocks.add("one", ranks, 1_000_000)
+        self.blocks.add("one", ranks)
         self.refused: list[str] = []
         self.events = 0
         self.most = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,10 @@ def test_without_a_template_only_completions_are_read(tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match="template"):
         read(made, messages=[user("a")])
     assert read(made, Kind.COMPLETION, prompt="a") == "^a"
+
+
+@pytest.mark.parametrize("missing", ["tokenizers", "jinja2"])
+def test_without_the_extra_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigError, match=r"tokenizers.m: needs the extra .* 'farhop\[tokenizer\]'"):
+        model(tmp_path)
