@@ -44,7 +44,10 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class Files(NamedTuple):
-    """Of one model: its tokenizer.json, and its chat template ("": what the tokenizer_config.json beside says)."""
+    """Of one model: its tokenizer.json, and its chat template.
+
+    "": the chat_template.jinja beside, or what the tokenizer_config.json beside says.
+    """
 
     file: str
     template: str = ""
@@ -76,9 +79,9 @@ class ModelTokenizer:
         self._tokenizer.no_padding()
         beside = _beside(where, Path(files.file))
         self._special = {name: _text(beside[name]) for name in _SPECIAL if name in beside}
-        source = _source(where, files.template) if files.template else beside.get("chat_template")
-        self._template = _compiled(where, source, wall) if isinstance(source, str) else None
-        self._in_parts = isinstance(source, str) and _PARTS.search(source) is not None
+        source = _source(where, files.template or _named(Path(files.file))) or _default(beside.get("chat_template"))
+        self._template = _compiled(where, source, wall) if source else None
+        self._in_parts = _PARTS.search(source) is not None
 
     def read(self, kind: Kind, body: bytes) -> bytes:
         """The ids of a body's prompt, four bytes each. Raises UnreadableError."""
@@ -156,7 +159,22 @@ def _text(token: Any) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
+def _named(file: Path) -> str:
+    """Where Hugging Face keeps a template by itself; "" if there is none."""
+    template = file.with_name("chat_template.jinja")
+    return str(template) if template.exists() else ""
+
+
+def _default(given: Any) -> str:
+    """The template in a tokenizer_config.json: one text, or several by name."""
+    if isinstance(given, list):
+        given = next((t.get("template") for t in given if isinstance(t, dict) and t.get("name") == "default"), None)
+    return given if isinstance(given, str) else ""
+
+
 def _source(where: str, template: str) -> str:
+    if not template:
+        return ""
     try:
         return Path(template).read_text()
     except (OSError, UnicodeDecodeError) as error:

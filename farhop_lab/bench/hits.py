@@ -26,7 +26,7 @@ from farhop_lab.bench.place import HOST, BenchError, Place, answers
 from farhop_lab.bench.tiers import Surroundings
 from farhop_lab.child import ChildError
 from farhop_lab.client import Result, answer
-from farhop_lab.engine.main import host
+from farhop_lab.engine.main import TokenizerError, host
 from farhop_lab.engine.settings import EngineSettings
 from farhop_lab.engine.text import VOCABULARY
 from farhop_lab.engine.tokenizer_file import TEMPLATE, TOKENIZER, write
@@ -84,7 +84,7 @@ def measure(say: Callable[[str], None], requests: int = REQUESTS, ways: tuple[_W
         say(way.name)
         try:
             rows.append(asyncio.run(_row(way, requests)))
-        except (ChildError, EtcdLabError, TimeoutError) as error:
+        except (ChildError, EtcdLabError, TokenizerError, TimeoutError) as error:
             raise BenchError(f"{way.name}: {str(error) or 'it took too long; is the machine too busy?'}") from None
     return rows
 

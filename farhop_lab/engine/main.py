@@ -40,9 +40,13 @@ class ListenError(Exception):
     """A port could not be taken; the text says which and why."""
 
 
+class TokenizerError(Exception):
+    """A tokenizer cannot be used; the text says why."""
+
+
 @asynccontextmanager
 async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncIterator[list[str]]:
-    """Serve every replica of `settings` on the running loop; yields their `host:port`. ListenError where taken."""
+    """Serve every replica of `settings` on the running loop; yields their `host:port`. ListenError where taken, TokenizerError."""
     voice = Voice(settings.model, settings.seed, settings.mean_output_tokens)
     async with AsyncExitStack() as stack:
         addresses: list[str] = []
@@ -70,9 +74,14 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
 def _tokenizer(settings: EngineSettings) -> EngineTokenizer | None:
     if settings.tokenizer is None:
         return None
-    from farhop_lab.engine.tokens import EngineTokenizer  # an extra, and slow to import: only when wanted
-
-    return EngineTokenizer(settings.tokenizer)
+    try:
+        from farhop_lab.engine.tokens import EngineTokenizer  # an extra, and slow to import: only when wanted
+    except ImportError:
+        raise TokenizerError("tokenizer: needs the extra `tokenizer`: pip install 'farhop[tokenizer]'") from None
+    try:
+        return EngineTokenizer(settings.tokenizer)
+    except ValueError as error:
+        raise TokenizerError(str(error)) from None
 
 
 def _publisher(settings: EngineSettings, index: int) -> KvPublisher | None:
@@ -93,6 +102,9 @@ def run(settings: EngineSettings) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, tracer))
+    except TokenizerError as error:
+        print(f"engine: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     except ListenError as error:
         print(f"engine: {error}; stop what holds it or choose another port", file=sys.stderr)
         raise SystemExit(2) from None

@@ -12,7 +12,7 @@ FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class TokenizerFiles(Part):
-    """A model's tokenizer.json, and its chat template; without, that of the tokenizer_config.json beside."""
+    """A model's tokenizer.json, and its chat template; without, the one that stands beside (docs/kv.md)."""
 
     file: FilePath
     template: FilePath | None = None

@@ -85,6 +85,14 @@ def test_what_stands_beside_the_tokenizer_counts(tmp_path: Path) -> None:
     assert read(model(tmp_path, "", **settings), messages=[user("a")]) == "^|user:a;"
 
 
+def test_the_template_is_where_a_model_has_it(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": PLAIN}]
+    assert read(model(tmp_path, "", chat_template=several), messages=[user("a")]) == "user:a;"
+    (tmp_path / "chat_template.jinja").write_text("by itself")
+    assert read(model(tmp_path, "", chat_template=several), messages=[user("a")]) == "by itself"
+    assert read(model(tmp_path, OPEN, chat_template=several), messages=[user("a")]) == "user:a;>"
+
+
 def test_what_templates_may_use(tmp_path: Path) -> None:
     template = (
         "{{ strftime_now('%d %b') }} {% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from farhop_lab.engine.main import TokenizerError, host
 from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.engine.sequence import Sequence, Voice, Wanted
+from farhop_lab.engine.settings import EngineSettings
 from farhop_lab.engine.text import VOCABULARY, write_all
 from farhop_lab.engine.tokenizer_file import TOKENIZER, write
 from farhop_lab.engine.tokens import EngineTokenizer
@@ -58,3 +61,11 @@ async def test_a_whole_engine(replica, tokenizer: Path) -> None:
         assert response.status == 200
     after = await client.ask(COMPLETION, prompt=text, max_tokens=1)
     assert not (after["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
+
+
+async def test_what_is_missing_is_named(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for settings, says in (({"tokenizer": tmp_path / "none.json"}, "none.json"), ({"tokenizer": tokenizer}, "extra")):
+        with pytest.raises(TokenizerError, match=says):
+            async with host(EngineSettings(ports=[0], **settings)):
+                pass
+        monkeypatch.setitem(sys.modules, "farhop_lab.engine.tokens", None)
