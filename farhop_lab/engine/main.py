@@ -46,7 +46,10 @@ class TokenizerError(Exception):
 
 @asynccontextmanager
 async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncIterator[list[str]]:
-    """Serve every replica of `settings` on the running loop; yields their `host:port`. ListenError where taken, TokenizerError."""
+    """Serve every replica of `settings` on the running loop; yields their `host:port`.
+
+    ListenError where a port is taken, TokenizerError.
+    """
     voice = Voice(settings.model, settings.seed, settings.mean_output_tokens)
     async with AsyncExitStack() as stack:
         addresses: list[str] = []
