@@ -13,6 +13,7 @@ from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 from farhop.balance import machine, outcome
 from farhop.balance.health import HealthConfig, State
 from farhop.balance.machine import Forward, Usage
+from regional_lb.adapters import LOAD_MS
 from regional_lb.flow import K_WAITING
 from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.view import Replica, ReplicaProbed, Sample
@@ -261,3 +262,20 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
     assert flow.trie.match_one("r1", first.chain) == 20  # the first was gone, but for what the second brought back
     assert flow.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
+
+
+def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
+    both = (replace(replica(n), models=frozenset({MODEL, "sql"}), adapters=frozenset({"sql"})) for n in ("r1", "r2"))
+    flow = regional(*both)
+    targets, promised = [], []
+    for n in range(6):
+        asked = replace(request(f"{n}", model="sql"), stream=True)
+        (forward,) = [c for c in flow.handle(machine.RequestArrived(asked), n) if isinstance(c, Forward)]
+        targets.append(forward.target)
+        promised.append(forward.promised_ttft_ms)
+        flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + (0.03 if n else 0.9))
+        flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(256, 10)), n + 0.95)
+    assert len(set(targets)) == 1
+    assert promised[0] >= LOAD_MS > max(promised[1:])
+    assert LOAD_MS < flow.adapters.load_ms < 900.0
+    assert flow.adapters.loaded(targets[0]) == ("sql",)
