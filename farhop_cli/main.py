@@ -96,7 +96,7 @@ def run_demo() -> None:
 
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
-    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak or scrape.")] = "decide",
+    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak, scrape or hits.")] = "decide",
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="relay: once and roughly, within a minute.")] = False,
     only: Annotated[str, typer.Option("--only", help="relay: only proxies whose names hold one of these words.")] = "",
@@ -150,12 +150,21 @@ def run_engine(
     max_loras: Annotated[int | None, typer.Option(help="How many adapters fit a batch.")] = None,
     lora_load_ms: Annotated[float | None, typer.Option(help="What loading an adapter takes.")] = None,
     dcgm_port: Annotated[int | None, typer.Option(help="Serve a DCGM exporter's page of these GPUs here.")] = None,
+    kv_events_port: Annotated[int | None, typer.Option(help="Publish KV events over ZMQ here.")] = None,
+    kv_replay_port: Annotated[int | None, typer.Option(help="Say KV events again here.")] = None,
+    kv_events_schema: Annotated[str | None, typer.Option(help="How events are worded: map, or array (old).")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Read prompts by this tokenizer.json.")] = None,
+    write_tokenizer: Annotated[Path | None, typer.Option(help="Write one, and a template, into a folder; end.")] = None,
 ) -> None:
     """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
 
     `POST /lab/fault {"kind": "stuck", "for_s": 30}` breaks one (oom, fast-500, slow, stuck, dead-green, xid), DELETE
     mends it.
     """
+    if write_tokenizer is not None:
+        from farhop_lab.engine.tokenizer_file import write
+
+        raise typer.Exit(write(write_tokenizer))
     with _loading():
         from farhop_cli.engine import run
 
@@ -163,6 +172,8 @@ def run_engine(
         "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
         "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
         "dcgm_port": dcgm_port, "adapters": adapter, "max_loras": max_loras, "lora_load_ms": lora_load_ms,
+        "kv_events_port": kv_events_port, "kv_replay_port": kv_replay_port, "kv_events_schema": kv_events_schema,
+        "tokenizer": tokenizer,
     })  # fmt: skip
 
 

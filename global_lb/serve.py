@@ -152,6 +152,10 @@ class DecisionReasons:
         """What the chosen region was thought to hold."""
         return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
 
+    def hit_source(self, decision: Decision) -> str:  # noqa: ARG002
+        """Regions tell what they hold in nodes of the trie."""
+        return "trie"
+
     def predicted_ttft_ms(self, decision: Decision) -> float | None:
         """The wire, the wait and the prefill there."""
         return decision.chosen.ttft_ms if decision.chosen is not None else None

@@ -13,17 +13,21 @@ import numpy as np
 from msgspec.structs import replace
 
 from farhop.balance import outcome
+from farhop.balance.chain import depth_at
 from farhop.balance.estimate import Speed
 from farhop.balance.health import Mode, State
 from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
 from farhop.balance.trie import PrefixTrie
+from regional_lb.adapters import Adapters
+from regional_lb.blocks import BlockIndex
+from regional_lb.kv_words import Cleared
 from regional_lb.recent import Cached
 from regional_lb.shares import PeerHeard, PeersChanged, TurnsPassed
 from regional_lb.standing import EASE_S, Standing
 from regional_lb.table import Subset, Table
-from regional_lb.view import ReplicaProbed, ReplicaSampled, view_of
+from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,10 +37,15 @@ if TYPE_CHECKING:
     from farhop.balance.ledger import Load, Reservation
     from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
+    from regional_lb.policy import Need
     from regional_lb.shares import Shares
     from regional_lb.table import Eased
     from regional_lb.view import Replica, View
     from topology.law import Verdict
+
+_BLOCK_TOKENS = 16  # an engine counts whole blocks
+_MISCOUNTS_MAX = 3  # in a row: the tokenizer or template configured is not the engines'
+_MIRROR_SLACK_BYTES = 64 * 1024  # an answer's first byte may be faster than the event that its prompt is stored
 
 
 class Fleet:
@@ -50,6 +59,10 @@ class Fleet:
         self.speeds: dict[str, Speed] = {}
         self.trie = PrefixTrie()
         self.journal = Journal(self.trie)
+        self.blocks = BlockIndex()
+        self.adapters = Adapters()
+        self.miscounts = 0
+        self._miscounted: dict[str, int] = {}  # by model, in a row
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
         # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
@@ -60,6 +73,7 @@ class Fleet:
         self._ears: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,
+            BlocksChanged: self._blocks_changed,
         }
         if shares is not None:
             self._ears |= {
@@ -74,7 +88,7 @@ class Fleet:
         return tuple(self._ears)
 
     def hear(self, event: Event, now: float) -> str | None:
-        """Take what the world said of replicas. The one replica whose room it may have changed, None: any."""
+        """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
         return self._ears[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
@@ -86,14 +100,19 @@ class Fleet:
             if name not in before:
                 self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
                 self.trie.add(name, capacity_bytes)
+                self._listen(replica)
                 continue
             self.trie.set_capacity(name, capacity_bytes)
             if (before[name].address, before[name].version) != (replica.address, replica.version):
                 self.trie.clear(name)  # another process under the same name
+            if (before[name].address, before[name].kv_ranks) != (replica.address, replica.kv_ranks):
+                self._listen(replica)
         for name in before.keys() - view.replicas.keys():
             del self.speeds[name]
             self._eased.pop(name, None)
             self.trie.drop(name)
+            self.blocks.drop(name)
+        self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self.standing.adopt(view)
         self._able.clear()
         self._able_until = -inf  # who has peers, and so may be eased, is another question now
@@ -115,7 +134,11 @@ class Fleet:
             return name
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
-        self.trie.set_capacity(name, _capacity_bytes(replica, self.estimates))
+        if sample.lora is not None:
+            self.adapters.told(name, sample.lora)
+        if sample.kv_tokens is not None:
+            self.blocks.resize(name, sample.kv_tokens)
+        self._fit(replica)
         row = self.whole.of.at[name]
         self.whole.describe(row, replica)
         if replica.kv_tokens != known.kv_tokens:
@@ -133,6 +156,29 @@ class Fleet:
         if self.standing.easing:
             self._ease(now, event.target)
         return None
+
+    def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
+        """A replica told what it caches. What its mirror holds at most is seen to with the next sample."""
+        name = event.target
+        if name in self.view.replicas:
+            for change in event.changes:
+                self.blocks.apply(name, event.rank, change)
+                if isinstance(change, Cleared):
+                    self.trie.clear(name)
+        return ""
+
+    def _listen(self, replica: Replica) -> None:
+        self.blocks.drop(replica.name)
+        if replica.kv_ranks:
+            self.blocks.add(replica.name, replica.kv_ranks)
+
+    def _fit(self, replica: Replica) -> None:
+        """Bound the mirror by the cache's size, and by what is in it where that is known."""
+        held = self.blocks.held_tokens(replica.name)
+        capacity_bytes = _capacity_bytes(replica, self.estimates)
+        if held is not None and held < replica.kv_tokens:
+            capacity_bytes = int(capacity_bytes * held / replica.kv_tokens) + _MIRROR_SLACK_BYTES
+        self.trie.set_capacity(replica.name, capacity_bytes)
 
     # -- the other balancers of the region
 
@@ -234,6 +280,7 @@ class Fleet:
         if reason is outcome.CONNECT_FAILED:
             if self.standing.refused(name, now):
                 self._stirred(name, now)
+                self.adapters.forget(name)
                 self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif reason.source is Source.TRANSPORT:  # else it was our own bound, and says nothing about the replica
             self.answered(name, 500, now)
@@ -249,6 +296,35 @@ class Fleet:
         self.journal.insert(name, chain, audience)
         if self.shares is not None and chain:
             self.shares.recent.add(Cached(name, chain, audience, own=True))
+
+    def overrated(self, name: str, need: Need, believed_tokens: float, cached_tokens: int) -> bool:
+        """An engine found `cached_tokens` of a prompt cached; whether our mirror had believed in clearly more.
+
+        Then it forgets what lies beyond, below the node where the two part: an engine lets go of the oldest first, and
+        what descends from a node is no younger. The prompt itself is there now: tell so (`caches`).
+        """
+        believed = depth_at(int(believed_tokens * need.bytes_per_token))
+        found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * need.bytes_per_token))
+        if found + 1 >= min(believed, len(need.chain)) or name not in self.trie:
+            return False
+        self.trie.correct(name, need.chain, found)
+        return True
+
+    def counted(self, model: str, ours: int, told: int) -> None:
+        """An engine told how many tokens a prompt has that was tokenized here, too."""
+        if ours == told:
+            self._miscounted.pop(model, None)
+        elif model in self.view.by_model:
+            self._miscounted[model] = self._miscounted.get(model, 0) + 1
+            self.miscounts += 1
+
+    def counts_right(self, model: str) -> bool:
+        """Whether a model's tokenizer here is the engines': if not, what it says of their blocks is nothing."""
+        return self._miscounted.get(model, 0) < _MISCOUNTS_MAX
+
+    def loaded(self, extra_ms: float) -> None:
+        """A first token came so much later than its prefill explains: an adapter was loaded before."""
+        self.adapters.learn(extra_ms)
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""

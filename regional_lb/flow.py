@@ -19,6 +19,7 @@ from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from regional_lb import admission
 from regional_lb.fleet import Fleet
+from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.live import Live
 from regional_lb.outlook import Outlook
 from regional_lb.policy import Policies, PoliciesChanged
@@ -75,6 +76,7 @@ class RegionalFlow:
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
+        self.blocks, self.adapters = self._fleet.blocks, self._fleet.adapters
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
         self.accepted_bytes: dict[str, float] = {}
@@ -98,6 +100,11 @@ class RegionalFlow:
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
         return self._handlers[type(event)](event, now)
+
+    @property
+    def miscounts(self) -> int:
+        """Prompts of which an engine counted other tokens than the tokenizer here."""
+        return self._fleet.miscounts
 
     @property
     def under_way(self) -> int:
@@ -139,8 +146,12 @@ class RegionalFlow:
                 live.pick.policy.answered(live.replica, (now - live.forwarded_at) * 1e3, now)
             if live.request.stream and live.chosen is not None:
                 live.prefilled_at = now
-                ahead_tokens = live.chosen.backlog_tokens + live.chosen.uncached_tokens
-                self._fleet.prefilled(live.replica, (now - live.forwarded_at) * 1e3, ahead_tokens, now)
+                chosen, elapsed_ms = live.chosen, (now - live.forwarded_at) * 1e3
+                ahead_tokens = chosen.backlog_tokens + chosen.uncached_tokens
+                if chosen.delay_ms:
+                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
+                else:
+                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -267,7 +278,8 @@ class RegionalFlow:
         choice.policy.placed(chosen.replica, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self.ledger.reserve(request.id, Reservation(chosen.replica, uncached, uncached + int(live.need.output_tokens)))
-        prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+        self._fleet.adapters.sent(chosen.replica, request.model)
+        prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token + chosen.delay_ms
         live.prefilled_at = now + prefill_ms / 1e3
         address = self.view.replicas[chosen.replica].address
         return [
@@ -390,6 +402,12 @@ class RegionalFlow:
         if usage.cached_tokens is not None and live.chosen is not None:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
+            if not live.chosen.exact and self._fleet.overrated(
+                live.replica, live.need, live.chosen.hit_tokens, usage.cached_tokens
+            ):
+                self._fleet.caches(live.replica, request.chain, admission.hints(request, self.law))
+        if request.tokens is not None:
+            self._fleet.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
 
 
 def _nobody(live: Live) -> str:

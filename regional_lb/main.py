@@ -35,6 +35,7 @@ from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
+from farhop.shell.tokens import Files, Tokenizers
 from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from farhop.shell.certificates import Certificates
     from farhop.shell.config import Listen
     from farhop.store.contract import Store
+    from regional_lb.kv_events import KvListener
     from topology.model import Topology
 
 _CONTROL = (
@@ -111,8 +113,7 @@ class RegionalBalancer:
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
         engines = self.secrecy.upstream("engine_tls", config.engine_tls)
         pool = self.secrecy.pool(config.limits, engines)
-        expected = len(config.replicas) + (FOUND_EXPECTED if config.discovery else 0)
-        self._log, self._slots = log, wiring.slots(aside=3 * expected)  # a probe, a scrape, a token of each
+        self._log, self._slots = log, wiring.slots(aside=_descriptors(config))
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
         self.watcher = Watcher(
@@ -121,6 +122,7 @@ class RegionalBalancer:
             grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
             self.flow.standing.answered_at, self._works_on, self._say,
         )  # fmt: skip
+        self.kv_listener = self._kv_listener()
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
@@ -163,12 +165,13 @@ class RegionalBalancer:
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
         )
         marks = MarkReader(splits)
-        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session, marks)
+        self.tokenizers = _tokenizers(config)
+        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
         self.keeper = KeyKeeper(
             config.region, Keyring(self.topology.key), self.topology, lambda: self.flow.law, self._offered,
             config.limits.request_s,
         )  # fmt: skip
-        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session, marks)
+        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,
@@ -190,6 +193,13 @@ class RegionalBalancer:
         gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
         gauge("peers", "Other balancers of the region whose stream is open.", lambda: float(self.peers.up))
         gauge("peer_age_seconds", "Since each of them last spoke to us.", self.peers.ages_s, "peer")
+        gauge("kv_blocks", "Blocks of KV cache that replicas told of.", lambda: float(len(flow.blocks)))
+        gauge("kv_exact_replicas", "Replicas that told all they cache.", lambda: float(flow.blocks.exact))
+        gauge("kv_blocks_ignored", "Blocks told of that made no sense, by why.", lambda: flow.blocks.ignored, "reason")
+        if (tokenizers := self.tokenizers) is not None:
+            gauge("tokenized_prompts", "Prompts read as tokens.", lambda: float(tokenizers.prompts))
+            gauge("untokenized_prompts", "Prompts that could not be, by why.", lambda: tokenizers.unread, "reason")
+            gauge("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
         gauge("replica_share", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
         gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
@@ -214,6 +224,8 @@ class RegionalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
+        if self.kv_listener is not None:
+            self.kv_listener.open()
         self.discovery.open()
         for followed in self.overrides:
             self._tasks.start(followed.follow(), f"watch the {followed.what}")
@@ -257,6 +269,7 @@ class RegionalBalancer:
             self.discovery.close,
             self.peers.close,
             self.watcher.close,
+            self._deafen,
             self._tasks.close,
             self.relay.close,
             self._hang_up,
@@ -265,6 +278,20 @@ class RegionalBalancer:
             self.secrecy.close,
             lambda: self.tracing.close(2.0),
         )
+
+    def _kv_listener(self) -> KvListener | None:
+        replicas = [replica for replica in self.config.replicas if replica.kv_sources]
+        if not replicas:
+            return None
+        from regional_lb.kv_events import KvListener  # brings ZeroMQ: only where it is wanted
+
+        return KvListener(replicas, self.relay.react, self.metrics.report_refused, self.clock.now)
+
+    async def _deafen(self) -> None:
+        if self.kv_listener is not None:
+            await self.kv_listener.close()
+        if self.tokenizers is not None:
+            self.tokenizers.close()
 
     async def _withdraw(self) -> None:
         self.peers.withdraw()
@@ -293,6 +320,18 @@ def _health(config: RegionalConfig) -> HealthConfig:
         panic_share=health.panic_share,
         outlier_factor=health.outlier_factor,
     )
+
+
+def _tokenizers(config: RegionalConfig) -> Tokenizers | None:
+    """Those configured. Raises ConfigError."""
+    files = {model: Files(named.file, named.template or "") for model, named in config.tokenizer_of().items()}
+    return Tokenizers(files, wall) if files else None
+
+
+def _descriptors(config: RegionalConfig) -> int:
+    """What it takes beside the relay: a probe, a scrape, a token of each replica, and its sockets of KV events."""
+    expected = len(config.replicas) + (FOUND_EXPECTED if config.discovery else 0)
+    return 3 * expected + 6 * sum(len(replica.kv_sources) for replica in config.replicas)
 
 
 def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:

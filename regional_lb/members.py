@@ -158,12 +158,14 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         draining=draining,
         missing=_missing(config, listing),
         version=config.version,
+        kv_ranks=len(config.kv_sources),
+        adapters=frozenset(config.adapters),
     )
 
 
 def _models(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
-    return frozenset(config.models or (listing.ids if listing is not None else ()))
+    return frozenset(config.models or (listing.ids if listing is not None else ())).union(config.adapters)
 
 
 def _missing(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
-    return frozenset(config.models) - listing.names if listing is not None else frozenset()
+    return config.served - listing.names if listing is not None else frozenset()

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import chain
 from regional_lb import admission
+from regional_lb.blocks import Path
+from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.pick import expected_wait_ms, least_prefill, pick
 from regional_lb.policy import Need
 from regional_lb.view import line_of, model_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from random import Random
 
     from farhop.balance.health import Mode
@@ -52,17 +54,45 @@ class Outlook:
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
 
     def need_of(self, request: Request) -> Need:
-        """The request in its model's tokens."""
-        estimates = self._fleet.estimates
-        bytes_per_token = estimates.bytes_per_token(request.model)
+        """The request in its model's tokens: counted where they are known, else estimated."""
+        estimates, path = self._fleet.estimates, self._path(request)
+        if path is not None:
+            prompt_tokens = float(path.tokens)
+            bytes_per_token = request.prompt_bytes / prompt_tokens
+        else:
+            bytes_per_token = estimates.bytes_per_token(request.model)
+            prompt_tokens = request.prompt_bytes / bytes_per_token
         return Need(
-            prompt_tokens=request.prompt_bytes / bytes_per_token,
+            prompt_tokens=prompt_tokens,
             output_tokens=estimates.output_tokens(request.tenant, request.model, request.max_tokens),
             bytes_per_token=bytes_per_token,
             chain=request.chain,
             session=request.session,
             tenant=request.tenant,
+            path=path,
         )
+
+    def _path(self, request: Request) -> Path | None:
+        tokens = request.tokens
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.counts_right(request.model):
+            return None
+        adapter = request.model if request.model in self._fleet.adapters.names else ""
+        return Path(tokens.ids, adapter, tokens.cache_salt)
+
+    def hits(self, need: Need) -> tuple[Mapping[str, float], Collection[str]]:
+        """Tokens of the prompt that each replica is thought to hold, by name, and for whom that is no guess.
+
+        Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
+        """
+        ends, per_token = chain.bytes_at, need.bytes_per_token
+        hits = {name: ends(depth) / per_token for name, depth in self._fleet.trie.match(need.chain).items()}
+        if need.path is None:
+            return hits, ()
+        exact, least = self._fleet.blocks.known(need.path)
+        for name, tokens in least.items():
+            hits[name] = max(tokens, hits.get(name, 0.0))
+        hits.update(exact)
+        return hits, exact
 
     def assign(self, request: Request) -> Assigned | None:
         """The version that the split in force gives the request; None where none is, or it is for any."""
@@ -90,8 +120,10 @@ class Outlook:
             able = able.without(aside)
         if not able:
             return None
-        hits = self._fleet.trie.match(request.chain)
-        choice = pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng)
+        hits, exact = self.hits(need)
+        table = self._fleet.table(able)
+        delay_ms = self._fleet.adapters.delay_ms(request.model, table)
+        choice = pick(need, table, hits, self._policies.of(request.model), now, self._rng, exact, delay_ms)
         choice.assigned = assigned
         if choice.chosen is not None:
             choice.version = self._fleet.view.replicas[choice.chosen.replica].version
@@ -106,7 +138,7 @@ class Outlook:
         if not len(table):
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
-        uncached, prefill_ms = least_prefill(need, table, self._fleet.trie.match(request.chain))
+        uncached, prefill_ms = least_prefill(need, table, self.hits(need)[0])
         queued, expected_ms = self._queue.waiting(line), self.wait_ms(line, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
 
@@ -235,16 +267,16 @@ class Outlook:
 
         def turn(live: Live) -> tuple[int, bool, float]:
             pressed = self.patience_ms(live.request, live.need, table, inf, now) < turns_ms
-            share = self._cached_share(live.request, roomy)
+            share = self._cached_share(live.need, roomy)
             return -live.request.priority, not pressed, -share if share >= CACHED_SHARE else 0.0
 
         return sorted(first, key=turn)
 
-    def _cached_share(self, request: Request, names: Collection[str]) -> float:
+    def _cached_share(self, need: Need, names: Collection[str]) -> float:
         """How much of the prompt (0..1) the best of these replicas has cached."""
-        hits = self._fleet.trie.match(request.chain)
-        depth = max((depth for name, depth in hits.items() if name in names), default=0)
-        return chain.bytes_at(depth) / request.prompt_bytes if request.prompt_bytes else 0.0
+        hits, _ = self.hits(need)
+        tokens = max((tokens for name, tokens in hits.items() if name in names), default=0.0)
+        return tokens / need.prompt_tokens if need.prompt_tokens else 0.0
 
     def mode(self, model: str, now: float) -> Mode:
         """How the model's replicas may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from farhop.balance import chain
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from random import Random
 
     from numpy.typing import NDArray
@@ -36,6 +34,8 @@ class Scored(msgspec.Struct, frozen=True):
     backlog_tokens: float
     prefill_ms_per_token: float
     tpot_ms: float
+    exact: bool = False  # whether what it holds is its own word, not a guess
+    delay_ms: float = 0.0  # before its prefill can begin: an adapter is to be loaded
 
 
 class Pick:
@@ -45,7 +45,8 @@ class Pick:
     """
 
     __slots__ = (
-        "_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "assigned", "chosen", "policy", "version",
+        "_delay", "_exact", "_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "assigned", "chosen",
+        "policy", "version",
     )  # fmt: skip
 
     def __init__(
@@ -57,9 +58,12 @@ class Pick:
         score: Column,
         rates: Column,
         room: NDArray[np.bool_],
+        exact: Collection[str] = (),
+        delay_ms: Column | None = None,
     ) -> None:
         self.policy, self._names, self._prompt_tokens = policy, names, prompt_tokens
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
+        self._exact, self._delay = exact, delay_ms
         self.chosen: Scored | None = None
         self.version = ""
         self.assigned: Assigned | None = None
@@ -69,7 +73,19 @@ class Pick:
         uncached = self._uncached.item(place)
         backlog, prefill_ms, tpot_ms = self._rates[:, place].tolist()
         score = self._score.item(place)
-        return Scored(self._names[place], score, self._prompt_tokens - uncached, uncached, backlog, prefill_ms, tpot_ms)
+        name = self._names[place]
+        delay_ms = self._delay.item(place) if self._delay is not None else 0.0
+        return Scored(
+            name,
+            score,
+            self._prompt_tokens - uncached,
+            uncached,
+            backlog,
+            prefill_ms,
+            tpot_ms,
+            name in self._exact,
+            delay_ms,
+        )
 
     def best(self, most: int) -> Pick:
         """The same, remembering the best `most` of the field."""
@@ -77,7 +93,7 @@ class Pick:
         names = tuple(self._names[place] for place in kept.tolist())
         shorter = Pick(
             self.policy, names, self._prompt_tokens, self._uncached[kept], self._score[kept], self._rates[:, kept],
-            self._room[kept],
+            self._room[kept], self._exact, self._delay[kept] if self._delay is not None else None,
         )  # fmt: skip
         shorter.chosen = self.chosen
         return shorter
@@ -104,34 +120,49 @@ class Pick:
         return tuple(name for name, room in zip(self._names, self._room.tolist(), strict=True) if not room)
 
 
-def uncached_tokens(need: Need, table: Table, hits: Mapping[str, int]) -> Column:
-    """What is left of the prompt to prefill at each row. `hits` gives the matched depth of its chain by name."""
+def uncached_tokens(need: Need, table: Table, hits: Mapping[str, float]) -> Column:
+    """What is left of the prompt to prefill at each row. `hits` are the tokens of it that are cached, by name."""
     uncached = np.empty(len(table))
     uncached.fill(need.prompt_tokens)  # np.full takes three times as long
     at = table.of.at
-    for name, depth in hits.items():
+    for name, hit_tokens in hits.items():
         place = at.get(name)
         if place is not None:
-            left = need.prompt_tokens - chain.bytes_at(depth) / need.bytes_per_token
+            left = need.prompt_tokens - hit_tokens
             uncached[place] = left if left > 0.0 else 0.0
     return uncached
 
 
-def pick(need: Need, table: Table, hits: Mapping[str, int], policy: Policy, now: float, rng: Random) -> Pick:
-    """Choose among the rows of `table`: at least one, all of them healthy and serving the model."""
+def pick(
+    need: Need,
+    table: Table,
+    hits: Mapping[str, float],
+    policy: Policy,
+    now: float,
+    rng: Random,
+    exact: Collection[str] = (),
+    delay_ms: Column | None = None,
+) -> Pick:
+    """Choose among the rows of `table`: at least one, all of them healthy and serving the model.
+
+    `hits`: see uncached_tokens; those of the replicas in `exact` are no guess. `delay_ms`: what the request waits at
+    each row before its prefill can begin; policies that score in ms count it.
+    """
     names = table.of.names
     uncached = uncached_tokens(need, table, hits)
     score = policy.score(need, table, uncached, now)
+    if delay_ms is not None and policy.unit == "ms":
+        score = score + delay_ms
     room = table.room(uncached, need.output_tokens, now)
     ready = np.where(room, score, np.inf)
     best = int(ready.argmin())
-    choice = Pick(policy, names, need.prompt_tokens, uncached, score, table.rates(), room)
+    choice = Pick(policy, names, need.prompt_tokens, uncached, score, table.rates(), room, exact, delay_ms)
     if ready.item(best) < np.inf:
         choice.chosen = choice.scored(policy.choose(best, ready, need, table, rng))
     return choice.best(FIELD_MAX) if len(names) > FIELD_MAX else choice
 
 
-def least_prefill(need: Need, table: Table, hits: Mapping[str, int]) -> tuple[float, float]:
+def least_prefill(need: Need, table: Table, hits: Mapping[str, float]) -> tuple[float, float]:
     """Uncached tokens and prefill in ms at the replica where that is shortest, were it idle. At least one row."""
     uncached = uncached_tokens(need, table, hits)
     prefill_ms = uncached * table.prefill_ms_per_token

@@ -148,8 +148,10 @@ class PickReasons:
                     "replica": s.replica,
                     "score": s.score,
                     "hit_tokens": s.hit_tokens,
+                    "hit_exact": s.exact,
                     "uncached_tokens": s.uncached_tokens,
                     "backlog_tokens": s.backlog_tokens,
+                    "delay_ms": s.delay_ms,
                     "prefill_ms_per_token": s.prefill_ms_per_token,
                     "tpot_ms": s.tpot_ms,
                     "full": s.replica in decision.full,
@@ -162,12 +164,16 @@ class PickReasons:
         """What the chosen replica was thought to hold."""
         return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
 
+    def hit_source(self, decision: Pick) -> str:
+        """The replica's own word, or our guess."""
+        return "exact" if decision.chosen is not None and decision.chosen.exact else "trie"
+
     def predicted_ttft_ms(self, decision: Pick) -> float | None:
         """Until all prefill before it and its own are done."""
         chosen = decision.chosen
         if chosen is None:
             return None
-        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token + chosen.delay_ms
 
 
 def _why(decision: Pick) -> str:
@@ -257,6 +263,8 @@ class RegionalDesk:
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_ms,
+            "adapters_loaded": list(flow.adapters.loaded(name)),
+            "kv_word": flow.blocks.word(name),
         }
 
     def explain(self, question: Question) -> dict[str, Any]:

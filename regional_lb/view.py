@@ -7,9 +7,20 @@ speed in the flow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from farhop.balance.machine import Address, Event
+from regional_lb.kv_words import Change
+
+
+class Lora(msgspec.Struct, frozen=True):
+    """An engine's LoRA adapters: those whose requests run and wait, and how many it keeps loaded at once."""
+
+    max: int
+    running: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -25,6 +36,7 @@ class Sample(msgspec.Struct, frozen=True):
     kv_tokens: int | None = None
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
+    lora: Lora | None = None
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -32,7 +44,8 @@ class Replica(msgspec.Struct, frozen=True):
     be on its way to it before more waits here (its own step budget: beyond that its queue would grow).
     `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
     models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
-    are those of its models which its engine itself does not list."""
+    are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of
+    none. `adapters` are those of its models that are LoRA adapters."""
 
     name: str
     address: Address
@@ -46,6 +59,8 @@ class Replica(msgspec.Struct, frozen=True):
     usd_per_hour: float = 0.0
     draining: bool = False
     missing: frozenset[str] = frozenset()
+    kv_ranks: int = 0
+    adapters: frozenset[str] = frozenset()
     sample: Sample | None = None
     version: str = ""
 
@@ -107,3 +122,11 @@ class ReplicaProbed(Event, frozen=True):
     fault: str = ""
     ready: bool = True
     strain: str = ""
+
+
+class BlocksChanged(Event, frozen=True):
+    """A replica's KV cache number `rank` changed, in this order; or what is known of it did."""
+
+    target: str
+    rank: int
+    changes: Sequence[Change]

@@ -30,6 +30,13 @@ class Mark(msgspec.Struct, frozen=True):
     value: str
 
 
+class Tokens(msgspec.Struct, frozen=True):
+    """A prompt as its model's tokenizer reads it: `ids`, four bytes each, least first. `cache_salt` is the client's."""
+
+    ids: bytes
+    cache_salt: str = ""
+
+
 class Request(msgspec.Struct, frozen=True):
     """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the prompt.
 
@@ -38,6 +45,7 @@ class Request(msgspec.Struct, frozen=True):
     widening. `key` names the API key, `issuer` the global balancer that forwarded the request here. `session` is a hash
     of what the client calls its session, 0 without one, or where nothing asks for it. `version` is the model's version
     that the client asks for, `marks` are those of the rules' that it bears: both empty where nothing asks for them.
+    `tokens` are the prompt's, where a tokenizer is configured here; they never travel.
     """
 
     id: str
@@ -59,6 +67,7 @@ class Request(msgspec.Struct, frozen=True):
     session: int = 0
     version: str = ""
     marks: tuple[Mark, ...] = ()
+    tokens: Tokens | None = None
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -152,9 +152,20 @@ class Relay:
         """How many requests are neither answered nor given up."""
         return len(self._live)
 
-    def start(self, exchange: Exchange, request: Request, body: bytes, *, hide_usage: bool, context: Any) -> None:
-        """Take a request that was read whole and identified."""
+    def start(
+        self,
+        exchange: Exchange,
+        request: Request,
+        body: bytes,
+        *,
+        hide_usage: bool,
+        context: Any,
+        arrived_at: float | None = None,
+    ) -> None:
+        """Take a request that was read whole and identified; `arrived_at` if that was not just now."""
         journey = Journey(self, exchange, request, body, hide_usage, context)
+        if arrived_at is not None:
+            journey.arrived_at = arrived_at
         exchange.body = b""  # the journey has it, perhaps changed
         exchange.journey = self._live[request.id] = journey
         self.react(machine.RequestArrived(request))

@@ -73,6 +73,9 @@ class Reasons(Protocol):
     def predicted_hit_tokens(self, decision: Any) -> float:
         """How much of the prompt was expected to be cached where it went."""
 
+    def hit_source(self, decision: Any) -> str:
+        """What that rested on: one of telemetry.metrics.HIT_SOURCES."""
+
     def predicted_ttft_ms(self, decision: Any) -> float | None:
         """How long the first token was expected to take from there."""
 
@@ -178,7 +181,9 @@ class Observer:
         if usage is not None:
             self._metrics.used(usage)
             if usage.cached_tokens is not None and journey.reasons is not None:
-                self._metrics.prefix(self._reasons.predicted_hit_tokens(journey.reasons), usage.cached_tokens)
+                reasons, decision = self._reasons, journey.reasons
+                predicted = reasons.predicted_hit_tokens(decision)
+                self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if visit.trace.sampled:
             self._decided(journey, visit, self._clock.now())  # one that sent it nowhere, or that a later one overtook
         self._keep(journey, visit, reason, status, usage)

@@ -18,6 +18,7 @@ from farhop.balance.outcome import CLIENT_LEFT, Outcome, Source, by_reason
 from farhop.telemetry.series import OTHER, SAMPLE_MAX, Counter, Histogram, Labels
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+HIT_SOURCES = ("trie", "exact")
 TARGETS_MAX = 64
 REASONS_MAX = 32
 GAUGES_MAX = 64
@@ -75,10 +76,12 @@ class TierMetrics(Collector):
             ("reason",),
         )
         self._tokens = Counter("farhop_tokens", "Tokens engines say they used.", ("kind",))
-        self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.")
-        self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.")
+        by = ("source",)
+        self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.", by)
+        self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.", by)
+        self._missed = Counter("farhop_prefix_error_tokens", "By how much each was off, either way.", by)
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
-        self._predicted_tokens = self._actual_tokens = 0.0
+        self._prefixes = {source: [0.0, 0.0, 0.0] for source in HIT_SOURCES}  # predicted, actual, off
         self._versioned = Counter(
             "farhop_version_requests",
             "Requests finished at a replica whose version is known, by it and why it was that.",
@@ -87,7 +90,7 @@ class TierMetrics(Collector):
         self._absurd = Counter("farhop_absurd_samples", "Samples outside their domain: negative, NaN or infinite.")
         self._counters = (
             self._attempts, self._spills, self._reports, self._handshakes, self._unread, self._tokens, self._predicted,
-            self._actual,
+            self._actual, self._missed,
             self._versioned, self._absurd,
         )  # fmt: skip
 
@@ -181,11 +184,16 @@ class TierMetrics(Collector):
         else:
             self._absurd.add(())
 
-    def prefix(self, predicted_tokens: float, actual_tokens: float) -> None:
-        """The trie's guess against the engine's `cached_tokens`; only where the engine tells."""
+    def prefix(self, source: str, predicted_tokens: float, actual_tokens: float) -> None:
+        """What was expected to be cached against the engine's `cached_tokens`; only where the engine tells.
+
+        `source` is one of HIT_SOURCES: `trie` is our own guess, `exact` what the engine's KV events say.
+        """
         if 0 <= predicted_tokens <= SAMPLE_MAX and 0 <= actual_tokens <= SAMPLE_MAX:
-            self._predicted_tokens += predicted_tokens
-            self._actual_tokens += actual_tokens
+            sums = self._prefixes[source]
+            sums[0] += predicted_tokens
+            sums[1] += actual_tokens
+            sums[2] += abs(predicted_tokens - actual_tokens)
         else:
             self._absurd.add(())
 
@@ -237,7 +245,9 @@ class TierMetrics(Collector):
             ("completion",): self._completion_tokens,
             ("cached",): self._cached_tokens,
         }
-        self._predicted.values[()], self._actual.values[()] = self._predicted_tokens, self._actual_tokens
+        for source, totals in self._prefixes.items():
+            for counter, total in zip((self._predicted, self._actual, self._missed), totals, strict=True):
+                counter.values[(source,)] = total
         for counter in self._counters:
             yield counter.family(self._const)
         for histogram in self._histograms:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from farhop_lab.engine.sequence import Wanted
 from farhop_lab.engine.text import TOKEN_BYTES
@@ -136,7 +137,8 @@ def parse_completion(body: bytes) -> Call:
     if completion.suffix:
         raise refusal("suffix", "suffix is not currently supported")
     asked = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    return _call(completion, prompt_bytes(completion.prompt), asked, None)
+    call = _call(completion, prompt := prompt_bytes(completion.prompt), asked, None)
+    return replace(call, wanted=replace(call.wanted, ids=prompt)) if _is_ids(completion.prompt) else call
 
 
 def render_chat(chat: ChatBody) -> bytes:
@@ -186,6 +188,10 @@ def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:
     if not prompt or any(type(token) is not int or not 0 <= token < 2**32 for token in prompt):
         raise refusal(param, "give one text, one list of token ids, or a list holding one of these")
     return b"".join(token.to_bytes(TOKEN_BYTES, "big") for token in prompt)
+
+
+def _is_ids(prompt: str | list[Any]) -> bool:
+    return isinstance(prompt, list) and not isinstance(prompt[0], str)
 
 
 def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) -> Call:

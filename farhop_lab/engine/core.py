@@ -219,8 +219,9 @@ class EngineCore:
             return False
         full, held = computed // size, len(table.full)
         if full > held:
-            for name in sequence.block_names(full)[held:]:
-                self.kv.fill(table, name)
+            fresh = [self.kv.fill(table, name) for name in sequence.block_names(full)[held:]]
+            if self.kv.log is not None:
+                self.kv.log.stored(sequence, held, fresh)
         return True
 
     def _compute(self, scheduled: list[tuple[Sequence, int]]) -> list[Emission]:

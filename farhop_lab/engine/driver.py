@@ -37,7 +37,7 @@ class Driver:
     and counts whole milliseconds, too coarse for steps of a few. `stretch` says how many times longer than it should a
     step takes: asked at each, infinite while the engine is stuck."""
 
-    __slots__ = ("_clock", "_core", "_loop", "_stretch", "_tickets", "_timer", "lag_s")
+    __slots__ = ("_clock", "_core", "_loop", "_stretch", "_tickets", "_timer", "lag_s", "scheduled")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Driver:
         self._loop = loop
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.Handle | None = None
+        self.scheduled: Callable[[], None] | None = None  # called with each step, as it begins
         self.lag_s = 0.0  # time given up so far: the host was too slow for the emulated GPU
 
     def submit(self, sequence: Sequence, ticket: Ticket) -> None:
@@ -89,6 +90,8 @@ class Driver:
             self._timer = self._loop.call_later(STUCK_LOOK_S, lambda: self._begin(self._clock()))
             return
         step = self._core.step(now)
+        if self.scheduled is not None:
+            self.scheduled()
         due = now + stretch * step.duration_ms / 1000
         self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._end, step, due)
 

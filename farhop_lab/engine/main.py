@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from farhop_lab.engine.core import EngineCore
     from farhop_lab.engine.faults import Faults
+    from farhop_lab.engine.kv_publisher import KvPublisher
+    from farhop_lab.engine.tokens import EngineTokenizer
 
 __all__ = ["EngineSettings", "host", "run"]
 
@@ -42,15 +44,27 @@ class ListenError(Exception):
     """A port could not be taken; the text says which and why."""
 
 
+class TokenizerError(Exception):
+    """A tokenizer cannot be used; the text says why."""
+
+
 @asynccontextmanager
 async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncIterator[list[str]]:
-    """Serve every replica of `settings` on the running loop; yields their `host:port`. ListenError where taken."""
+    """Serve every replica of `settings` on the running loop; yields their `host:port`.
+
+    ListenError where a port is taken, TokenizerError.
+    """
     voice = Voice(settings.model, settings.seed, settings.mean_output_tokens)
     async with AsyncExitStack() as stack:
         addresses: list[str] = []
         gpus: list[tuple[EngineCore, Faults]] = []
-        for port in settings.listen_ports():
-            replica = Replica(settings.gpu(), voice, time.monotonic, tracer=tracer, adapters=settings.loras())
+        tokenizer = _tokenizer(settings)
+        for index, port in enumerate(settings.listen_ports()):
+            publisher = _publisher(settings, index)
+            replica = Replica(
+                settings.gpu(), voice, time.monotonic, tracer=tracer, publisher=publisher, tokenizer=tokenizer,
+                adapters=settings.loras(),
+            )  # fmt: skip
             stack.callback(replica.close)
             gpus.append((replica.core, replica.faults))
             addresses.append(await _listen(stack, replica.application(), settings.host, port))
@@ -78,12 +92,40 @@ async def _listen(stack: AsyncExitStack, application: web.Application, host: str
     return f"{host}:{runner.addresses[0][1]}"
 
 
+def _tokenizer(settings: EngineSettings) -> EngineTokenizer | None:
+    if settings.tokenizer is None:
+        return None
+    try:
+        from farhop_lab.engine.tokens import EngineTokenizer  # an extra, and slow to import: only when wanted
+    except ImportError:
+        raise TokenizerError("tokenizer: needs the extra `tokenizer`: pip install 'farhop[tokenizer]'") from None
+    try:
+        return EngineTokenizer(settings.tokenizer)
+    except ValueError as error:
+        raise TokenizerError(str(error)) from None
+
+
+def _publisher(settings: EngineSettings, index: int) -> KvPublisher | None:
+    ports = settings.kv_ports(index)
+    if ports is None:
+        return None
+    from farhop_lab.engine.kv_publisher import KvPublisher  # as above
+
+    try:
+        return KvPublisher(settings.host, *ports, settings.kv_events_schema)
+    except OSError as error:
+        raise ListenError(f"KV events: cannot publish on {error.filename}: {error.strerror}") from None
+
+
 def run(settings: EngineSettings) -> None:
     """Serve until SIGTERM or SIGINT. SystemExit(2), after one line on stderr, where a port is taken."""
     tracer, shut_down = _tracing()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, tracer))
+    except TokenizerError as error:
+        print(f"engine: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     except ListenError as error:
         print(f"engine: {error}; stop what holds it or choose another port", file=sys.stderr)
         raise SystemExit(2) from None

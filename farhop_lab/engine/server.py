@@ -21,6 +21,7 @@ from farhop_lab.engine.api import Call, RefusedError, decoded, parse_chat, parse
 from farhop_lab.engine.core import EngineCore, EngineFullError
 from farhop_lab.engine.driver import Driver
 from farhop_lab.engine.faults import Faults
+from farhop_lab.engine.kv_log import KvLog
 from farhop_lab.engine.metrics import Exposition, Observations
 from farhop_lab.engine.render import Answer, broken
 from farhop_lab.engine.sequence import Sequence, Voice
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from farhop_lab.engine.adapters import Adapters
+    from farhop_lab.engine.kv_publisher import KvPublisher
     from farhop_lab.engine.profiles import Profile
     from farhop_lab.engine.render import Rendering
     from farhop_lab.engine.sequence import Wanted
+    from farhop_lab.engine.tokens import EngineTokenizer
 
 BODY_BYTES_MAX = 16 * 2**20
 REQUEST_ID_CHARS_MAX = 128
@@ -64,11 +67,17 @@ class Replica:
         *,
         tracer: Tracer | None = None,
         adapters: Adapters | None = None,
+        publisher: KvPublisher | None = None,
+        tokenizer: EngineTokenizer | None = None,
     ) -> None:
         self.core = EngineCore(profile, adapters=adapters)
         self.observations = Observations()
         self.faults = Faults(clock)
         self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
+        self._publisher, self._tokenizer = publisher, tokenizer
+        if publisher is not None:
+            self.core.kv.log = KvLog(profile.block_tokens)
+            self.driver.scheduled = self._tell
         self._clock = clock
         self.profile = profile
         self.voice = voice
@@ -87,6 +96,7 @@ class Replica:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completion)
         Tasks(self).add_routes(app.router)
+        app.router.add_post("/reset_prefix_cache", self._reset)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
@@ -100,6 +110,17 @@ class Replica:
     def close(self) -> None:
         """Stop the driver."""
         self.driver.close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _tell(self) -> None:
+        if self._publisher is not None and self.core.kv.log is not None:
+            self._publisher.tell(self.core.kv.log)
+
+    async def _reset(self, _: web.Request) -> web.Response:
+        self.core.kv.reset()  # not while sequences run; vLLM answers 200 either way
+        self._tell()
+        return web.Response()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, parse_chat(await request.read()), "chatcmpl-")
@@ -184,6 +205,8 @@ class Replica:
             raise _broken(self.faults.refusal)
         if self.core.full:
             raise _too_many("Too many requests are waiting.")
+        if self._tokenizer is not None:
+            wanted = self._tokenizer.tokenized(wanted)
         self._serial += 1
         try:
             if model in self.core.adapters.names:

@@ -15,6 +15,7 @@ from regional_lb.config.policy import POLICIES, PolicyConfig, Session
 from regional_lb.config.regional import REPLICAS_MAX, RegionalConfig
 from regional_lb.config.replica import ENGINE_NAMES, MODELS_MAX, Model, ReplicaConfig, place_of
 from regional_lb.config.split import SplitConfig
+from regional_lb.config.tokenizer import TokenizerFiles
 
 __all__ = [
     "ENGINE_NAMES",
@@ -39,6 +40,7 @@ __all__ = [
     "SourceConfig",
     "SplitConfig",
     "Template",
+    "TokenizerFiles",
     "Watch",
     "place_of",
 ]

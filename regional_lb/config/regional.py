@@ -17,6 +17,7 @@ from regional_lb.config.peers import Peers
 from regional_lb.config.policy import PolicyConfig, Session
 from regional_lb.config.replica import Model, ReplicaConfig
 from regional_lb.config.split import SplitConfig
+from regional_lb.config.tokenizer import TokenizerFiles
 
 REPLICAS_MAX = 4096  # of one balancer, wherever they come from
 SOURCES_MAX = 32
@@ -28,6 +29,8 @@ class RegionalConfig(Process):
     `discovery` finds more of them at work.
 
     `policy` is for all models but those of `policies`. `splits` are by model, between the versions of its replicas.
+
+    `tokenizers` are by model; an adapter that has none is read by that of its replica's first model.
 
     `prefix_nodes_per_s` bounds what each global balancer is told of the caches: 8 B a node.
     """
@@ -49,6 +52,7 @@ class RegionalConfig(Process):
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     session: Session = Session()
+    tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     prefix_nodes_per_s: Annotated[int, Field(ge=1000, le=10_000_000)] = 50_000
 
     @field_validator("advertise")
@@ -111,9 +115,20 @@ class RegionalConfig(Process):
                 )
         if self.discovery or not all(replica.models for replica in self.replicas):
             return self
-        for model in self.policies.keys() - {model for replica in self.replicas for model in replica.models}:
-            raise ValueError(f"policies.{model}: no replica serves this model; correct its name, or leave it out")
+        served = {model for replica in self.replicas for model in replica.served}
+        for where, named in (("policies", self.policies.keys()), ("tokenizers", self.tokenizers.keys())):
+            for model in named - served:
+                raise ValueError(f"{where}.{model}: no replica serves this model; correct its name, or leave it out")
         return self
+
+    def tokenizer_of(self) -> dict[str, TokenizerFiles]:
+        """By model, adapters included."""
+        known = dict(self.tokenizers)
+        for replica in self.replicas:
+            for adapter in replica.adapters:
+                if replica.models[0] in known:
+                    known.setdefault(adapter, known[replica.models[0]])
+        return known
 
     @model_validator(mode="after")
     def _served(self) -> RegionalConfig:
@@ -134,7 +149,7 @@ class RegionalConfig(Process):
                 raise ValueError(f"replicas: {replica.label} stands twice; give each its own url and name")
             seen.add(replica.label)
         for what, kinds, most in (
-            ("models", {model for replica in self.replicas for model in replica.models}, MODELS_LIMIT),
+            ("models", {model for replica in self.replicas for model in replica.served}, MODELS_LIMIT),
             ("kinds of GPU", {replica.gpu for replica in self.replicas}, GPU_TYPES_LIMIT),
         ):
             if len(kinds) > most:

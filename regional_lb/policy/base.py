@@ -17,11 +17,15 @@ from farhop.balance import choose
 if TYPE_CHECKING:
     from random import Random
 
+    from regional_lb.blocks import Path
     from regional_lb.table import Column, Table
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
-    """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica."""
+    """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica.
+
+    `path` are the tokens themselves, where they are known.
+    """
 
     prompt_tokens: float
     output_tokens: float
@@ -29,6 +33,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     chain: tuple[int, ...] = ()
     session: int = 0
     tenant: str = ""
+    path: Path | None = None
 
 
 class Policy(ABC):

@@ -128,3 +128,17 @@ def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):
 
     monkeypatch.setattr(soak, "measure", measure)
     assert "bench: no etcd binary" in cli.failed(cli.run("bench", "soak"), 2)
+
+
+def test_how_well_caches_are_known(cli, monkeypatch):
+    row = bench.cached.Row("KV events", 300, 1273.0, 855.0, 877.0, 12.5, 0.5, 17.0, 58.6)
+    monkeypatch.setattr(bench.cached, "measure", lambda _say: [row])
+    told = cli.run("bench", "hits").stdout
+    assert all(word in told for word in ("300 requests", "KV events", "1,273", "855", "12.5", "50%", "58.6"))
+    assert json.loads(cli.run("bench", "hits", "--json").stdout)["rows"][0]["error_tokens"] == 12.5
+
+    def fails(_say):
+        raise BenchError("no etcd binary: install one")
+
+    monkeypatch.setattr(bench.cached, "measure", fails)
+    assert "bench: no etcd binary" in cli.failed(cli.run("bench", "hits"), 2)

@@ -7,15 +7,18 @@ from math import ceil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from worlds import MODEL, OTHER_MODEL, replica, request
 
-from farhop.balance import outcome
+from farhop.balance import chain, outcome
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig, State
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address
 from regional_lb.fleet import Fleet
-from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, line_of, view_of
+from regional_lb.kv_words import Change, Cleared, Linked, Stored
+from regional_lb.policy import Need
+from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, Sample, line_of, view_of
 
 
 @pytest.fixture
@@ -263,3 +266,94 @@ def test_another_version_under_the_same_name_begins_with_an_empty_cache() -> Non
     known.adopt(view_of([replica("r1", version="v2")]))
     assert known.trie.count("r1") == 0
     assert known.able(line_of(MODEL, "v1"), 0.0).names == ()
+
+
+# -- what replicas say of their caches
+
+
+def telling(*changes: Change, name: str = "r1") -> BlocksChanged:
+    return BlocksChanged(name, 0, changes)
+
+
+def blocks_of(tokens: int, first: int = 0) -> Stored:
+    names = list(range(first, first + tokens // 16))
+    return Stored(names, None, b"".join(bytes((n % 256, n // 256, 0, 0)) * 16 for n in names), 16)
+
+
+def listened(**more: int) -> Fleet:
+    fleet = Fleet(HealthConfig(rise=1), Estimates())
+    fleet.adopt(view_of([replace(replica("r1", **more), kv_ranks=1), replica("r2")]))
+    return fleet
+
+
+def test_an_engine_that_forgets_all_empties_its_mirror() -> None:
+    fleet = listened(kv_tokens=100_000)
+    for name in ("r1", "r2"):
+        fleet.caches(name, request("a").chain)
+    assert fleet.hear(telling(Linked(up=True), blocks_of(160)), 0.0) == ""  # nobody's room
+    assert fleet.trie.bytes_held("r1") == 1024
+    fleet.hear(telling(Cleared()), 0.0)
+    assert (fleet.trie.bytes_held("r1"), fleet.trie.bytes_held("r2")) == (0, 1024)
+    assert fleet.blocks.word("r1") == "exact"
+    assert fleet.blocks.word("r2") is None
+    fleet.hear(telling(Cleared(), name="r2"), 0.0)  # it was never asked
+    fleet.hear(telling(Cleared(), name="nobody"), 0.0)
+
+
+def test_a_mirror_is_no_larger_than_what_the_engine_holds() -> None:
+    fleet = listened(kv_tokens=100_000)
+    fleet.caches("r1", request("a", 256 * 1024).chain)
+    assert fleet.trie.bytes_held("r1") == 256 * 1024
+    fleet.hear(telling(Linked(up=True), blocks_of(16_000)), 0.0)
+    assert fleet.trie.bytes_held("r1") == 256 * 1024  # it may hold what it did not tell
+    fleet.trie.drop("r1")
+    fleet.trie.add("r1", 400_000)
+    fleet.hear(telling(Cleared(), blocks_of(16_000)), 0.0)
+    fleet.caches("r1", request("a", 256 * 1024).chain)
+    fleet.hear(ReplicaSampled("r1", Sample(0.0, 0, 0, 0.0)), 0.0)
+    assert 64_000 <= fleet.trie.bytes_held("r1") <= 64_000 + 64 * 1024
+
+
+def test_another_process_is_listened_to_anew() -> None:
+    fleet = listened()
+    fleet.hear(telling(Cleared(), Linked(up=True), blocks_of(160)), 0.0)
+    fleet.adopt(view_of([replace(replica("r1"), kv_ranks=1)]))
+    assert fleet.blocks.word("r1") == "exact"
+    fleet.adopt(view_of([replace(replica("r1", address=Address("elsewhere", 1)), kv_ranks=1)]))
+    assert (fleet.blocks.word("r1"), len(fleet.blocks)) == ("cut", 0)
+    fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1))]))
+    assert fleet.blocks.word("r1") is None
+    fleet.adopt(view_of([]))
+    assert len(fleet.blocks) == 0
+
+
+def test_less_found_than_believed_takes_what_is_below_with_it() -> None:
+    fleet = listened(kv_tokens=100_000)
+    shared = b"shared " * 600
+    one, other = (chain.chain(shared + name * 2000, 1) for name in (b"a", b"b"))
+    for path in (one, other):
+        fleet.caches("r2", path)
+    need = Need(prompt_tokens=1.0, output_tokens=1.0, bytes_per_token=4.0, chain=one)
+    believed = chain.bytes_at(fleet.trie.match_one("r2", one)) / 4.0
+    assert not fleet.overrated("r2", need, believed, int(believed) - 40)  # within a block or two: no news
+    assert fleet.trie.match_one("r2", other) == len(other)
+    assert fleet.overrated("r2", need, believed, 300)
+    kept = fleet.trie.match_one("r2", other)
+    assert 1200 - 256 <= chain.bytes_at(kept) <= 1200 + 64
+    assert fleet.trie.match_one("r2", one) == kept
+    assert fleet.overrated("r2", need, believed, 0)
+    assert fleet.trie.bytes_held("r2") == 0
+    assert not fleet.overrated("nobody", need, believed, 0)
+    assert not fleet.overrated("r2", replace(need, chain=()), believed, 0)
+
+
+def test_a_tokenizer_that_counts_wrong_is_not_gone_by() -> None:
+    fleet = listened()
+    for _ in range(3):
+        assert fleet.counts_right(MODEL)
+        fleet.counted(MODEL, 10, 11)
+    assert not fleet.counts_right(MODEL)
+    fleet.counted(MODEL, 10, 10)
+    assert fleet.counts_right(MODEL)
+    fleet.counted("a stranger", 10, 11)
+    assert fleet.miscounts == 3

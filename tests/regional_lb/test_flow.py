@@ -8,12 +8,14 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 from referee import Referee, Rider
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
 from farhop.balance.health import HealthConfig, Mode, State
 from farhop.balance.machine import Forward, Usage
+from regional_lb.adapters import LOAD_MS
 from regional_lb.flow import K_WAITING
 from regional_lb.split import Rule, SplitsChanged
 from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S
@@ -286,3 +288,31 @@ class RegionalMachine(RuleBasedStateMachine):
 
 TestRegionalMachine = RegionalMachine.TestCase
 TestRegionalMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+
+
+def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = request("a", 64 * 1024), request("b", 64 * 1024)
+    for n, asked in enumerate((first, replace(second, chain=(*first.chain[:20], *second.chain[20:])))):
+        flow.handle(machine.RequestArrived(asked), n)
+        flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + 0.1)
+        flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
+    assert flow.trie.match_one("r1", first.chain) == 20  # the first was gone, but for what the second brought back
+    assert flow.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
+
+
+def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
+    both = (replace(replica(n), models=frozenset({MODEL, "sql"}), adapters=frozenset({"sql"})) for n in ("r1", "r2"))
+    flow = regional(*both)
+    targets, promised = [], []
+    for n in range(6):
+        asked = replace(request(f"{n}", model="sql"), stream=True)
+        (forward,) = [c for c in flow.handle(machine.RequestArrived(asked), n) if isinstance(c, Forward)]
+        targets.append(forward.target)
+        promised.append(forward.promised_ttft_ms)
+        flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + (0.03 if n else 0.9))
+        flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(256, 10)), n + 0.95)
+    assert len(set(targets)) == 1
+    assert promised[0] >= LOAD_MS > max(promised[1:])
+    assert LOAD_MS < flow.adapters.load_ms < 900.0
+    assert flow.adapters.loaded(targets[0]) == ("sql",)

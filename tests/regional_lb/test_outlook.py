@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.health import Mode
-from farhop.balance.machine import Forward, RequestArrived
+from farhop.balance.machine import Forward, RequestArrived, Tokens
+from regional_lb.kv_words import Cleared, Linked, Lost, Stored
 from regional_lb.shares import PeerHeard
 from regional_lb.view import ReplicaProbed, line_of
 
@@ -78,3 +80,49 @@ def test_who_waits_at_another_balancer_is_waited_for_as_far_as_turns_go() -> Non
     flow.handle(PeerHeard("b", {}, {MODEL: 50}), 0.0)
     assert flow.outlook.wait_ms(MODEL, 0.0) == 2 * alone_ms  # one of theirs for one of ours, not all fifty
     assert flow.outlook.queued_elsewhere(MODEL) == 50
+
+
+def blocks(*ids: int) -> bytes:
+    return b"".join(bytes((n, 0, 0, 0)) * 16 for n in ids)
+
+
+def test_an_engines_own_word_goes_before_our_guess() -> None:
+    flow = regional(*(replace(replica(name, kv_tokens=100_000), kv_ranks=1) for name in ("r1", "r2", "r3")))
+    asked = replace(request("a", 4096), tokens=Tokens(blocks(1, 2, 3, 4)))
+    for name in ("r1", "r2", "r3"):
+        flow.trie.insert(name, asked.chain)
+    for name, change in (("r1", Cleared()), ("r2", Lost())):
+        for one in (Linked(up=True), change, Stored([1, 2], None, blocks(1, 2), 16)):
+            flow.blocks.apply(name, 0, one)
+    need = flow.outlook.need_of(asked)
+    assert (need.prompt_tokens, need.bytes_per_token) == (64.0, 64.0)
+    hits, exact = flow.outlook.hits(need)
+    assert list(exact) == ["r1"]
+    assert hits == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # of r2 it is known to be 32 at least
+    choice = flow.outlook.consider(asked, need, 0.0)
+    assert choice is not None
+    assert {scored.replica: (scored.exact, scored.hit_tokens) for scored in choice.field} == {
+        "r1": (True, 32.0), "r2": (False, 64.0), "r3": (False, 64.0),
+    }  # fmt: skip
+
+
+def test_without_tokens_the_mirror_alone_counts() -> None:
+    flow = regional(replace(replica("r1"), kv_ranks=1))
+    flow.blocks.apply("r1", 0, Linked(up=True))
+    flow.blocks.apply("r1", 0, Cleared())
+    asked = request("a")
+    flow.trie.insert("r1", asked.chain)
+    assert flow.outlook.hits(flow.outlook.need_of(asked)) == ({"r1": 256.0}, ())
+    empty = replace(asked, tokens=Tokens(b""))
+    assert flow.outlook.need_of(empty).path is None
+
+
+def test_an_adapters_blocks_are_its_own() -> None:
+    known = replace(replica("r1"), kv_ranks=1, adapters=frozenset({"sql"}), models=frozenset({MODEL, "sql"}))
+    flow = regional(known)
+    for one in (Linked(up=True), Cleared(), Stored([1, 2], None, blocks(1, 2), 16, "sql")):
+        flow.blocks.apply("r1", 0, one)
+    asked = replace(request("a"), tokens=Tokens(blocks(1, 2, 3)))
+    assert flow.outlook.hits(flow.outlook.need_of(asked))[0] == {"r1": 0.0}
+    by_adapter = replace(asked, model="sql")
+    assert flow.outlook.hits(flow.outlook.need_of(by_adapter))[0] == {"r1": 32.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from worlds import fleet, replica
 
@@ -70,7 +71,7 @@ def test_near_ties_go_to_the_less_loaded_and_clear_wins_do_not() -> None:
     both = (replica("r1"), replica("r2"))
     assert {choose(*both, reserved=one, seed=s).chosen.replica for s in range(20)} == {"r2"}
     assert {choose(*both, seed=s).chosen.replica for s in range(20)} == {"r1", "r2"}
-    warm = {"r1": 4}  # the whole prompt of 1024 bytes
+    warm = {"r1": 256.0}  # the whole prompt of 1024 bytes
     assert {choose(*both, hits=warm, reserved=one, seed=s).chosen.replica for s in range(20)} == {"r1"}
 
 
@@ -90,3 +91,16 @@ def test_what_others_run_at_an_engine_counts_for_its_wait() -> None:
     theirs = replica("r1", sample=sample(waiting=7, running=4), tpot_ms=20.0)
     # Eight go first or are it, four run: one leaves every 1.28 s.
     assert expected_wait_ms(table(theirs), 0, 0.0) == pytest.approx(8 * 1280.0)
+
+
+def test_a_delay_is_part_of_the_score_and_told() -> None:
+    both = table(replica("r1"), replica("r2"))
+    delay = np.array([50.0, 0.0])
+    choice = pick(NEED, both, {}, Predictive(), 0.0, Random(1), ("r2",), delay)
+    assert {s.replica: (s.delay_ms, s.exact) for s in choice.field} == {"r1": (50.0, False), "r2": (0.0, True)}
+    best, other = choice.field
+    assert (best.replica, other.score - best.score) == ("r2", pytest.approx(50.0))
+    many = table(*(replica(f"r{i:03}") for i in range(2 * FIELD_MAX)))
+    delays = np.arange(2.0 * FIELD_MAX)
+    short = pick(NEED, many, {}, Predictive(), 0.0, Random(1), (), delays)
+    assert [s.delay_ms for s in short.field][:FIELD_MAX] == delays[:FIELD_MAX].tolist()

@@ -24,6 +24,7 @@ from inprocess import (
     topology,
     until,
 )  # fmt: skip
+from msgspec.structs import replace
 
 from farhop.identity.hop import HopClaims, HopSigner
 from farhop.relay.listener import PortTakenError
@@ -248,6 +249,9 @@ def test_the_reasons_of_a_pick() -> None:
     assert reasons.attributes(pick)["farhop.reasons"] == ["one 12.5 turns"]
     assert reasons.attributes(pick)["farhop.policy"] == record["policy"] == "round-robin"
     assert reasons.predicted_hit_tokens(pick) == 64.0
+    assert (reasons.hit_source(pick), record["candidates"][0]["hit_exact"]) == ("trie", False)
+    pick.chosen = replace(pick.chosen, exact=True)
+    assert reasons.hit_source(pick) == "exact"
     assert reasons.predicted_ttft_ms(pick) == (100.0 + 36.0) * 0.5
     nobody = seen(room=False)
     assert reasons.attributes(nobody) == {}

@@ -232,6 +232,9 @@ class Reasons:
     def predicted_hit_tokens(self, decision: Any) -> float:
         return 4.0
 
+    def hit_source(self, decision: Any) -> str:
+        return "exact"
+
     def predicted_ttft_ms(self, decision: Any) -> float | None:
         return 20.0
 

@@ -107,7 +107,7 @@ def test_absurd_samples_are_counted_apart(metrics):
     serve(metrics, ttft_s=-1.0)
     serve(metrics, tpot_s=math.nan, target="tokyo")
     metrics.promised(math.nan, 5.0)
-    metrics.prefix(math.inf, 1)
+    metrics.prefix("trie", math.inf, 1)
     metrics.used(Usage(-5, 1))
     assert scraped(metrics, "farhop_absurd_samples_total") == {by(): 5}
     assert scraped(metrics, "farhop_ttft_seconds_count") == {by(): 0}
@@ -151,7 +151,7 @@ def test_targets_are_bounded_and_a_departed_one_makes_room(metrics, monkeypatch)
 def test_tokens_prefixes_and_promises(metrics):
     metrics.used(Usage(100, 20, 64))
     metrics.used(Usage(10, 2))
-    metrics.prefix(60, 64)
+    metrics.prefix("exact", 60, 64)
     metrics.promised(400.0, 430.0)
     metrics.promised(400.0, 310.0)
     assert scraped(metrics, "farhop_tokens_total") == {
@@ -159,8 +159,9 @@ def test_tokens_prefixes_and_promises(metrics):
         by(kind="completion"): 22,
         by(kind="cached"): 64,
     }
-    assert scraped(metrics, "farhop_prefix_predicted_tokens_total") == {by(): 60}
-    assert scraped(metrics, "farhop_prefix_actual_tokens_total") == {by(): 64}
+    assert scraped(metrics, "farhop_prefix_predicted_tokens_total") == {by(source="exact"): 60, by(source="trie"): 0}
+    assert scraped(metrics, "farhop_prefix_actual_tokens_total") == {by(source="exact"): 64, by(source="trie"): 0}
+    assert scraped(metrics, "farhop_prefix_error_tokens_total") == {by(source="exact"): 4, by(source="trie"): 0}
     sums = scraped(metrics, "farhop_ttft_error_seconds_sum")
     assert sums[by(direction="late")] == pytest.approx(0.03)
     assert sums[by(direction="early")] == pytest.approx(0.09)

@@ -241,3 +241,16 @@ def test_an_engine_nobody_knows_is_named_with_those_that_are() -> None:
 def test_where_a_page_is_must_be_a_plain_url_with_a_path(field: str, url: str) -> None:
     assert list(problems({"url": "http://a:1", field: url})) == [f"replicas.0.{field}"]
     assert place_of("http://a:9400/metrics") == (Address("a", 9400), "/metrics")
+
+
+def test_tokenizers_are_of_models_that_are_served_and_adapters_have_their_bases() -> None:
+    files = {"file": "tokenizer.json"}
+    assert "correct its name" in problems(tokenizers={"nobody": files})[""]
+    other = {"other": {"file": "other.json"}}
+    config = RegionalConfig.model_validate(
+        document({"adapters": ["sql", "other"]}, tokenizers={"llama": files, **other})
+    )
+    assert {name: named.file for name, named in config.tokenizer_of().items()} == {
+        "llama": "tokenizer.json", "sql": "tokenizer.json", "other": "other.json",
+    }  # fmt: skip
+    RegionalConfig.model_validate(document({"adapters": ["sql"]}, policies={"sql": "least-load"}))
