@@ -106,11 +106,11 @@ class _Stream:
         self._at = self._told = journal.seq
         before: list[Stored] | None = None
         for paths in journal.snapshot(self._region, SLICE_NODES):
-            if before:
+            if before and paths:
                 yield self._slice(snapshot_id, number, before, last=False)
                 number += 1
             await self._pace(sum(len(path.nodes) for path in paths))
-            before = paths
+            before = paths or before
         yield self._slice(snapshot_id, number, before or [], last=True)
 
     def _slice(self, snapshot_id: int, number: int, paths: list[Stored], *, last: bool) -> region_pb2.PrefixDelta:

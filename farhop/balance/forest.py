@@ -6,16 +6,16 @@ the node's row) or the ends of one mirror's order. Never decides, never holds te
 
 Why columns: an object or a container per node is something that the garbage collector walks and memory pays for. Here a
 node is 44 B of arrays, one entry of a dict from integer to integer, and those integers. Why the dict: to probe a hash
-table in Python costs 0.5 us, a dict's lookup 0.05. Why in SHARDS parts: a dict grows by copying itself whole, and
+table in Python costs 0.5 us, a dict's lookup 0.05. Why in parts: a dict grows by copying itself whole, and
 copying one of a million nodes takes 40 ms.
 """
 
 from __future__ import annotations
 
 from array import array
-from itertools import repeat
 
-SHARDS = 256
+from farhop.balance.nodes import shards
+
 NOBODY = 0xFFFF  # the slot of no location
 _GROW_ROWS = 2048
 
@@ -29,8 +29,8 @@ class Forest:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.shards: list[dict[int, int]] = [{} for _ in repeat(None, SHARDS)]  # node -> row
-        self.extra: list[dict[int, int]] = [{} for _ in repeat(None, SHARDS)]  # row << 16 | slot -> a further holder's
+        self.shards = shards()  # node -> row
+        self.extra = shards()  # by row; row << 16 | slot -> the row of a further holder
         self.key = array("Q")
         self.parent = array("I")
         self.child = array("I")  # the first one; they are chained by `before` and `after`

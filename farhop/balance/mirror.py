@@ -235,6 +235,9 @@ class Mirrors:
     def prune(self, mirror: Mirror, top: int) -> None:
         """Drop the node of the row `top` and its descendants from one mirror."""
         forest, slot = self.forest, mirror.slot
+        if not forest.child[top]:
+            self._let_go(mirror, forest.place(top, slot))
+            return
         doomed = [top]
         for row in doomed:  # grows as it goes: parents before their children
             child = forest.child[row]

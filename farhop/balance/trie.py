@@ -20,7 +20,7 @@ import numpy as np
 from farhop.balance.mirror import TURN_NODES, Mirror, Mirrors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -306,6 +306,11 @@ class PrefixTrie:
     def entries(self) -> int:
         """Pairs of node and location kept; memory grows with these."""
         return self._all.entries
+
+    @property
+    def shards(self) -> Sequence[Mapping[int, int]]:
+        """All nodes kept, in the parts of a NodeMap; not to be kept."""
+        return self._all.forest.shards
 
     def all_nodes(self) -> Iterator[int]:
         """All nodes kept, in no order; each that stays is told once, whatever changes meanwhile."""

@@ -13,19 +13,20 @@ import os
 import random
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from farhop_wire import region_pb2
 
 from farhop.balance.chain import bytes_at
-from farhop.balance.journal import Journal, Stored
+from farhop.balance.journal import Journal
 from farhop.balance.trie import PrefixTrie
 from farhop_lab.bench import usage
-from global_lb.prefixes import Prefixes
+from global_lb.prefixes import Prefixes, PrefixStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 REPEATS = 3
 NODES, NODES_QUICK = 2_000_000, 100_000
@@ -94,7 +95,7 @@ def repeat(nodes: int, seed: int) -> dict[str, float]:
     found |= _matched(trie, paths, rng)
     found |= _evicting(trie, names, rng)
     fullest = max(names, key=trie.count)
-    found["clear a location"] = _took(lambda: trie.clear(fullest)) * 1e3
+    found["clear a location"] = _took(partial(trie.clear, fullest)) * 1e3
     del trie, paths
     found |= asyncio.run(_streamed(max(nodes // 4, MESSAGE_NODES), rng))
     found |= _told(min(nodes, SNAPSHOT_NODES), rng)
@@ -135,9 +136,8 @@ def _filled(names: list[str], nodes: int, rng: random.Random) -> tuple[dict[str,
             kept.append(chain[-1])
     grown = usage.rss_bytes(me) - before
     paths = [trie.path(node) for node in kept]
-    held = [(names[0], trie.path(paths[0][-1]))] if paths else []
-    touched = [name for name in names if trie.match_one(name, held[0][1]) == DEPTH]
-    touch_s = _took(lambda: [trie.insert(touched[0], paths[0]) for _ in range(MATCHES)])
+    holder = max(names, key=lambda name: trie.match_one(name, paths[0]))
+    touch_s = _took(lambda: _insert(trie, holder, paths[:1] * MATCHES))
     rows = {
         "memory per node and location": grown / trie.entries,
         "memory of the whole": grown / 1e6,
@@ -147,6 +147,11 @@ def _filled(names: list[str], nodes: int, rng: random.Random) -> tuple[dict[str,
         "full collection": _took(gc.collect) * 1e3,
     }
     return rows, trie, paths
+
+
+def _insert(trie: PrefixTrie, name: str, chains: Sequence[Sequence[int]]) -> None:
+    for chain in chains:
+        trie.insert(name, chain)
 
 
 def _matched(trie: PrefixTrie, paths: list[list[int]], rng: random.Random) -> dict[str, float]:
@@ -165,7 +170,7 @@ def _evicting(trie: PrefixTrie, names: list[str], rng: random.Random) -> dict[st
     name = max(names, key=trie.count)
     trie.set_capacity(name, trie.bytes_held(name))
     chains = list(_chains(MATCHES * (DEPTH - STEM) // 4, rng))
-    spent = _took(lambda: [trie.insert(name, chain) for chain in chains])
+    spent = _took(lambda: _insert(trie, name, chains))
     return {"insert that evicts as much": spent / (len(chains) * (DEPTH - STEM)) * 1e6}
 
 
@@ -173,18 +178,15 @@ def _evicting(trie: PrefixTrie, names: list[str], rng: random.Random) -> dict[st
 
 
 async def _streamed(nodes: int, rng: random.Random) -> dict[str, float]:
-    """Deltas to one region of many, after a snapshot; half of the messages also take back what came before."""
+    """A snapshot of one region of many, then deltas of which half take back what came with the one before."""
     trie = PrefixTrie()
     for i in range(LOCATIONS):
         trie.add(f"r{i}", 1 << 40)
     refused: list[str] = []
     prefixes = Prefixes(trie, refused.append)
-    known = [Stored(0, chain) for chain in _chains(SNAPSHOT_NODES * DEPTH // (DEPTH - STEM), rng)]
-    known = [Stored(0, path.nodes) for path in known][: SNAPSHOT_NODES // (DEPTH - STEM)]
     stream = prefixes.begin(("r0", "a"))
-    _, snapshot_ms = await _apply(prefixes, stream, _slices(known))
-    messages = list(_deltas(nodes, rng))
-    spent_s, turn_ms = await _apply(prefixes, stream, messages)
+    _, snapshot_ms = await _apply(stream, _slices(list(_chains(min(nodes, SNAPSHOT_NODES), rng))))
+    spent_s, turn_ms = await _apply(stream, list(_deltas(nodes, rng)))
     if refused:
         raise RuntimeError(f"the reader refused what the bench made: {set(refused)}")
     return {
@@ -194,7 +196,7 @@ async def _streamed(nodes: int, rng: random.Random) -> dict[str, float]:
     }
 
 
-async def _apply(prefixes: Prefixes, stream: object, messages: Iterable[bytes]) -> tuple[float, float]:
+async def _apply(stream: PrefixStream, messages: Iterable[bytes]) -> tuple[float, float]:
     """CPU seconds in all, and the longest time in ms that the loop was kept from others."""
     longest = 0.0
     done = False
@@ -211,14 +213,14 @@ async def _apply(prefixes: Prefixes, stream: object, messages: Iterable[bytes]) 
     began = time.thread_time()
     for message in messages:
         await asyncio.sleep(0)  # each comes by itself
-        await stream.take(region_pb2.PrefixDelta.FromString(message))  # type: ignore[attr-defined]
+        await stream.take(region_pb2.PrefixDelta.FromString(message))
     spent = time.thread_time() - began
     done = True
     await watcher
     return spent, longest * 1e3
 
 
-def _slices(paths: list[Stored]) -> list[bytes]:
+def _slices(paths: list[tuple[int, ...]]) -> list[bytes]:
     per_slice = MESSAGE_NODES // DEPTH
     cuts = [paths[i : i + per_slice] for i in range(0, len(paths), per_slice)]
     return [
@@ -230,7 +232,7 @@ def _slices(paths: list[Stored]) -> list[bytes]:
                 snapshot_id=1,
                 slice=number,
                 last=number == len(cuts) - 1,
-                paths=[region_pb2.PrefixPath(parent=path.parent, nodes=path.nodes) for path in cut],
+                paths=[region_pb2.PrefixPath(nodes=path) for path in cut],
             ),
         ).SerializeToString()
         for number, cut in enumerate(cuts)
@@ -238,7 +240,7 @@ def _slices(paths: list[Stored]) -> list[bytes]:
 
 
 def _deltas(nodes: int, rng: random.Random) -> Iterator[bytes]:
-    """Messages of MESSAGE_NODES: new ends below a path that is known, and as many evicted again, leaf by leaf."""
+    """Messages of MESSAGE_NODES: new ends below a known path, and as many taken back, leaf by leaf."""
     new = DEPTH - STEM
     stem = tuple(rng.getrandbits(64) | 1 for _ in range(STEM))
     seq, before = 1, list[tuple[int, ...]]()

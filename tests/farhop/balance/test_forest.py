@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.forest import SHARDS, Forest, Holders
+from farhop.balance.forest import Forest, Holders
+from farhop.balance.nodes import SHARDS
 
 NODES = st.integers(0, 2**64 - 1)
 
