@@ -301,7 +301,7 @@ class RegionalFlow:
     def _mismatch(self, request_id: str) -> bool:
         """Sort key: those whose prefix is mostly cached somewhere first, the others in their order."""
         request = self._live[request_id].request
-        depth = max(self.trie.match(request.chain).values(), default=0)
+        depth = max((depth for depth, _ in self.trie.holders(request.chain)), default=0)
         return chain.bytes_at(depth) * 2 < request.prompt_bytes
 
     def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:

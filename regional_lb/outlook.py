@@ -55,18 +55,19 @@ class Outlook:
         able = self._fleet.able(request.model, now).without(without)
         if not able:
             return None
-        hits = self._fleet.trie.match(request.chain)
+        hits = self._fleet.hits(request.chain, able)
         return pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng)
 
     def turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
         """Why a guest may not enter; None for who is none. That nobody is healthy is for the queue to say."""
         if not admission.is_guest(request, self._region):
             return None
-        table = self.able(request.model, now)
-        if not len(table):
+        able = self._fleet.able(request.model, now)
+        if not able:
             return None
+        table = self._fleet.table(able)
         left = admission.headroom(table, self._foreign.reserve_share)
-        uncached, prefill_ms = least_prefill(need, table, self._fleet.trie.match(request.chain))
+        uncached, prefill_ms = least_prefill(need, table, self._fleet.hits(request.chain, able))
         queued, expected_ms = self._queue.waiting(request.model), self.wait_ms(request.model, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
 

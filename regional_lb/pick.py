@@ -14,14 +14,14 @@ import numpy as np
 from farhop.balance import chain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from random import Random
 
     from numpy.typing import NDArray
 
     from regional_lb.policy import Need, Policy
-    from regional_lb.table import Column, Table
+    from regional_lb.table import Column, Hits, Rows, Table
 
+_PART_MIN = 16
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
@@ -51,28 +51,18 @@ class Pick:
         score: Column,
         rates: Column,
         room: NDArray[np.bool_],
+        chosen: Scored | None = None,
     ) -> None:
         self.policy, self._names, self._prompt_tokens = policy, names, prompt_tokens
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
-        self.chosen: Scored | None = None
+        self.chosen = chosen
 
     def scored(self, place: int) -> Scored:
         """One replica of the field."""
-        uncached = self._uncached.item(place)
-        backlog, prefill_ms, tpot_ms = self._rates[:, place].tolist()
-        score = self._score.item(place)
-        return Scored(self._names[place], score, self._prompt_tokens - uncached, uncached, backlog, prefill_ms, tpot_ms)
-
-    def best(self, most: int) -> Pick:
-        """The same, remembering the best `most` of the field."""
-        kept = np.argpartition(self._score, most)[:most]
-        names = tuple(self._names[place] for place in kept.tolist())
-        shorter = Pick(
-            self.policy, names, self._prompt_tokens, self._uncached[kept], self._score[kept], self._rates[:, kept],
-            self._room[kept],
-        )  # fmt: skip
-        shorter.chosen = self.chosen
-        return shorter
+        rates = self._rates[:, place].tolist()
+        return _scored(
+            self._names[place], self._prompt_tokens, self._uncached.item(place), self._score.item(place), rates
+        )
 
     @property
     def field(self) -> tuple[Scored, ...]:
@@ -89,34 +79,63 @@ class Pick:
         return tuple(name for name, room in zip(self._names, self._room.tolist(), strict=True) if not room)
 
 
-def uncached_tokens(need: Need, table: Table, hits: Mapping[str, int]) -> Column:
-    """What is left of the prompt to prefill at each row. `hits` gives the matched depth of its chain by name."""
+def uncached_tokens(need: Need, table: Table, hits: Hits) -> Column:
+    """What is left of the prompt to prefill at each row. `hits` gives the matched depth of its chain by place."""
     uncached = np.empty(len(table))
     uncached.fill(need.prompt_tokens)  # np.full takes three times as long
-    at = table.of.at
-    for name, depth in hits.items():
-        place = at.get(name)
-        if place is not None:
-            left = need.prompt_tokens - chain.bytes_at(depth) / need.bytes_per_token
-            uncached[place] = left if left > 0.0 else 0.0
+    for depth, places in hits:
+        left = max(need.prompt_tokens - chain.bytes_at(depth) / need.bytes_per_token, 0.0)
+        if isinstance(places, np.ndarray) and places.dtype == np.bool_:
+            uncached += places * (left - need.prompt_tokens)  # a masked assignment takes five times as long
+        else:
+            uncached[places] = left
     return uncached
 
 
-def pick(need: Need, table: Table, hits: Mapping[str, int], policy: Policy, now: float, rng: Random) -> Pick:
+def pick(need: Need, table: Table, hits: Hits, policy: Policy, now: float, rng: Random) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model."""
-    names = table.of.names
     uncached = uncached_tokens(need, table, hits)
     score = policy.score(need, table, uncached, now)
     room = table.room(uncached, need.output_tokens, now)
     ready = np.where(room, score, np.inf)
     best = int(ready.argmin())
-    choice = Pick(policy, names, need.prompt_tokens, uncached, score, table.rates(), room)
+    names, prompt_tokens = table.of.names, need.prompt_tokens
+    chosen = None
     if ready.item(best) < np.inf:
-        choice.chosen = choice.scored(policy.choose(best, ready, need, table, rng))
-    return choice.best(FIELD_MAX) if len(names) > FIELD_MAX else choice
+        row = policy.choose(best, ready, need, table, rng)
+        chosen = _scored(names[row], prompt_tokens, uncached.item(row), score.item(row), table.rates_of(row))
+    if len(names) <= FIELD_MAX:
+        return Pick(policy, names, prompt_tokens, uncached, score, table.rates(), room, chosen)
+    kept = least(score, FIELD_MAX)
+    names = tuple([names[place] for place in kept.tolist()])
+    return Pick(policy, names, prompt_tokens, uncached[kept], score[kept], table.rates(kept), room[kept], chosen)
 
 
-def least_prefill(need: Need, table: Table, hits: Mapping[str, int]) -> tuple[float, float]:
+def least(score: Column, most: int) -> Rows:
+    """The rows of the `most` least scores, in no order. There are more.
+
+    Of very many, in `most` parts: what is above the greatest of the parts' least scores is none of them. What is at it
+    makes up the number: as many parts as there are rows below it, at most, begin below it.
+    """
+    size = len(score) // most
+    if size < _PART_MIN:
+        few: Rows = np.argpartition(score, most)[:most]
+        return few
+    firsts: Rows = score[: size * most].reshape(most, size).argmin(axis=1) + np.arange(0, size * most, size)
+    bound = score[firsts].max()
+    below: Rows = (score < bound).nonzero()[0]
+    if len(below) > most:
+        return below[np.argpartition(score[below], most)[:most]]
+    at = firsts[score[firsts] == bound]
+    return np.concatenate((below, at[: most - len(below)]))
+
+
+def _scored(name: str, prompt_tokens: float, uncached: float, score: float, rates: list[float]) -> Scored:
+    backlog, prefill_ms, tpot_ms = rates
+    return Scored(name, score, prompt_tokens - uncached, uncached, backlog, prefill_ms, tpot_ms)
+
+
+def least_prefill(need: Need, table: Table, hits: Hits) -> tuple[float, float]:
     """Uncached tokens and prefill in ms at the replica where that is shortest, were it idle. At least one row."""
     uncached = uncached_tokens(need, table, hits)
     prefill_ms = uncached * table.prefill_ms_per_token

@@ -170,7 +170,13 @@ class PrefixTrie:
 
     def slots(self, locations: Sequence[str]) -> NDArray[np.intp]:
         """The slot of each, by which `holders` names them, as long as `version` stays."""
-        return np.array([self._mirrors[location].slot for location in locations], dtype=np.intp)
+        mirrors = self._mirrors
+        return np.array([mirrors[location].slot for location in locations], dtype=np.intp)
+
+    @property
+    def slots_known(self) -> int:
+        """Above every slot."""
+        return self._slots
 
     # --- paths -----------------------------------------------------------------------------------------------------
 
@@ -342,14 +348,14 @@ class PrefixTrie:
 
 
 def slots_of(mask: int) -> list[int]:
-    """The slots of a mask, ascending; for thousands at once see `spread`."""
-    return spread(mask).nonzero()[0].tolist()
+    """The slots of a mask, ascending."""
+    return spread(mask, mask.bit_length()).nonzero()[0].tolist()
 
 
-def spread(mask: int) -> NDArray[np.bool_]:
-    """The mask as an array: whether each slot, from 0, is in it. As long as it must be."""
-    octets = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-    return np.unpackbits(octets, bitorder="little").view(np.bool_)
+def spread(mask: int, n_slots: int) -> NDArray[np.bool_]:
+    """The mask as an array: whether each of the first `n_slots` is in it; none of the others is."""
+    octets = np.frombuffer(mask.to_bytes((n_slots + 7) // 8, "little"), dtype=np.uint8)
+    return np.unpackbits(octets, count=n_slots, bitorder="little").view(np.bool_)
 
 
 def _check_bytes(name: str, value: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,3 +193,33 @@ def _agrees(fleet: Fleet, now: float) -> None:
         )
         fits = fits and (known.sample is None or not known.sample.waiting or now - known.sample.at >= 3.0)
         assert bool(table.room(10.0, 5.0, now)[place]) is fits
+
+
+@given(
+    st.integers(1, 3),
+    st.dictionaries(st.integers(0, 299), st.integers(1, 8), max_size=300),
+    st.sets(st.integers(0, 299), max_size=20),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_hits_say_by_place_what_the_trie_says_by_name(
+    size: int, depths: dict[int, int], without: set[int], leaves: bool
+) -> None:
+    known = Fleet(HealthConfig(), Estimates())
+    replicas = [replica(f"r{i}") for i in range(100 * size)]
+    known.adopt(view_of(replicas))
+    path = request("a", 4096).chain
+    if leaves:
+        known.adopt(view_of(replicas[1:]))
+        known.adopt(view_of([*replicas[1:], replica("new")]))
+    for i, depth in depths.items():
+        if f"r{i}" in known.trie:
+            known.trie.insert(f"r{i}", path[:depth])
+    some = known.whole.of.without(tuple(f"r{i}" for i in without))
+    for _ in range(2):  # and again from what the first time remembered
+        found = {}
+        for depth, places in known.hits(path, some):
+            for place in np.arange(len(some))[places].reshape(-1).tolist():
+                assert some.names[place] not in found
+                found[some.names[place]] = depth
+        assert found == {name: depth for name, depth in known.trie.match(path).items() if name in some.at}

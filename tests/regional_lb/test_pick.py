@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from worlds import fleet, replica
 
 from farhop.balance.ledger import Reservation
-from regional_lb.pick import FIELD_MAX, expected_wait_ms, pick
+from regional_lb.pick import FIELD_MAX, expected_wait_ms, least, pick
 from regional_lb.policy import Need, Predictive
 from regional_lb.view import Sample
 
@@ -24,7 +27,9 @@ def table(*replicas, reserved=()):
 
 
 def choose(*replicas, hits=None, reserved=(), seed=1):
-    return pick(NEED, table(*replicas, reserved=reserved), hits or {}, Predictive(), 0.0, Random(seed))
+    rows = table(*replicas, reserved=reserved)
+    held = [(depth, rows.of.at[name]) for name, depth in (hits or {}).items()]
+    return pick(NEED, rows, held, Predictive(), 0.0, Random(seed))
 
 
 FULL = (Reservation("r1", 0, 10), Reservation("r1", 0, 10))
@@ -41,7 +46,7 @@ def test_the_choice_comes_with_its_field_and_who_was_full() -> None:
 
 def test_the_field_is_what_was_seen_whatever_comes_after() -> None:
     both = fleet(replica("r1"), replica("r2"))
-    choice = pick(NEED, both.whole, {}, Predictive(), 0.0, Random(1))
+    choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
     before = choice.field
     both.ledger.reserve("q", Reservation("r1", 700, 700))
     both.served("r2", 1e4, 1e5, 100)
@@ -80,3 +85,16 @@ def test_what_others_run_at_an_engine_counts_for_its_wait() -> None:
     theirs = replica("r1", sample=sample(waiting=7, running=4), tpot_ms=20.0)
     # Eight go first or are it, four run: one leaves every 1.28 s.
     assert expected_wait_ms(table(theirs), 0, 0.0) == pytest.approx(8 * 1280.0)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, np.inf]), min_size=9, max_size=300),
+    st.integers(0, 300),
+    st.integers(1, 8),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_least_are_as_sorting_would_have_them(scores: list[float], turn: int, most: int) -> None:
+    column = np.array(scores[turn % len(scores) :] + scores[: turn % len(scores)])
+    rows = least(column, most)
+    assert len(set(rows.tolist())) == most
+    assert sorted(column[rows]) == sorted(scores)[:most]

@@ -53,3 +53,16 @@ def test_a_part_keeps_its_order_and_its_numbers() -> None:
     assert part.slots.tolist() == [1.0, 3.0]
     assert whole.only(whole.of.without(())) is whole
     assert len(whole.only(whole.of.without(("a", "b", "c")))) == 0
+
+
+@pytest.mark.parametrize("apart", [(), (7,), (0, 299), tuple(range(0, 300, 2))])
+def test_a_large_part_has_the_numbers_of_its_rows(apart: tuple[int, ...]) -> None:
+    whole = rows(*(replica(f"r{i}", slots=i, kv_tokens=1000 + i) for i in range(600)))
+    part = whole.only(whole.of.without(tuple(f"r{i}" for i in apart)))
+    kept = [i for i in range(600) if i not in apart]
+    assert part.slots.tolist() == kept
+    assert part.kv_tokens.tolist() == [1000 + i for i in kept]
+    assert part.rates().tolist() == [[whole.rates_of(i)[n] for i in kept] for n in range(3)]
+    assert part.room(0.0, 0.0, now=0.0).all()
+    with pytest.raises(AttributeError):
+        _ = part.colour
