@@ -67,6 +67,7 @@ class Mirrors:
         mirror.used_bytes = mirror.nodes = 0
         mirror.ends = ends = self.forest.take()
         self.forest.older[ends] = self.forest.newer[ends] = ends
+        self.forest.depth[ends] = self.forest.set_id[ends] = 0
         mirror.own_id = self.holders.id(mirror.bit)
         self.holders.counts[mirror.own_id] += 1
 
@@ -227,10 +228,46 @@ class Mirrors:
             holders.let_go(set_id)
 
     def evict(self, mirror: Mirror) -> None:
-        limit_bytes, turns = mirror.limit_bytes, TURN_NODES
-        while mirror.used_bytes > limit_bytes and turns:
-            self._let_go(mirror, self.forest.newer[mirror.ends])
-            turns -= 1
+        """Let go of what exceeds its bytes, the least recently used first; of TURN_NODES at most."""
+        excess, turns, ends = mirror.used_bytes - mirror.limit_bytes, TURN_NODES, mirror.ends
+        newer, depth = self.forest.newer, self.forest.depth
+        while excess > 0 and turns:
+            place = newer[ends]
+            if self.forest.set_id[place] == mirror.own_id and depth[place]:
+                count = self._evict_own(mirror, place, excess, turns)
+            else:
+                self._let_go(mirror, place)
+                count = 1
+            excess, turns = mirror.used_bytes - mirror.limit_bytes, turns - count
+
+    def _evict_own(self, mirror: Mirror, place: int, excess: int, most: int) -> int:
+        """Let go of the oldest, as long as nobody else holds it: what _let_go does, at a third of its cost."""
+        forest, own_id, ends, listener = self.forest, mirror.own_id, mirror.ends, self.listener
+        shards, key, newer, depth, set_id = forest.shards, forest.key, forest.newer, forest.depth, forest.set_id
+        child, before, after, parent = forest.child, forest.before, forest.after, forest.parent
+        count = freed = 0
+        while freed < excess and count < most and set_id[place] == own_id and depth[place]:
+            row, place = place, newer[place]
+            freed += BLOCK_BYTES[depth[row] - 1]
+            count += 1
+            one, other = before[row], after[row]
+            if one:
+                after[one] = other
+            else:
+                child[parent[row]] = other
+            if other:
+                before[other] = one
+            node = key[row]
+            del shards[node & 255][node]
+            newer[row], forest.free = forest.free, row
+            if listener is not None:
+                listener.evicted(node)
+        newer[ends], forest.older[place] = place, ends
+        mirror.used_bytes -= freed
+        mirror.nodes -= count
+        self.entries -= count
+        self.holders.counts[own_id] -= count
+        return count
 
     def prune(self, mirror: Mirror, top: int) -> None:
         """Drop the node of the row `top` and its descendants from one mirror."""
