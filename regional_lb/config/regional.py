@@ -31,7 +31,7 @@ class RegionalConfig(Process):
     advertise: str = "127.0.0.1"
     engine_key: Secret | None = None
     engine_tls: ConnectTls | None = None
-    replicas: Annotated[list[ReplicaConfig], Field(min_length=1, max_length=4096)]
+    replicas: Annotated[list[ReplicaConfig], Field(min_length=1, max_length=16_384)]
     queue: Queue = Queue()
     foreign: Foreign = Foreign()
     watch: Watch = Watch()
