@@ -170,20 +170,33 @@ class Prefixes:
         doubtful.reverse()
         while doubtful:
             top = _first_missing(region, doubtful.pop())
-            if top is not None and top not in region.old_nodes and name in self._trie:
-                self._trie.evict(name, top)
+            if top is not None and top not in region.old_nodes:
+                await self._evict(name, region, top)
             if len(doubtful) % 256 == 0:
                 await asyncio.sleep(0)
         await _free(gone)
 
     async def _leave(self, name: str, region: _Region, nodes: Iterable[int], without: tuple[NodeMap, ...] = ()) -> None:
         """These, but for some, are said by one instance less."""
-        trie = self._trie
-        for count, node in enumerate(nodes):  # of what is told of no more, or may change meanwhile
-            if name in trie and not region.holds(node) and not any(node in sent for sent in without):
-                trie.evict(name, node)
-            if count % _TURN_NODES == _TURN_NODES - 1:
+        done = 0
+        for node in nodes:  # of what is told of no more, or may change meanwhile
+            done += 1
+            if not region.holds(node) and not any(node in sent for sent in without):
+                done += await self._evict(name, region, node)
+            if done >= _TURN_NODES:
                 await asyncio.sleep(0)
+                done = 0
+
+    async def _evict(self, name: str, region: _Region, node: int) -> int:
+        """The region holds this node no more, nor what descends from it; how many went since the last await."""
+        while name in self._trie:
+            gone = self._trie.evict(name, node, _TURN_NODES)
+            if gone < _TURN_NODES:
+                return gone
+            await asyncio.sleep(0)
+            if region.holds(node):
+                break  # it was told of again
+        return 0
 
     async def _reconcile(self, name: str, region: _Region) -> None:
         """All instances have told everything: what none of them holds, and we did not just send, is not there."""
@@ -310,9 +323,7 @@ class PrefixStream:
                 self._stored(change.stored.parent, tuple(change.stored.nodes), instance.nodes)
                 done += len(change.stored.nodes)
             elif what == "evicted":
-                nodes = tuple(change.evicted.nodes)
-                for start in range(0, len(nodes), _TURN_NODES):
-                    done = await self._turn(done + self._evicted(nodes[start : start + _TURN_NODES]))
+                done = await self._evicted(tuple(change.evicted.nodes), done)
             elif what == "cleared":
                 gone, instance.nodes = instance.nodes, NodeMap()
                 await self._prefixes._leave(self._name, self._region, gone.drain())
@@ -341,10 +352,12 @@ class PrefixStream:
             # False where the parent was evicted here for want of room: then its children have none either.
             self._trie.extend(self._name, parent, nodes)
 
-    def _evicted(self, nodes: tuple[int, ...]) -> int:
-        pop, holds, known = self._instance.nodes.pop, self._region.holds, self._name in self._trie
+    async def _evicted(self, nodes: tuple[int, ...], done: int) -> int:
+        region = self._region
         for node in nodes:
-            pop(node)
-            if known and not holds(node):
-                self._trie.evict(self._name, node)
-        return len(nodes)
+            self._instance.nodes.pop(node)
+            done += 1
+            if not region.holds(node):
+                done += await self._prefixes._evict(self._name, region, node)
+            done = await self._turn(done) if done >= _TURN_NODES else done
+        return done

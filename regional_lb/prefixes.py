@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NODES_PER_S = 50_000  # to each reader: 0.4 MB/s
 BATCH_S = 0.05
 SLICE_NODES = 2000
+SWEEP_NODES = 1000
 REST_S = 60.0  # after the last reader has left, its way back in is kept open for this long
 
 
@@ -87,6 +88,9 @@ class _Stream:
         journal, law = self._journal, self._teller._flow.law
         while True:
             journal.under(law.epoch)
+            self._teller._flow.trie.sweep(
+                SWEEP_NODES
+            )  # what a cleared replica held is told even if nothing else happens
             if not journal.reaches(self._at):
                 async for delta in self._snapshot():
                     yield delta

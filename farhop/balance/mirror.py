@@ -269,18 +269,23 @@ class Mirrors:
         self.holders.counts[own_id] -= count
         return count
 
-    def prune(self, mirror: Mirror, top: int) -> None:
-        """Drop the node of the row `top` and its descendants from one mirror."""
-        forest, slot = self.forest, mirror.slot
-        if not forest.child[top]:
-            self._let_go(mirror, forest.place(top, slot))
-            return
-        doomed = [top]
-        for row in doomed:  # grows as it goes: parents before their children
-            child = forest.child[row]
-            while child:
-                if forest.place(child, slot):
-                    doomed.append(child)
+    def prune(self, mirror: Mirror, top: int, most: int) -> int:
+        """Drop the descendants of the row `top` and then its node from one mirror, leaves first; how many.
+
+        Not more than `most`: then `top` itself may be left.
+        """
+        forest, slot, count = self.forest, mirror.slot, 0
+        row, child = top, forest.child[top]
+        while count < most:
+            while child and not forest.place(child, slot):
                 child = forest.after[child]
-        for row in reversed(doomed):
+            if child:
+                row, child = child, forest.child[child]
+                continue
+            above, beside = forest.parent[row], forest.after[row]  # read before the row may be given away
             self._let_go(mirror, forest.place(row, slot))
+            count += 1
+            if row == top:
+                break
+            row, child = above, beside
+        return count

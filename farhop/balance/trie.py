@@ -2,8 +2,8 @@
 
 Invariants: a location that holds a node holds its ancestors, so holding is monotone in depth; the bytes of a mirror
 never exceed its capacity less what running sequences pin, save that no call lets go of more than TURN_NODES at once to
-make room (the next one about that location goes on); a node that nobody holds is gone; but for `evict`, whose time is
-that of what descends from the node, no call's time grows with what is held. Never holds text, never decides. Nodes come
+make room (the next one about that location goes on); a node that nobody holds is gone; but for an `evict` without a
+limit, no call's time grows with what is held. Never holds text, never decides. Nodes come
 from farhop.balance.chain: a node is the hash of its whole path, so its parent is unique; of chains that somebody made
 collide, what contradicts that is left out.
 
@@ -207,12 +207,14 @@ class PrefixTrie:
         self._all.insert(mirror, row, nodes)
         return True
 
-    def evict(self, location: str, node: int) -> None:
-        """The location holds this node no more, nor what descends from it."""
+    def evict(self, location: str, node: int, nodes_max: int | None = None) -> int:
+        """The location holds this node no more, nor what descends from it; how many it held of these.
+
+        Of more than `nodes_max` only so many go, leaves first: as many as that, and there may be more.
+        """
         mirror = self._mirrors[location]
         row = self._all.place(mirror, node)
-        if row:
-            self._all.prune(mirror, row)
+        return self._all.prune(mirror, row, mirror.nodes if nodes_max is None else nodes_max) if row else 0
 
     def holds(self, location: str, node: int) -> bool:
         """Whether the location holds this node."""

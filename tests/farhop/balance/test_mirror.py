@@ -69,7 +69,7 @@ def test_letting_go_begins_with_the_oldest_and_ends_the_node_with_its_last_holde
     assert (order(store, one), gone, store.entries) == ([1], [3], 3)
     store.shrink(other, 1)
     assert (order(store, other), gone) == ([1], [3, 2])
-    store.prune(one, store.place(one, 1))
+    assert store.prune(one, store.place(one, 1), 10) == 1
     store.insert(one, 0, (1, 2))  # node 1 has a holder, but none whose place is the node's own row
     assert (order(store, one), order(store, other), gone) == ([2, 1], [1], [3, 2])
 
@@ -84,3 +84,26 @@ def test_what_contradicts_the_parents_known_is_left_out(lie: tuple[int, ...]) ->
             above = store.forest.parent[row]
             assert not above or store.forest.place(above, mirror.slot)
     assert [store.forest.key[store.forest.parent[store.forest.find(node)]] for node in (1, 2, 3)] == [0, 1, 2]
+
+
+@given(st.lists(st.tuples(st.booleans(), PATHS), min_size=1, max_size=20), st.data(), st.integers(1, 5))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_node_goes_with_what_descends_from_it_bit_by_bit(
+    steps: list[tuple[bool, list[int]]], data: st.DataObject, most: int
+) -> None:
+    store, one, other = two()
+    for first, path in steps:
+        store.insert(one if first else other, 0, path)
+    held, others = set(order(store, one)), order(store, other)
+    if not held:
+        return
+    top = data.draw(st.sampled_from(sorted(held)))
+    doomed = {node for node in held if str(node).startswith(str(top))}
+    while row := store.place(one, top):
+        before = len(order(store, one))
+        assert store.prune(one, row, most) == before - len(order(store, one)) <= most
+        for node in rows_in_order(store, one):
+            above = store.forest.parent[node]
+            assert not above or store.forest.place(above, one.slot)
+    assert set(order(store, one)) == held - doomed
+    assert order(store, other) == others
