@@ -88,9 +88,8 @@ class _Stream:
         journal, law = self._journal, self._teller._flow.law
         while True:
             journal.under(law.epoch)
-            self._teller._flow.trie.sweep(
-                SWEEP_NODES
-            )  # what a cleared replica held is told even if nothing else happens
+            # What a cleared replica held is told even if nothing else happens.
+            self._teller._flow.trie.sweep(SWEEP_NODES)
             if not journal.reaches(self._at):
                 async for delta in self._snapshot():
                     yield delta

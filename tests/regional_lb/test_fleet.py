@@ -223,3 +223,18 @@ def test_hits_say_by_place_what_the_trie_says_by_name(
                 assert some.names[place] not in found
                 found[some.names[place]] = depth
         assert found == {name: depth for name, depth in known.trie.match(path).items() if name in some.at}
+
+
+def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farhop.balance.trie.TURN_NODES", 2)
+    known = Fleet(HealthConfig(), Estimates())
+    known.adopt(view_of([replica("r1"), replica("r2")]))
+    path = request("a", 4096).chain
+    for name in ("r1", "r2"):
+        known.trie.insert(name, path[:4])
+    whole = known.whole.of
+    assert [(depth, places.tolist()) for depth, places in known.hits(path, whole)] == [(4, [0, 1])]
+    known.trie.clear("r1")  # more than goes at once: it stands elsewhere now
+    assert known.hits(path, whole) == [(4, 1)]
+    known.trie.insert("r1", path[:1])
+    assert sorted(known.hits(path, whole)) == [(1, 0), (4, 1)]
