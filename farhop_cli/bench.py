@@ -17,6 +17,7 @@ from farhop_lab.bench import relay as relays
 from farhop_lab.bench import results
 from farhop_lab.bench import scrape as scrapes
 from farhop_lab.bench import soak as soaks
+from farhop_lab.bench import trie as tries
 from farhop_lab.bench.place import BenchError
 
 BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
@@ -215,12 +216,27 @@ def hits(options: Options) -> int:
     return 0
 
 
+def trie(options: Options) -> int:
+    """Measure what the prefix trie costs, in memory, CPU time and pauses; the exit code."""
+    with show.telling("measuring trie") as say:
+        rows = tries.measure(quick=options.quick, say=say)
+    if options.as_json:
+        show.json({"bench": "trie", "rows": rows})
+        return 0
+    columns = ("what", ">median", ">least", ">most", "unit", ">at most")
+    told_rows = [[r.what, *map(show.number, (r.median, r.least, r.most)), r.unit, show.number(r.limit)] for r in rows]
+    title = f"trie: CPU time and memory, {tries.REPEATS} repeats; `at most` is what is meant"
+    show.table(title, columns, told_rows)
+    return 0
+
+
 BENCHES: dict[str, Callable[[Options], int]] = {
     "decide": decide,
     "relay": relay,
     "soak": soak,
     "scrape": scrape,
     "hits": hits,
+    "trie": trie,
 }
 
 

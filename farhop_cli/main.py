@@ -96,9 +96,9 @@ def run_demo() -> None:
 
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
-    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak, scrape or hits.")] = "decide",
+    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak, scrape, hits or trie.")] = "decide",
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="relay: once and roughly, within a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="relay, trie: roughly, within a minute.")] = False,
     only: Annotated[str, typer.Option("--only", help="relay: only proxies whose names hold one of these words.")] = "",
     repeats: Annotated[
         int | None, typer.Option("--repeats", min=1, max=20, help="relay: windows per figure; default 3.")

@@ -19,7 +19,7 @@ from farhop.balance.health import Mode, State
 from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
-from farhop.balance.trie import PrefixTrie
+from farhop.balance.trie import PrefixTrie, spread
 from regional_lb.adapters import Adapters
 from regional_lb.blocks import BlockIndex
 from regional_lb.kv_words import Cleared
@@ -32,6 +32,8 @@ from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, view_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from numpy.typing import NDArray
+
     from farhop.balance.estimate import Estimates
     from farhop.balance.health import HealthConfig
     from farhop.balance.ledger import Load, Reservation
@@ -39,13 +41,14 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from regional_lb.policy import Need
     from regional_lb.shares import Shares
-    from regional_lb.table import Eased
+    from regional_lb.table import Eased, Hits, Rows
     from regional_lb.view import Replica, View
     from topology.law import Verdict
 
 _BLOCK_TOKENS = 16  # an engine counts whole blocks
 _MISCOUNTS_MAX = 3  # in a row: the tokenizer or template configured is not the engines'
 _MIRROR_SLACK_BYTES = 64 * 1024  # an answer's first byte may be faster than the event that its prompt is stored
+_SPELT_MAX, _SPELT_PLACES_MAX = 1024, 64
 
 
 class Fleet:
@@ -236,6 +239,33 @@ class Fleet:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
         return self.whole.only(some)
 
+    def hits(self, chain: tuple[int, ...], some: Subset) -> Hits:
+        """Who of these holds how much of this prompt; who holds nothing is left out."""
+        trie = self.trie
+        found = trie.holders(chain)
+        if not found:
+            return ()
+        if some.version != trie.version:
+            self._place_slots(some)
+        by_slot = some.by_slot
+        hits: list[tuple[int, int | Rows | NDArray[np.bool_]]] = []
+        for depth, mask in found:
+            if mask & (mask - 1):
+                places = some.spelt.get(mask)
+                hits.append((depth, _spell(some, mask, trie.slots_known) if places is None else places))
+            else:
+                place = by_slot.item(mask.bit_length() - 1)
+                if place >= 0:
+                    hits.append((depth, place))
+        return hits
+
+    def _place_slots(self, some: Subset) -> None:
+        some.slots = self.trie.slots(some.names)
+        some.by_slot = np.full(self.trie.slots_known, -1, dtype=np.intp)
+        some.by_slot[some.slots] = np.arange(len(some))
+        some.spelt.clear()
+        some.version = self.trie.version
+
     def _find_able(self, line: str, now: float) -> Subset:
         if not self._able:
             self._able_until = now + EASE_S if self.standing.easing else inf
@@ -382,6 +412,18 @@ class Fleet:
             self._write(name)
         if self.standing.easing:
             self._able_until = min(self._able_until, now + EASE_S)
+
+
+def _spell(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_]:
+    """The places of a set of slots. Those of few are kept, since hot prefixes ask for the same."""
+    held = spread(mask, n_slots)
+    if mask.bit_count() > _SPELT_PLACES_MAX:
+        return held.take(some.slots)
+    places = some.by_slot[held.nonzero()[0]]
+    if len(some.spelt) >= _SPELT_MAX:
+        some.spelt.clear()
+    places = some.spelt[mask] = places[places >= 0]
+    return places
 
 
 def _renewed(replica: Replica, before: Replica | None) -> Replica:

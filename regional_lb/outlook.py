@@ -12,12 +12,11 @@ from farhop.balance import chain
 from regional_lb import admission
 from regional_lb.blocks import Path
 from regional_lb.kv_words import TOKEN_BYTES
-from regional_lb.pick import expected_wait_ms, least_prefill, pick
+from regional_lb.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
 from regional_lb.policy import Need
 from regional_lb.view import line_of, model_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
     from random import Random
 
     from farhop.balance.health import Mode
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from regional_lb.policy import Policies
     from regional_lb.queue import WaitingRoom
     from regional_lb.split import Assigned, Splits
-    from regional_lb.table import Subset, Table
+    from regional_lb.table import Hits, Subset, Table
 
 # What a deadline cuts off was computed for nothing, and in overload all who wait longest are just about to be cut off:
 # at 4 times its capacity a simulated region serves 18 % of that with a margin of 1.0, and 99 % with 1.25.
@@ -79,20 +78,13 @@ class Outlook:
         adapter = request.model if request.model in self._fleet.adapters.names else ""
         return Path(tokens.ids, adapter, tokens.cache_salt)
 
-    def hits(self, need: Need) -> tuple[Mapping[str, float], Collection[str]]:
-        """Tokens of the prompt that each replica is thought to hold, by name, and for whom that is no guess.
+    def hits(self, need: Need, some: Subset) -> tuple[Hits, Known]:
+        """How deep each of these replicas is thought to hold the prompt, and what is known of it in tokens.
 
         Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
         """
-        ends, per_token = chain.bytes_at, need.bytes_per_token
-        hits = {name: ends(depth) / per_token for name, depth in self._fleet.trie.match(need.chain).items()}
-        if need.path is None:
-            return hits, ()
-        exact, least = self._fleet.blocks.known(need.path)
-        for name, tokens in least.items():
-            hits[name] = max(tokens, hits.get(name, 0.0))
-        hits.update(exact)
-        return hits, exact
+        hits = self._fleet.hits(need.chain, some)
+        return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
 
     def assign(self, request: Request) -> Assigned | None:
         """The version that the split in force gives the request; None where none is, or it is for any."""
@@ -120,10 +112,10 @@ class Outlook:
             able = able.without(aside)
         if not able:
             return None
-        hits, exact = self.hits(need)
+        hits, known = self.hits(need, able)
         table = self._fleet.table(able)
         delay_ms = self._fleet.adapters.delay_ms(request.model, table)
-        choice = pick(need, table, hits, self._policies.of(request.model), now, self._rng, exact, delay_ms)
+        choice = pick(need, table, hits, self._policies.of(request.model), now, self._rng, known, delay_ms)
         choice.assigned = assigned
         if choice.chosen is not None:
             choice.version = self._fleet.view.replicas[choice.chosen.replica].version
@@ -138,7 +130,7 @@ class Outlook:
         if not len(table):
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
-        uncached, prefill_ms = least_prefill(need, table, self.hits(need)[0])
+        uncached, prefill_ms = least_prefill(need, table, *self.hits(need, table.of))
         queued, expected_ms = self._queue.waiting(line), self.wait_ms(line, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
 
@@ -263,20 +255,16 @@ class Outlook:
         if len(first) < 2:
             return first
         turns_ms = expected_wait_ms(table, len(first), now)
-        roomy = {table.of.names[row] for row in table.room(0.0, 0.0, now).nonzero()[0].tolist()}
+        room = table.room(0.0, 0.0, now)
 
         def turn(live: Live) -> tuple[int, bool, float]:
-            pressed = self.patience_ms(live.request, live.need, table, inf, now) < turns_ms
-            share = self._cached_share(live.need, roomy)
+            need = live.need
+            pressed = self.patience_ms(live.request, need, table, inf, now) < turns_ms
+            uncached = uncached_tokens(need, table, *self.hits(need, table.of))[room]
+            share = 1.0 - float(uncached.min()) / need.prompt_tokens if need.prompt_tokens and len(uncached) else 0.0
             return -live.request.priority, not pressed, -share if share >= CACHED_SHARE else 0.0
 
         return sorted(first, key=turn)
-
-    def _cached_share(self, need: Need, names: Collection[str]) -> float:
-        """How much of the prompt (0..1) the best of these replicas has cached."""
-        hits, _ = self.hits(need)
-        tokens = max((tokens for name, tokens in hits.items() if name in names), default=0.0)
-        return tokens / need.prompt_tokens if need.prompt_tokens else 0.0
 
     def mode(self, model: str, now: float) -> Mode:
         """How the model's replicas may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""

@@ -6,10 +6,12 @@ whichever replica frees first. Never reserves: the flow does, in the same breath
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
+
+from farhop.balance import chain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
     from regional_lb.policy import Need, Policy
     from regional_lb.split import Assigned
-    from regional_lb.table import Column, Table
+    from regional_lb.table import Column, Hits, Rows, Table
 
+_PART_MIN = 16
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
@@ -36,6 +39,19 @@ class Scored(msgspec.Struct, frozen=True):
     tpot_ms: float
     exact: bool = False  # whether what it holds is its own word, not a guess
     delay_ms: float = 0.0  # before its prefill can begin: an adapter is to be loaded
+
+
+class Known(NamedTuple):
+    """What replicas told of their caches themselves, for one prompt: tokens of it by name.
+
+    `exact` is all they hold of it, `least` what they hold at the least.
+    """
+
+    exact: Mapping[str, float]
+    least: Mapping[str, float]
+
+
+NOTHING = Known({}, {})
 
 
 class Pick:
@@ -58,45 +74,25 @@ class Pick:
         score: Column,
         rates: Column,
         room: NDArray[np.bool_],
+        chosen: Scored | None = None,
         exact: Collection[str] = (),
         delay_ms: Column | None = None,
     ) -> None:
         self.policy, self._names, self._prompt_tokens = policy, names, prompt_tokens
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
         self._exact, self._delay = exact, delay_ms
-        self.chosen: Scored | None = None
+        self.chosen = chosen
         self.version = ""
         self.assigned: Assigned | None = None
 
     def scored(self, place: int) -> Scored:
         """One replica of the field."""
-        uncached = self._uncached.item(place)
-        backlog, prefill_ms, tpot_ms = self._rates[:, place].tolist()
-        score = self._score.item(place)
-        name = self._names[place]
+        name, rates = self._names[place], self._rates[:, place].tolist()
         delay_ms = self._delay.item(place) if self._delay is not None else 0.0
-        return Scored(
-            name,
-            score,
-            self._prompt_tokens - uncached,
-            uncached,
-            backlog,
-            prefill_ms,
-            tpot_ms,
-            name in self._exact,
+        return _scored(
+            name, self._prompt_tokens, self._uncached.item(place), self._score.item(place), rates, name in self._exact,
             delay_ms,
-        )
-
-    def best(self, most: int) -> Pick:
-        """The same, remembering the best `most` of the field."""
-        kept = np.argpartition(self._score, most)[:most]
-        names = tuple(self._names[place] for place in kept.tolist())
-        shorter = Pick(
-            self.policy, names, self._prompt_tokens, self._uncached[kept], self._score[kept], self._rates[:, kept],
-            self._room[kept], self._exact, self._delay[kept] if self._delay is not None else None,
         )  # fmt: skip
-        shorter.chosen = self.chosen
-        return shorter
 
     @property
     def split(self) -> str:
@@ -120,51 +116,100 @@ class Pick:
         return tuple(name for name, room in zip(self._names, self._room.tolist(), strict=True) if not room)
 
 
-def uncached_tokens(need: Need, table: Table, hits: Mapping[str, float]) -> Column:
-    """What is left of the prompt to prefill at each row. `hits` are the tokens of it that are cached, by name."""
+def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> Column:
+    """What is left of the prompt to prefill at each row.
+
+    `hits` gives the matched depth of its chain by place, by our mirrors; what is `known` goes before.
+    """
     uncached = np.empty(len(table))
     uncached.fill(need.prompt_tokens)  # np.full takes three times as long
-    at = table.of.at
-    for name, hit_tokens in hits.items():
-        place = at.get(name)
-        if place is not None:
-            left = need.prompt_tokens - hit_tokens
-            uncached[place] = left if left > 0.0 else 0.0
+    for depth, places in hits:
+        left = max(need.prompt_tokens - chain.bytes_at(depth) / need.bytes_per_token, 0.0)
+        if isinstance(places, np.ndarray) and places.dtype == np.bool_:
+            uncached += places * (left - need.prompt_tokens)  # a masked assignment takes five times as long
+        else:
+            uncached[places] = left
+    if known is not NOTHING:
+        at = table.of.at
+        for name, tokens in known.least.items():
+            if name in at:
+                uncached[at[name]] = min(uncached[at[name]], max(need.prompt_tokens - tokens, 0.0))
+        for name, tokens in known.exact.items():
+            if name in at:
+                uncached[at[name]] = max(need.prompt_tokens - tokens, 0.0)
     return uncached
 
 
 def pick(
     need: Need,
     table: Table,
-    hits: Mapping[str, float],
+    hits: Hits,
     policy: Policy,
     now: float,
     rng: Random,
-    exact: Collection[str] = (),
+    known: Known = NOTHING,
     delay_ms: Column | None = None,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model.
 
-    `hits`: see uncached_tokens; those of the replicas in `exact` are no guess. `delay_ms`: what the request waits at
-    each row before its prefill can begin; policies that score in ms count it.
+    `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits at each row before its prefill can begin;
+    policies that score in ms count it.
     """
-    names = table.of.names
-    uncached = uncached_tokens(need, table, hits)
+    uncached = uncached_tokens(need, table, hits, known)
     score = policy.score(need, table, uncached, now)
     if delay_ms is not None and policy.unit == "ms":
         score = score + delay_ms
     room = table.room(uncached, need.output_tokens, now)
     ready = np.where(room, score, np.inf)
     best = int(ready.argmin())
-    choice = Pick(policy, names, need.prompt_tokens, uncached, score, table.rates(), room, exact, delay_ms)
+    names, prompt_tokens, exact = table.of.names, need.prompt_tokens, known.exact
+    chosen = None
     if ready.item(best) < np.inf:
-        choice.chosen = choice.scored(policy.choose(best, ready, need, table, rng))
-    return choice.best(FIELD_MAX) if len(names) > FIELD_MAX else choice
+        row = policy.choose(best, ready, need, table, rng)
+        chosen = _scored(
+            names[row], prompt_tokens, uncached.item(row), score.item(row), table.rates_of(row), names[row] in exact,
+            delay_ms.item(row) if delay_ms is not None else 0.0,
+        )  # fmt: skip
+    if len(names) <= FIELD_MAX:
+        return Pick(policy, names, prompt_tokens, uncached, score, table.rates(), room, chosen, exact, delay_ms)
+    kept = least(score, FIELD_MAX)
+    names = tuple([names[place] for place in kept.tolist()])
+    return Pick(
+        policy, names, prompt_tokens, uncached[kept], score[kept], table.rates(kept), room[kept], chosen, exact,
+        delay_ms[kept] if delay_ms is not None else None,
+    )  # fmt: skip
 
 
-def least_prefill(need: Need, table: Table, hits: Mapping[str, float]) -> tuple[float, float]:
+def least(score: Column, most: int) -> Rows:
+    """The rows of the `most` least scores, in no order. There are more.
+
+    Of very many, in `most` parts: what is above the greatest of the parts' least scores is none of them. What is at it
+    makes up the number: as many parts as there are rows below it, at most, begin below it.
+    """
+    size = len(score) // most
+    if size < _PART_MIN:
+        few: Rows = np.argpartition(score, most)[:most]
+        return few
+    firsts: Rows = score[: size * most].reshape(most, size).argmin(axis=1) + np.arange(0, size * most, size)
+    bound = score[firsts].max()
+    below: Rows = (score < bound).nonzero()[0]
+    if len(below) > most:
+        return below[np.argpartition(score[below], most)[:most]]
+    at = firsts[score[firsts] == bound]
+    return np.concatenate((below, at[: most - len(below)]))
+
+
+def _scored(
+    name: str, prompt_tokens: float, uncached: float, score: float, rates: list[float], exact: bool, delay_ms: float
+) -> Scored:
+    backlog, prefill_ms, tpot_ms = rates
+    hit_tokens = prompt_tokens - uncached
+    return Scored(name, score, hit_tokens, uncached, backlog, prefill_ms, tpot_ms, exact, delay_ms)
+
+
+def least_prefill(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> tuple[float, float]:
     """Uncached tokens and prefill in ms at the replica where that is shortest, were it idle. At least one row."""
-    uncached = uncached_tokens(need, table, hits)
+    uncached = uncached_tokens(need, table, hits, known)
     prefill_ms = uncached * table.prefill_ms_per_token
     place = int(prefill_ms.argmin())
     return uncached.item(place), prefill_ms.item(place)

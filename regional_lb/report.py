@@ -65,6 +65,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tier, self._control, self._admin = addresses
         self._incarnation = incarnation
         self._seq = 0
+        self._gpus_view, self._gpus = flow.view, dict[str, tuple[str, ...]]()
         self.draining = False
         self._changed = asyncio.Condition()
         self._latest = self.build()
@@ -97,7 +98,11 @@ class Reporter(region_pb2_grpc.RegionServicer):
         replicas = flow.view.by_model[model]
         ready, queued = flow.outlook.offered(model, now), flow.outlook.queued(model)
         owned, shares = flow.outlook.owned(model, now), flow.shares
-        speeds = [flow.speeds[name] for name in ready.of.names] or [flow.speeds[name] for name in replicas]
+        if len(ready):
+            prefill_ms, tpot_ms = float(ready.prefill_ms_per_token.min()), float(ready.tpot_ms.min())
+        else:
+            prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
+            tpot_ms = min(flow.speeds[name].tpot_ms for name in replicas)
         left = admission.headroom(owned, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
@@ -111,14 +116,24 @@ class Reporter(region_pb2_grpc.RegionServicer):
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(flow.outlook.wait_ms(model, now), WAIT_LIMIT_MS),
-            prefill_ms_per_token=min(RATE_LIMIT_MS, *(s.prefill_ms_per_token for s in speeds)),
-            tpot_ms=min(RATE_LIMIT_MS, *(s.tpot_ms for s in speeds)),
+            prefill_ms_per_token=min(RATE_LIMIT_MS, prefill_ms),
+            tpot_ms=min(RATE_LIMIT_MS, tpot_ms),
             bytes_per_token=flow.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
             headroom_foreign_tokens=int(left.kv_tokens * flow.outlook.open_share(model)) if left.slots else 0,
             used_share=min(flow.outlook.used_share(model, now), USED_LIMIT),
-            gpu_types=tuple(sorted({gpu for name in replicas if (gpu := flow.view.replicas[name].gpu)})),
+            gpu_types=self._gpus_of(model),
         )
+
+    def _gpus_of(self, model: str) -> tuple[str, ...]:
+        """The kinds of GPU that serve the model, found out once for each view: 20 reports a second are built."""
+        view = self._flow.view
+        if view is not self._gpus_view:
+            self._gpus_view, self._gpus = view, {}
+        if model not in self._gpus:
+            replicas = (view.replicas[name] for name in view.by_model[model])
+            self._gpus[model] = tuple(sorted({replica.gpu for replica in replicas if replica.gpu}))
+        return self._gpus[model]
 
     # -- to the world
 

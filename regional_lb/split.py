@@ -84,7 +84,8 @@ class Split:
         self.marks = tuple(rule.mark for rule in terms.rules if rule.mark is not None)
         weights = {version: weight for version, weight in sorted(terms.weights.items()) if weight > 0.0}
         total = sum(weights.values())
-        self.shares = {version: weight / total for version, weight in weights.items()}
+        shares = {version: weight / total for version, weight in weights.items()}
+        self.shares = {version: share for version, share in shares.items() if share}  # the least weights come to none
         self._stakes = [
             (version, share, f"{model}\0{terms.name}\0{version}\0".encode()) for version, share in self.shares.items()
         ]

@@ -19,7 +19,7 @@ from regional_lb.config.replica import Model, ReplicaConfig
 from regional_lb.config.split import SplitConfig
 from regional_lb.config.tokenizer import TokenizerFiles
 
-REPLICAS_MAX = 4096  # of one balancer, wherever they come from
+REPLICAS_MAX = 16_384  # of one balancer, wherever they come from
 SOURCES_MAX = 32
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 

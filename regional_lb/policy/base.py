@@ -59,8 +59,11 @@ class Policy(ABC):
         Here: the less busy of two drawn among near ties.
         """
         least = ready.item(best)
-        ties = (ready <= least + max(self.ties_floor, self.ties_share * least)).nonzero()[0].tolist()
-        return ties[choose.pick_two(table.in_flight[ties].tolist(), rng)] if len(ties) > 1 else best
+        ties = (ready <= least + max(self.ties_floor, self.ties_share * least)).nonzero()[0]
+        if len(ties) < 2:
+            return best
+        first, second = map(ties.item, choose.two_of(len(ties), rng))  # an idle fleet is all ties: none is spelled out
+        return second if table.in_flight.item(second) < table.in_flight.item(first) else first
 
     def adopt(self, names: tuple[str, ...]) -> None:  # noqa: B027 - most keep nothing
         """These are the replicas now, of whatever model, in the order of the fleet's rows."""

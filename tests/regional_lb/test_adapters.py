@@ -37,7 +37,7 @@ def said(known: Fleet, name: str, told: Lora) -> None:
 def choose(known: Fleet, model: str = "sql", policy: object = None, seed: int = 1) -> str:
     table = known.whole
     delay_ms = known.adapters.delay_ms(model, table)
-    choice = pick(NEED, table, {}, policy or Predictive(), 0.0, Random(seed), (), delay_ms)
+    choice = pick(NEED, table, (), policy or Predictive(), 0.0, Random(seed), delay_ms=delay_ms)
     assert choice.chosen is not None
     return choice.chosen.replica
 

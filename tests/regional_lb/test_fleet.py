@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -357,3 +358,48 @@ def test_a_tokenizer_that_counts_wrong_is_not_gone_by() -> None:
     assert fleet.counts_right(MODEL)
     fleet.counted("a stranger", 10, 11)
     assert fleet.miscounts == 3
+
+
+@given(
+    st.integers(1, 3),
+    st.dictionaries(st.integers(0, 299), st.integers(1, 8), max_size=300),
+    st.sets(st.integers(0, 299), max_size=20),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_hits_say_by_place_what_the_trie_says_by_name(
+    size: int, depths: dict[int, int], without: set[int], leaves: bool
+) -> None:
+    known = Fleet(HealthConfig(), Estimates())
+    replicas = [replica(f"r{i}") for i in range(100 * size)]
+    known.adopt(view_of(replicas))
+    path = request("a", 4096).chain
+    if leaves:
+        known.adopt(view_of(replicas[1:]))
+        known.adopt(view_of([*replicas[1:], replica("new")]))
+    for i, depth in depths.items():
+        if f"r{i}" in known.trie:
+            known.trie.insert(f"r{i}", path[:depth])
+    some = known.whole.of.without(tuple(f"r{i}" for i in without))
+    for _ in range(2):  # and again from what the first time remembered
+        found = {}
+        for depth, places in known.hits(path, some):
+            for place in np.arange(len(some))[places].reshape(-1).tolist():
+                assert some.names[place] not in found
+                found[some.names[place]] = depth
+        assert found == {name: depth for name, depth in known.trie.match(path).items() if name in some.at}
+
+
+def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farhop.balance.trie.TURN_NODES", 2)
+    known = Fleet(HealthConfig(), Estimates())
+    known.adopt(view_of([replica("r1"), replica("r2")]))
+    path = request("a", 4096).chain
+    for name in ("r1", "r2"):
+        known.trie.insert(name, path[:4])
+    whole = known.whole.of
+    assert [(depth, places.tolist()) for depth, places in known.hits(path, whole)] == [(4, [0, 1])]
+    known.trie.clear("r1")  # more than goes at once: it stands elsewhere now
+    assert known.hits(path, whole) == [(4, 1)]
+    known.trie.insert("r1", path[:1])
+    assert sorted(known.hits(path, whole)) == [(1, 0), (4, 1)]

@@ -7,7 +7,10 @@ from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.health import Mode
 from farhop.balance.machine import Forward, RequestArrived, Tokens
+from regional_lb.flow import RegionalFlow
 from regional_lb.kv_words import Cleared, Linked, Lost, Stored
+from regional_lb.pick import uncached_tokens
+from regional_lb.policy import Need
 from regional_lb.shares import PeerHeard
 from regional_lb.view import ReplicaProbed, line_of
 
@@ -82,6 +85,13 @@ def test_who_waits_at_another_balancer_is_waited_for_as_far_as_turns_go() -> Non
     assert flow.outlook.queued_elsewhere(MODEL) == 50
 
 
+def hits_of(flow: RegionalFlow, need: Need) -> dict[str, float]:
+    """Tokens of the prompt that each able replica is taken to hold."""
+    table = flow.outlook.able(MODEL, 0.0)
+    uncached = uncached_tokens(need, table, *flow.outlook.hits(need, table.of))
+    return dict(zip(table.of.names, (need.prompt_tokens - uncached).tolist(), strict=True))
+
+
 def blocks(*ids: int) -> bytes:
     return b"".join(bytes((n, 0, 0, 0)) * 16 for n in ids)
 
@@ -96,9 +106,7 @@ def test_an_engines_own_word_goes_before_our_guess() -> None:
             flow.blocks.apply(name, 0, one)
     need = flow.outlook.need_of(asked)
     assert (need.prompt_tokens, need.bytes_per_token) == (64.0, 64.0)
-    hits, exact = flow.outlook.hits(need)
-    assert list(exact) == ["r1"]
-    assert hits == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # of r2 it is known to be 32 at least
+    assert hits_of(flow, need) == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # of r2 it is known to be 32 at least
     choice = flow.outlook.consider(asked, need, 0.0)
     assert choice is not None
     assert {scored.replica: (scored.exact, scored.hit_tokens) for scored in choice.field} == {
@@ -112,7 +120,7 @@ def test_without_tokens_the_mirror_alone_counts() -> None:
     flow.blocks.apply("r1", 0, Cleared())
     asked = request("a")
     flow.trie.insert("r1", asked.chain)
-    assert flow.outlook.hits(flow.outlook.need_of(asked)) == ({"r1": 256.0}, ())
+    assert hits_of(flow, flow.outlook.need_of(asked)) == {"r1": 256.0}
     empty = replace(asked, tokens=Tokens(b""))
     assert flow.outlook.need_of(empty).path is None
 
@@ -123,6 +131,6 @@ def test_an_adapters_blocks_are_its_own() -> None:
     for one in (Linked(up=True), Cleared(), Stored([1, 2], None, blocks(1, 2), 16, "sql")):
         flow.blocks.apply("r1", 0, one)
     asked = replace(request("a"), tokens=Tokens(blocks(1, 2, 3)))
-    assert flow.outlook.hits(flow.outlook.need_of(asked))[0] == {"r1": 0.0}
+    assert hits_of(flow, flow.outlook.need_of(asked)) == {"r1": 0.0}
     by_adapter = replace(asked, model="sql")
-    assert flow.outlook.hits(flow.outlook.need_of(by_adapter))[0] == {"r1": 32.0}
+    assert hits_of(flow, flow.outlook.need_of(by_adapter)) == {"r1": 32.0}

@@ -73,3 +73,16 @@ def test_who_is_eased_has_fewer_slots_and_what_failed_counts() -> None:
     assert table.room(1e9, 100.0, now=0.0).all()  # idle: it may have its one
     table.allow(0, 3)
     assert table.slots.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("apart", [(), (7,), (0, 299), tuple(range(0, 300, 2))])
+def test_a_large_part_has_the_numbers_of_its_rows(apart: tuple[int, ...]) -> None:
+    whole = rows(*(replica(f"r{i}", slots=1 + i, kv_tokens=1000 + i) for i in range(600)))
+    part = whole.only(whole.of.without(tuple(f"r{i}" for i in apart)))
+    kept = [i for i in range(600) if i not in apart]
+    assert part.slots.tolist() == [1 + i for i in kept]
+    assert part.kv_tokens.tolist() == [1000 + i for i in kept]
+    assert part.rates().tolist() == [[whole.rates_of(i)[n] for i in kept] for n in range(3)]
+    assert part.room(0.0, 0.0, now=0.0).all()
+    with pytest.raises(AttributeError):
+        _ = part.colour

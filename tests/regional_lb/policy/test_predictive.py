@@ -19,22 +19,19 @@ NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 def score(*replicas, hits=None, reserved=()):
     """Uncached tokens and score of each."""
     table = fleet(*replicas, reserved=reserved).whole
-    uncached = uncached_tokens(NEED, table, hits or {})
+    held = [(depth, table.of.at[name]) for name, depth in (hits or {}).items() if name in table.of.at]
+    uncached = uncached_tokens(NEED, table, held)
     return list(zip(uncached.tolist(), Predictive().score(NEED, table, uncached, 0.0).tolist(), strict=True))
 
 
 def test_prefill_of_what_is_not_cached() -> None:
-    cold, warm = score(replica("r1"), replica("r2"), hits={"r2": 128.0})
+    cold, warm = score(replica("r1"), replica("r2"), hits={"r2": 2})
     assert cold == (256.0, pytest.approx(25.6))
     assert warm == (128.0, pytest.approx(12.8))
 
 
 def test_a_hit_is_never_more_than_the_prompt() -> None:
-    assert score(replica("r1"), hits={"r1": 1024.0}) == [(0.0, 0.0)]
-
-
-def test_a_hit_of_who_is_not_asked_is_nothing() -> None:
-    assert score(replica("r1"), hits={"r9": 2}) == [(256.0, pytest.approx(25.6))]
+    assert score(replica("r1"), hits={"r1": 16}) == [(0.0, 0.0)]
 
 
 def test_backlog_and_slow_decode_cost() -> None:
@@ -51,7 +48,7 @@ def test_backlog_and_slow_decode_cost() -> None:
 def test_all_at_once_is_the_cost_model_one_by_one(each, hits) -> None:
     replicas = [replica(f"r{i}", prefill_ms_per_token=p, tpot_ms=t) for i, (_, p, t) in enumerate(each)]
     reserved = [Reservation(f"r{i}", backlog, backlog) for i, (backlog, _, _) in enumerate(each)]
-    got = score(*replicas, hits={f"r{i}": 64.0 * blocks for i, blocks in hits.items()}, reserved=reserved)
+    got = score(*replicas, hits={f"r{i}": depth for i, depth in hits.items()}, reserved=reserved)
     least = min(t for _, _, t in each)
     for (uncached, score_ms), (backlog, prefill_ms, tpot_ms) in zip(got, each, strict=True):
         assert score_ms == pytest.approx(
