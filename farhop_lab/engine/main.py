@@ -50,7 +50,9 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
         addresses: list[str] = []
         gpus: list[tuple[EngineCore, Faults]] = []
         for port in settings.listen_ports():
-            replica = Replica(settings.gpu(), voice, time.monotonic, tracer=tracer, adapters=settings.loras())
+            replica = Replica(
+                settings.gpu(), voice, time.monotonic, tracer=tracer, adapters=settings.loras(), link=settings.link()
+            )
             stack.callback(replica.close)
             gpus.append((replica.core, replica.faults))
             addresses.append(await _listen(stack, replica.application(), settings.host, port))

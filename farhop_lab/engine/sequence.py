@@ -22,7 +22,7 @@ class Wanted(msgspec.Struct, frozen=True):
     """What a request asks for. `max_tokens` None means up to the end of the context. `stop` are texts, cut before.
 
     `adapter` names a LoRA adapter, "" is the model itself. `generates` False: one pass over the prompt is all
-    (embeddings, rankings), and no token comes of it.
+    (embeddings, rankings), and no token comes of it. `keeps`: another engine will fetch the prompt's KV when it ends.
     """
 
     prompt: bytes
@@ -33,6 +33,7 @@ class Wanted(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     generates: bool = True
     adapter: str = ""
+    keeps: bool = False
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -59,6 +60,7 @@ class Sequence:
         "finished",
         "id",
         "ignore_eos",
+        "keeps",
         "max_tokens",
         "min_tokens",
         "output_tokens",
@@ -72,7 +74,7 @@ class Sequence:
     )
 
     def __init__(self, id: str, wanted: Wanted, voice: Voice, profile: Profile) -> None:  # noqa: A002
-        self.id, self.adapter = id, wanted.adapter
+        self.id, self.adapter, self.keeps = id, wanted.adapter, wanted.keeps
         self.text = bytearray(wanted.prompt)
         self.prompt_tokens = self.total_tokens = token_count(wanted.prompt)
         self.max_tokens = _max_tokens(wanted, self.prompt_tokens, profile.context_tokens)
