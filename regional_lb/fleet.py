@@ -49,7 +49,7 @@ class Fleet:
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
         # Who is able, by model, as long as nothing happens to anybody's health and no back-off ends.
-        self._able: dict[str, Subset] = {}
+        self._able: dict[str | tuple[str], Subset] = {}  # (model,): who prefills for it
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
         self._ears: dict[type[Event], Callable[[Any, float], str | None]] = {
@@ -124,17 +124,22 @@ class Fleet:
         """The replicas that serve the model and may take work."""
         if now >= self._able_until:
             self._able.clear()
-        return self._able.get(model) or self._find_able(model, now)
+        return self._able.get(model) or self._find_able(model, self.view.by_model.get(model, ()), now)
+
+    def able_to_prefill(self, model: str, now: float) -> Subset:
+        """The replicas that prefill for the model's others and may take work."""
+        if now >= self._able_until:
+            self._able.clear()
+        return self._able.get((model,)) or self._find_able((model,), self.view.prefillers.get(model, ()), now)
 
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
         return self.whole.only(some)
 
-    def _find_able(self, model: str, now: float) -> Subset:
+    def _find_able(self, key: str | tuple[str], serving: tuple[str, ...], now: float) -> Subset:
         if not self._able:
             self._able_until = inf
         names: list[str] = []
-        serving = self.view.by_model.get(model, ())
         for name in serving:
             health = self.health[name].read(now)
             if health.state in _ABLE:
@@ -144,7 +149,7 @@ class Fleet:
         at = self.whole.of.at
         able = Subset(tuple(names), np.array([at[name] for name in names], dtype=np.intp))
         if serving:  # others' names come from outside, without end
-            self._able[model] = able
+            self._able[key] = able
         return able
 
     # -- what happened
@@ -193,6 +198,13 @@ class Fleet:
         speed = self.speeds.get(name)
         if speed is not None:
             speed.began(elapsed_ms, tokens)
+            self.whole.rate(self.whole.of.at[name], speed)
+
+    def computed(self, name: str, elapsed_ms: float, tokens: float) -> None:
+        """A prefill for another replica ended `elapsed_ms` after dispatch, behind and with `tokens` of its own."""
+        speed = self.speeds.get(name)
+        if speed is not None:
+            speed.prefilled(elapsed_ms, tokens)
             self.whole.rate(self.whole.of.at[name], speed)
 
     def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int) -> None:

@@ -16,7 +16,8 @@ class Live:
     """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
 
     `due` is what its timer is set for. `prefilled_at` is when its first token came, or, where the answer comes in one
-    piece and does not show it, when that was due.
+    piece and does not show it, when that was due. `prefiller` computes the prompt for `replica` now, "" if nobody does;
+    `whole`: nobody is to do so any more.
     """
 
     request: Request
@@ -26,6 +27,8 @@ class Live:
     budgeted: bool = False
     started: bool = False
     replica: str = ""
+    prefiller: str = ""
+    whole: bool = False
     tried: tuple[str, ...] = ()
     due: float = 0.0
     forwarded_at: float = 0.0
@@ -36,3 +39,8 @@ class Live:
     def chosen(self) -> Scored | None:
         """What the last attempt was expected to meet."""
         return self.pick.chosen if self.pick is not None else None
+
+    @property
+    def paired(self) -> bool:
+        """Whether another replica computed, or computes, the prompt in the last attempt."""
+        return self.pick is not None and self.pick.prefill is not None

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from farhop.balance import chain
-from regional_lb import admission
+from regional_lb import admission, pairs
 from regional_lb.pick import expected_wait_ms, least_prefill, pick
 from regional_lb.policy import Need
 
@@ -59,13 +59,20 @@ class Outlook:
             tenant=request.tenant,
         )
 
-    def consider(self, request: Request, need: Need, now: float, without: tuple[str, ...] = ()) -> Pick | None:
-        """Score the healthy replicas for a request; None if there are none."""
+    def consider(
+        self, request: Request, need: Need, now: float, without: tuple[str, ...] = (), *, whole: bool = False
+    ) -> Pick | None:
+        """Score the healthy replicas for a request; None if there are none. `whole`: without one that prefills."""
         able = self._fleet.able(request.model, now).without(without)
         if not able:
             return None
         hits = self._fleet.trie.match(request.chain)
-        return pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng)
+        choice = pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng)
+        chosen = choice.chosen
+        if chosen is not None and request.model in self._fleet.view.prefillers and request.divisible and not whole:
+            others = self._fleet.able_to_prefill(request.model, now).without(without)
+            choice.prefill = pairs.prefiller(need, chosen, self._fleet.table(others), hits, now)
+        return choice
 
     def turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
         """Why a guest may not enter; None for who is none. That nobody is healthy is for the queue to say."""

@@ -38,9 +38,10 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class Pick:
-    """The choice and the field it was made from. `chosen` None: nobody has room."""
+    """The choice and the field it was made from. `chosen` None: nobody has room. `prefill`: who computes the prompt for
+    the chosen one, None if that does it itself."""
 
-    __slots__ = ("_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "chosen", "policy")
+    __slots__ = ("_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "chosen", "policy", "prefill")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Pick:
         self.policy, self._names, self._prompt_tokens = policy, names, prompt_tokens
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
         self.chosen: Scored | None = None
+        self.prefill: Scored | None = None
 
     def scored(self, place: int) -> Scored:
         """One replica of the field."""
@@ -73,6 +75,12 @@ class Pick:
         )  # fmt: skip
         shorter.chosen = self.chosen
         return shorter
+
+    @property
+    def prefill_ms(self) -> float:
+        """Until the prompt is computed, with all that is before it wherever that is done; 0 if nobody was chosen."""
+        one = self.prefill or self.chosen
+        return (one.backlog_tokens + one.uncached_tokens) * one.prefill_ms_per_token if one is not None else 0.0
 
     @property
     def field(self) -> tuple[Scored, ...]:

@@ -7,6 +7,8 @@ speed in the flow.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from farhop.balance.machine import Address, Event
@@ -30,7 +32,8 @@ class Sample(msgspec.Struct, frozen=True):
 class Replica(msgspec.Struct, frozen=True):
     """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt may
     be on its way to it before more waits here (its own step budget: beyond that its queue would grow).
-    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured."""
+    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `role` prefill: it computes
+    prompts for the others, and answers nobody."""
 
     name: str
     address: Address
@@ -43,22 +46,30 @@ class Replica(msgspec.Struct, frozen=True):
     tpot_ms: float
     usd_per_hour: float = 0.0
     sample: Sample | None = None
+    role: Literal["mixed", "prefill", "decode"] = "mixed"
 
 
 class View(msgspec.Struct, frozen=True):
-    """All replicas by name, and the names of those that serve a model."""
+    """All replicas by name, and the names of those that serve a model, and of those that only prefill for it."""
 
     replicas: dict[str, Replica]
     by_model: dict[str, tuple[str, ...]]
+    prefillers: dict[str, tuple[str, ...]] = {}
 
 
 def view_of(replicas: list[Replica]) -> View:
     """Index replicas. Names are unique (configuration sees to it)."""
     by_model: dict[str, list[str]] = {}
+    prefillers: dict[str, list[str]] = {}
     for replica in replicas:
+        index = prefillers if replica.role == "prefill" else by_model
         for model in sorted(replica.models):
-            by_model.setdefault(model, []).append(replica.name)
-    return View({r.name: r for r in replicas}, {model: tuple(names) for model, names in by_model.items()})
+            index.setdefault(model, []).append(replica.name)
+    return View(
+        {r.name: r for r in replicas},
+        {model: tuple(names) for model, names in by_model.items()},
+        {model: tuple(names) for model, names in prefillers.items()},
+    )
 
 
 class ViewSwapped(Event, frozen=True):

@@ -157,4 +157,5 @@ def _replica(config: ReplicaConfig) -> Replica:
         prefill_ms_per_token=config.prefill_ms_per_token,
         tpot_ms=config.tpot_ms,
         usd_per_hour=config.usd_per_hour,
+        role=config.role,
     )

@@ -88,9 +88,13 @@ class Speed:
 
     def began(self, elapsed_ms: float, prefill_tokens: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt."""
+        # The first token also waits for about one decode step, which is not prefill.
+        self.prefilled(max(elapsed_ms - self.tpot_ms, 0.1 * elapsed_ms), prefill_tokens)
+
+    def prefilled(self, elapsed_ms: float, prefill_tokens: float) -> None:
+        """So many uncached tokens of prompt took `elapsed_ms`, and nothing else was done in that time."""
         if prefill_tokens >= _SMALLEST_PREFILL_TOKENS:
-            # The first token also waits for about one decode step, which is not prefill.
-            self._prefill.update(max(elapsed_ms - self.tpot_ms, 0.1 * elapsed_ms) / prefill_tokens)
+            self._prefill.update(elapsed_ms / prefill_tokens)
 
     def ended(self, decode_ms: float, service_ms: float, completion_tokens: int) -> None:
         """An answer ended `decode_ms` after its first token and `service_ms` after dispatch."""

@@ -28,7 +28,8 @@ class Request(msgspec.Struct, frozen=True):
     `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
     the request came straight from a client. `narrow` are lists of places to stay within (one of each): never a
     widening. `key` names the API key, `issuer` the global balancer that forwarded the request here. `session` is a hash
-    of what the client calls its session, 0 without one, or where nothing asks for it.
+    of what the client calls its session, 0 without one, or where nothing asks for it. `divisible`: a replica may
+    prefill it for another.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Request(msgspec.Struct, frozen=True):
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
     session: int = 0
+    divisible: bool = False
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -74,6 +76,21 @@ class RequestArrived(Event, frozen=True):
     """Head and body are read, identity is known, and nothing has been decided."""
 
     request: Request
+
+
+class PrefillEnded(Event, frozen=True):
+    """The first half of an attempt is done: its decode replica is being sent the request, and where the KV is."""
+
+    id: str
+    attempt: int
+
+
+class PrefillFailed(Event, frozen=True):
+    """The first half of an attempt broke, or the engine there refused it; its decode replica was sent nothing."""
+
+    id: str
+    attempt: int
+    outcome: Outcome
 
 
 class AttemptBegan(Event, frozen=True):
@@ -130,11 +147,19 @@ class Command(msgspec.Struct, frozen=True):
     """Something to be done."""
 
 
+class Prefill(msgspec.Struct, frozen=True):
+    """The replica that computes a request's prompt before the one that answers it is asked."""
+
+    target: str
+    address: Address
+
+
 class Forward(Command, frozen=True):
     """Send the request upstream as attempt number `attempt` (from 1). `target` is the region or replica chosen.
 
     `promised_ttft_ms` is the prediction the choice rests on, None where there is no other choice: then it is no reason
-    to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it.
+    to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it. With
+    `prefill` the prompt is computed there first: PrefillEnded or PrefillFailed says how that went.
     """
 
     id: str
@@ -144,6 +169,7 @@ class Forward(Command, frozen=True):
     promised_ttft_ms: float | None
     lawful: frozenset[str] | None = None
     reasons: Any = None
+    prefill: Prefill | None = None
 
 
 class Hold(Command, frozen=True):

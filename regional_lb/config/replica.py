@@ -16,6 +16,7 @@ Milliseconds = Annotated[float, Field(gt=0, le=60_000)]
 Model = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 
 
+Role = Literal["mixed", "prefill", "decode"]
 EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "triton"]
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
 _PATH = re.compile(r"/[!-~]{0,255}")
@@ -44,7 +45,8 @@ class ReplicaConfig(Part):
     """One engine endpoint. Slots, KV tokens and speeds are starting points: metrics and measurement correct them.
 
     `engine` is found out from the page where it is not told, `metrics` is where that engine has it. `dcgm` is the page
-    of its host's DCGM exporter, `gpus` are those it runs on there (index or UUID), all if it is empty.
+    of its host's DCGM exporter, `gpus` are those it runs on there (index or UUID), all if it is empty. With role
+    `prefill` it computes prompts for others and answers nobody (docs/disaggregation.md).
     """
 
     url: str
@@ -54,6 +56,7 @@ class ReplicaConfig(Part):
     gpus: Annotated[tuple[Annotated[str, Field(pattern=r"^[!-~]{1,64}$")], ...], Field(max_length=64)] = ()
     models: Annotated[list[Model], Field(min_length=1, max_length=64)]
     name: Annotated[str, Field(pattern=r"^[!-~]{0,128}$")] = ""
+    role: Role = "mixed"
     gpu: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
     slots: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     kv_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 25_000
