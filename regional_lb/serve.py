@@ -98,6 +98,8 @@ class RegionalTier(ObservedTier):
         """Where it was served, under which decision, by whom."""
         forward = journey.forward
         replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n" if forward is not None else b""
+        if forward is not None and forward.prefill is not None:
+            replica += b"x-farhop-prefill-replica: " + forward.prefill.target.encode() + b"\r\n"
         visit: Visit = journey.context
         decision = visit.decision_id.encode()
         return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
@@ -111,7 +113,8 @@ class PickReasons:
         chosen = decision.chosen
         if chosen is None:
             return {}
-        return {
+        pair: dict[str, Value] = {} if decision.prefill is None else {a.PREFILL_REPLICA: decision.prefill.replica}
+        return pair | {
             a.REPLICA: chosen.replica,
             a.HIT_TOKENS: round(chosen.hit_tokens),
             a.POLICY: decision.policy.name,
@@ -124,6 +127,7 @@ class PickReasons:
             "policy": decision.policy.name,
             "unit": decision.policy.unit,
             "chosen": decision.chosen.replica if decision.chosen is not None else None,
+            "prefill": decision.prefill.replica if decision.prefill is not None else None,
             "candidates": [
                 {
                     "replica": s.replica,
@@ -141,14 +145,15 @@ class PickReasons:
 
     def predicted_hit_tokens(self, decision: Pick) -> float:
         """What the chosen replica was thought to hold."""
-        return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
+        chosen = decision.chosen
+        if chosen is None:
+            return 0.0
+        # Once it has fetched what another computed, it holds all of it.
+        return chosen.hit_tokens if decision.prefill is None else chosen.hit_tokens + chosen.uncached_tokens
 
     def predicted_ttft_ms(self, decision: Pick) -> float | None:
         """Until all prefill before it and its own are done."""
-        chosen = decision.chosen
-        if chosen is None:
-            return None
-        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+        return decision.prefill_ms if decision.chosen is not None else None
 
 
 class RegionalDesk:
@@ -189,6 +194,7 @@ class RegionalDesk:
             "replica": name,
             "address": str(replica.address),
             "models": sorted(replica.models),
+            "role": replica.role,
             "state": health.state,
             "why": health.why,
             "in_flight": load.in_flight,

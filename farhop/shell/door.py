@@ -161,6 +161,7 @@ class Door:
             lawful=caller.lawful,
             narrow=caller.narrow,
             promised_ttft_ms=caller.promised_ttft_ms,
+            divisible=prompt.divisible,
             session=self._session.read(caller.tenant, body, headers) if self._session is not None else 0,
         )
         return request, prompt
