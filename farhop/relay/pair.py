@@ -127,7 +127,8 @@ class PrefillRun:
 
     def _told(self, told: Fetched | FetchError) -> None:
         if isinstance(told, FetchError):
-            self._relay.prefill_failed(self, told.outcome)
+            too_much = told.reason == "size"
+            self._relay.prefill_failed(self, outcome.PREFILL_FAILED if too_much else told.outcome)
         elif 400 <= told.status < 500:
             self._relay.prefill_failed(self, outcome.ENGINE_ERROR)
         elif told.status == 200 and (where := where_is_it(told.body)) is not None:
