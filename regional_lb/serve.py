@@ -164,9 +164,10 @@ class RegionalDesk:
         self.stopping = False
 
     def ready(self) -> bool:
-        """Some replica can take work, and we are not on our way out."""
-        now = self._clock.now()
-        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.health.values())
+        """Some replica can answer, and we are not on our way out."""
+        now, replicas = self._clock.now(), self._flow.view.replicas
+        able = (name for name, health in self._flow.health.items() if health.read(now).state in ("up", "suspect"))
+        return not self.stopping and any(replicas[name].role != "prefill" for name in able)
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""

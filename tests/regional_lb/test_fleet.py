@@ -192,3 +192,20 @@ def _agrees(fleet: Fleet, now: float) -> None:
         )
         fits = fits and (known.sample is None or not known.sample.waiting or now - known.sample.at >= 3.0)
         assert bool(table.room(10.0, 5.0, now)[place]) is fits
+
+
+def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    known.adopt(view_of([replica("p", role="prefill"), replica("d")]))
+    for name in ("p", "d"):
+        known.hear(ReplicaProbed(name, True), 0.0)
+    assert known.able(MODEL, 0.0).names == ("d",)
+    assert known.able_to_prefill(MODEL, 0.0).names == ("p",)
+    assert known.able_to_prefill("nowhere", 0.0).names == ()
+    known.failed("p", outcome.CONNECT_FAILED, 0.0)
+    assert known.able_to_prefill(MODEL, 0.0).names == ()
+    known.computed("gone", 100.0, 1000.0)  # no news
+    before = known.speeds["p"].prefill_ms_per_token
+    known.computed("p", 500.0, 1000.0)
+    assert known.speeds["p"].prefill_ms_per_token > before
+    assert known.whole.prefill_ms_per_token[known.whole.of.at["p"]] == known.speeds["p"].prefill_ms_per_token

@@ -17,5 +17,13 @@ def test_replicas_are_found_by_name_and_by_model() -> None:
         view.by_model = {}  # type: ignore[misc]
 
 
+def test_who_prefills_answers_nobody() -> None:
+    view = view_of([replica("p", role="prefill"), replica("d", role="decode"), replica("m")])
+    assert view.by_model == {MODEL: ("d", "m")}
+    assert view.prefillers == {MODEL: ("p",)}
+    assert set(view.replicas) == {"p", "d", "m"}
+
+
 def test_a_region_may_be_empty() -> None:
-    assert view_of([]).by_model == {}
+    view = view_of([])
+    assert (view.by_model, view.prefillers) == ({}, {})

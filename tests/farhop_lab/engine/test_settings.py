@@ -37,3 +37,9 @@ def test_overrides_reach_the_gpu() -> None:
 def test_what_is_wrong_is_named(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=field):
         EngineSettings(**settings)
+
+
+def test_kv_travels_and_is_held_in_the_engines_own_time() -> None:
+    link = EngineSettings(ports=[0], speedup=10, kv_link_gbps=100, kv_hold_s=20).link()
+    assert link.hold_s == 2.0
+    assert link.ms_per_token == pytest.approx(131_072 * 8 / 100e9 * 1e3 / 10)

@@ -229,3 +229,14 @@ def test_an_engine_nobody_knows_is_named_with_those_that_are() -> None:
 def test_where_a_page_is_must_be_a_plain_url_with_a_path(field: str, url: str) -> None:
     assert list(problems({"url": "http://a:1", field: url})) == [f"replicas.0.{field}"]
     assert place_of("http://a:9400/metrics") == (Address("a", 9400), "/metrics")
+
+
+def test_who_prefills_needs_somebody_who_answers() -> None:
+    alone = {"url": "http://10.0.0.1:8000", "models": ["llama", "qwen"], "role": "prefill"}
+    answers = {"url": "http://10.0.0.2:8000", "models": ["llama"], "role": "decode"}
+    (said,) = problems(replicas=[alone, answers]).values()
+    assert "'qwen' has replicas of role prefill only; give it one of role decode or mixed" in said
+    config = RegionalConfig.model_validate(document(replicas=[alone, {**answers, "models": ["llama", "qwen"]}]))
+    assert [replica.role for replica in config.replicas] == ["prefill", "decode"]
+    assert RegionalConfig.model_validate(document()).replicas[0].role == "mixed"
+    assert "replicas.0.role" in problems({"role": "both"})
