@@ -27,7 +27,7 @@ from regional_lb.recent import Cached
 from regional_lb.shares import PeerHeard, PeersChanged, TurnsPassed
 from regional_lb.standing import EASE_S, Standing
 from regional_lb.table import Subset, Table
-from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, view_of
+from regional_lb.view import PREFILL, BlocksChanged, ReplicaProbed, ReplicaSampled, line_of, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -235,6 +235,10 @@ class Fleet:
         self.able(model, now)
         return self.standing.modes.get(model, Mode.EMPTY)
 
+    def able_to_prefill(self, model: str, now: float) -> Subset:
+        """The replicas that prefill for the model's others and may take work."""
+        return self.able(line_of(model, PREFILL), now)
+
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
         return self.whole.only(some)
@@ -362,6 +366,13 @@ class Fleet:
         if speed is not None:
             if speed.began(elapsed_ms, tokens):
                 self.standing.peers.began(name, elapsed_ms / tokens, now)
+            self.whole.rate(self.whole.of.at[name], speed)
+
+    def computed(self, name: str, elapsed_ms: float, tokens: float) -> None:
+        """A prefill for another replica ended `elapsed_ms` after dispatch, behind and with `tokens` of its own."""
+        speed = self.speeds.get(name)
+        if speed is not None:
+            speed.prefilled(elapsed_ms, tokens)
             self.whole.rate(self.whole.of.at[name], speed)
 
     def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int) -> None:

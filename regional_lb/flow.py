@@ -1,9 +1,9 @@
 """The regional tier's machine: admission -> queue -> policy -> pick, and what follows when things break.
 
-Invariants: a request holds at most one reservation, from its Forward until its attempt is over; it is in the queue or
-holds a reservation or is being concluded, never two of them; every request that arrives is concluded exactly once, by
-an Answer, by its attempt's end or by its client leaving; nothing is forwarded that is not lawful here at that moment.
-Never awaits, never opens anything, never sees a body.
+Invariants: a request holds at most one reservation, from its Forward until its attempt is over, beside that of its
+prefill half (regional_lb.pairs); it is in the queue or holds a reservation or is being concluded, never two of them;
+every request that arrives is concluded exactly once, by an Answer, by its attempt's end or by its client leaving;
+nothing is forwarded that is not lawful here at that moment. Never awaits, never opens anything, never sees a body.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from regional_lb.fleet import Fleet
 from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.live import Live
 from regional_lb.outlook import Outlook
+from regional_lb.pairs import Pairs
 from regional_lb.policy import Policies, PoliciesChanged
 from regional_lb.queue import WaitingRoom
 from regional_lb.shares import Shares
@@ -78,6 +79,7 @@ class RegionalFlow:
         self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
         self.blocks, self.adapters = self._fleet.blocks, self._fleet.adapters
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
+        self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law))
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
         self.accepted_bytes: dict[str, float] = {}
         self.predicted_tokens = self.actual_tokens = 0.0
@@ -89,6 +91,8 @@ class RegionalFlow:
             machine.AttemptEnded: self._ended,
             machine.AttemptFailed: self._failed,
             machine.AttemptRefused: self._failed,  # an engine is no tier; should one say so, it did not answer
+            machine.PrefillEnded: self._prefill_ended,
+            machine.PrefillFailed: self._prefill_failed,
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
             ViewSwapped: self._view_swapped,
@@ -147,7 +151,7 @@ class RegionalFlow:
             if live.request.stream and live.chosen is not None:
                 live.prefilled_at = now
                 chosen, elapsed_ms = live.chosen, (now - live.forwarded_at) * 1e3
-                ahead_tokens = chosen.backlog_tokens + chosen.uncached_tokens
+                ahead_tokens = 0.0 if live.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
                 else:
@@ -180,10 +184,26 @@ class RegionalFlow:
             self._fleet.lingers(held, live.forwarded_at, now, event.outcome)
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
-        self.ledger.release(event.id)
+        self._pairs.give_back(live)
         self._fleet.lingers(held, live.forwarded_at, now, event.outcome)
         live.replica = ""
         return [*self._elsewhere(live, failed, event.outcome, now), *self._fill(failed, now)]
+
+    def _prefill_ended(self, event: machine.PrefillEnded, now: float) -> list[Command]:
+        live = self._under_way(event)
+        if live is not None and live.prefiller:
+            self._pairs.ended(live, now)
+        return []
+
+    def _prefill_failed(self, event: machine.PrefillFailed, now: float) -> list[Command]:
+        live = self._under_way(event)
+        if live is None or not live.prefiller:
+            return []
+        freed, failed = live.replica, self._pairs.failed(live, event.outcome, now)
+        self._pairs.give_back(live)
+        live.replica = ""
+        again = self._again(live, now) if live.whole else self._elsewhere(live, failed, event.outcome, now)
+        return [*again, *self._fill(freed, now)]
 
     def _client_left(self, event: machine.ClientLeft, now: float) -> list[Command]:
         live = self._live.get(event.id)
@@ -207,7 +227,7 @@ class RegionalFlow:
         self.ledger.began(event.id)
         return [self._timer(live, live.request.deadline), *self._fill(live.replica, now)]
 
-    def _under_way(self, event: AttemptEvent) -> Live | None:
+    def _under_way(self, event: AttemptEvent | machine.PrefillEnded | machine.PrefillFailed) -> Live | None:
         """The request if this very attempt of it is under way: what is said of an earlier one is no news."""
         live = self._live.get(event.id)
         return live if live is not None and live.replica and live.attempts == event.attempt else None
@@ -251,13 +271,15 @@ class RegionalFlow:
         silent, self._fleet.silent = self._fleet.silent, []
         for live in list(self._live.values()):
             request, reason = live.request, outcome.FIRST_BYTE_TIMEOUT
-            if live.replica not in silent or live.started or request.id not in self._live:
+            if (live.prefiller or live.replica) not in silent or live.started or request.id not in self._live:
                 continue
-            if not self.outlook.serving(live.line, now, (live.replica, *live.tried)):
+            others = self.outlook.serving(live.line, now, (live.replica, *live.tried))
+            if not others and not live.prefiller:
                 continue  # it may yet answer
             if retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
+                broken = machine.PrefillFailed if live.prefiller else machine.AttemptFailed
                 cancel = machine.Cancel(request.id, live.attempts)
-                commands += [cancel, *self._failed(machine.AttemptFailed(request.id, live.attempts, reason), now)]
+                commands += [cancel, *self.handle(broken(request.id, live.attempts, reason), now)]
         return commands
 
     # -- placing
@@ -267,7 +289,7 @@ class RegionalFlow:
         request = live.request
         if live.tried and not self.outlook.serving(live.line, now, live.tried):
             live.tried = ()  # better the same replica again than none
-        choice = self.outlook.consider(request, live.need, now, live.tried, aside, live.assigned)
+        choice = self.outlook.consider(request, live.need, now, live.tried, aside, live.assigned, whole=live.whole)
         if choice is None or choice.chosen is None:
             return []
         chosen = choice.chosen
@@ -276,15 +298,16 @@ class RegionalFlow:
         live.attempts += 1
         live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
         choice.policy.placed(chosen.replica, self._fleet.whole)
+        half = self._pairs.begin(live, now)
         uncached = int(chosen.uncached_tokens)
-        self.ledger.reserve(request.id, Reservation(chosen.replica, uncached, uncached + int(live.need.output_tokens)))
         self._fleet.adapters.sent(chosen.replica, request.model)
-        prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token + chosen.delay_ms
-        live.prefilled_at = now + prefill_ms / 1e3
+        kv_tokens, ttft_ms = uncached + int(live.need.output_tokens), choice.prefill_ms
+        self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens))
+        live.prefilled_at = now + ttft_ms / 1e3
         address = self.view.replicas[chosen.replica].address
         return [
             self._timer(live, request.deadline if request.stream else min(request.deadline, live.prefilled_at)),
-            machine.Forward(request.id, live.attempts, chosen.replica, address, prefill_ms, reasons=choice),
+            machine.Forward(request.id, live.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
         ]
 
     def _hold(self, live: Live, now: float) -> list[Command]:
@@ -361,14 +384,16 @@ class RegionalFlow:
 
     def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
-        request = live.request
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
             return [self._refuse(live, reason, "the replica failed before it answered", now)]
         if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
             live.budgeted = self._budget.take()
         live.transport_retries += reason.source is Source.TRANSPORT
         live.tried += (failed,)
-        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
+        return self._again(live, now)
+
+    def _again(self, live: Live, now: float) -> list[Command]:
+        refusal = admission.refusal(live.request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [self._refuse(live, refusal.outcome, refusal.detail, now)]
         return self._place(live, now) or self._hold(live, now)
@@ -389,7 +414,7 @@ class RegionalFlow:
         request_id = live.request.id
         del self._live[request_id]
         self.queue.remove(request_id, served=False)
-        self.ledger.release(request_id)
+        self._pairs.give_back(live)
         self._budget.ended()
         if live.budgeted:
             self._budget.give()
@@ -399,7 +424,7 @@ class RegionalFlow:
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
         self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens)
-        if usage.cached_tokens is not None and live.chosen is not None:
+        if usage.cached_tokens is not None and live.chosen is not None and not live.paired:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
             if not live.chosen.exact and self._fleet.overrated(

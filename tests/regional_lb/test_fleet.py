@@ -403,3 +403,20 @@ def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatc
     assert known.hits(path, whole) == [(4, 1)]
     known.trie.insert("r1", path[:1])
     assert sorted(known.hits(path, whole)) == [(1, 0), (4, 1)]
+
+
+def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    known.adopt(view_of([replica("p", role="prefill"), replica("d")]))
+    for name in ("p", "d"):
+        known.hear(ReplicaProbed(name, True), 0.0)
+    assert known.able(MODEL, 0.0).names == ("d",)
+    assert known.able_to_prefill(MODEL, 0.0).names == ("p",)
+    assert known.able_to_prefill("nowhere", 0.0).names == ()
+    known.failed("p", outcome.CONNECT_FAILED, 0.0)
+    assert known.able_to_prefill(MODEL, 0.0).names == ()
+    known.computed("gone", 100.0, 1000.0)  # no news
+    before = known.speeds["p"].prefill_ms_per_token
+    known.computed("p", 500.0, 1000.0)
+    assert known.speeds["p"].prefill_ms_per_token > before
+    assert known.whole.prefill_ms_per_token[known.whole.of.at["p"]] == known.speeds["p"].prefill_ms_per_token
