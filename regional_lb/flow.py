@@ -15,33 +15,27 @@ import msgspec
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
-from farhop.balance.ledger import Reservation
-from farhop.balance.outcome import Source
 from regional_lb import admission
 from regional_lb.fleet import Fleet
 from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.live import Live
 from regional_lb.outlook import Outlook
 from regional_lb.pairs import Pairs
+from regional_lb.placing import Placing
 from regional_lb.policy import Policies, PoliciesChanged
 from regional_lb.queue import WaitingRoom
 from regional_lb.shares import Shares
 from regional_lb.split import Splits, SplitsChanged
-from regional_lb.view import ViewSwapped, model_of
+from regional_lb.view import ViewSwapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Answer, Command, Event, Usage
-    from farhop.balance.outcome import Outcome
-    from regional_lb.table import Subset, Table
+    from farhop.balance.machine import Command, Event, Usage
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
-
-K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-RETRY_AFTER_S = 1.0
 
 
 class FlowConfig(msgspec.Struct, frozen=True):
@@ -57,7 +51,7 @@ class FlowConfig(msgspec.Struct, frozen=True):
     foreign: admission.Foreign = admission.Foreign()
 
 
-class RegionalFlow:
+class RegionalFlow(Placing):
     """See the module's head. `weight_of` gives a tenant's share of its band."""
 
     def __init__(
@@ -108,7 +102,7 @@ class RegionalFlow:
     @property
     def miscounts(self) -> int:
         """Prompts of which an engine counted other tokens than the tokenizer here."""
-        return self._fleet.miscounts
+        return self._fleet.memory.miscounts
 
     @property
     def under_way(self) -> int:
@@ -232,10 +226,6 @@ class RegionalFlow:
         live = self._live.get(event.id)
         return live if live is not None and live.replica and live.attempts == event.attempt else None
 
-    def _timer(self, live: Live, at: float) -> Command:
-        live.due = at
-        return machine.SetTimer(live.request.id, at)
-
     # -- the world's edges
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
@@ -282,142 +272,7 @@ class RegionalFlow:
                 commands += [cancel, *self.handle(broken(request.id, live.attempts, reason), now)]
         return commands
 
-    # -- placing
-
-    def _place(self, live: Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
-        """Forward the request if some replica but those `aside` has room; [] otherwise."""
-        request = live.request
-        if live.tried and not self.outlook.serving(live.line, now, live.tried):
-            live.tried = ()  # better the same replica again than none
-        choice = self.outlook.consider(request, live.need, now, live.tried, aside, live.assigned, whole=live.whole)
-        if choice is None or choice.chosen is None:
-            return []
-        chosen = choice.chosen
-        if not self._fleet.admit(chosen.replica, now):
-            return []
-        live.attempts += 1
-        live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
-        choice.policy.placed(chosen.replica, self._fleet.whole)
-        half = self._pairs.begin(live, now)
-        uncached = int(chosen.uncached_tokens)
-        self._fleet.adapters.sent(chosen.replica, request.model)
-        kv_tokens, ttft_ms = uncached + int(live.need.output_tokens), choice.prefill_ms
-        self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens))
-        live.prefilled_at = now + ttft_ms / 1e3
-        address = self.view.replicas[chosen.replica].address
-        return [
-            self._timer(live, request.deadline if request.stream else min(request.deadline, live.prefilled_at)),
-            machine.Forward(request.id, live.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
-        ]
-
-    def _hold(self, live: Live, now: float) -> list[Command]:
-        request, tokens = live.request, live.need.prompt_tokens
-        if not self.outlook.serving(live.line, now):
-            return [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now)]
-        if self.outlook.hopeless(live, self.config.queue_wait_s, now):
-            return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
-        commands: list[Command] = []
-        if not self.queue.fits(tokens):
-            victim = self.queue.victim(request.priority, tokens)
-            if victim is None:
-                return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
-            detail = "the region's queue is full, and others go first"
-            commands.append(self._refuse(self._live[victim.id], outcome.QUEUE_FULL, detail, now))
-        self.queue.push(
-            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
-        )
-        commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + self.config.queue_wait_s))]
-        # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
-        return commands + self._fill_line(live.line, now) if self.queue.waiting(live.line) > 1 else commands
-
-    def _fill(self, replica: str, now: float) -> list[Command]:
-        """Give what was freed at a replica to those who wait for what it serves."""
-        if not len(self.queue) or replica not in self.view.replicas:
-            return []
-        serves = self.view.replicas[replica].models
-        return [c for line in self.queue.models() if model_of(line) in serves for c in self._fill_line(line, now)]
-
-    def _fill_all(self, now: float) -> list[Command]:
-        return [c for line in self.queue.models() for c in self._fill_line(line, now)]
-
-    def _fill_line(self, line: str, now: float) -> list[Command]:
-        """Let go as many as there is room for, or all of them if nobody is there to serve."""
-        commands: list[Command] = []
-        while waiting := self.queue.waiting(line):
-            able = self.outlook.serving(line, now)
-            if not able:
-                everybody = [self._live[w.id] for w in self.queue.first(line, waiting)]
-                return commands + [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now) for live in everybody]
-            # No room for the smallest request there is: there is no point in scoring.
-            released = self._release_one(line, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
-            if not released:
-                break
-            commands += released
-        return commands
-
-    def _release_one(self, line: str, able: Subset, now: float) -> list[Command]:
-        """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
-        table, starved = self._fleet.table(able), self.queue.starved(line, now)
-        aside: tuple[str, ...] = ()
-        if starved is not None:
-            if released := self._release(self._live[starved.id], table, now, aside):
-                return released
-            aside = (able.names[int(table.kv_taken_tokens.argmin())],)
-        first = [self._live[waiting.id] for waiting in self.queue.first(line, K_WAITING)]
-        for live in self.outlook.in_turn(first, table, now):
-            if released := self._release(live, table, now, aside):
-                return released
-        return []
-
-    def _release(self, live: Live, able: Table, now: float, aside: tuple[str, ...]) -> list[Command]:
-        """Forward one that waits, or refuse it if it may not go any more; [] if it must go on waiting."""
-        request = live.request
-        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
-        if refusal is not None:
-            return [self._refuse(live, refusal.outcome, refusal.detail, now)]
-        if self.outlook.too_late(request, live.need, able, now):
-            return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no room in time to be served by the deadline", now)]
-        placed = self._place(live, now, aside)
-        if placed:
-            self.queue.remove(request.id, served=True)
-        return placed
-
-    def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
-        """After a failure before the first byte: another replica, within the retry rules, or an answer."""
-        if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
-            return [self._refuse(live, reason, "the replica failed before it answered", now)]
-        if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
-            live.budgeted = self._budget.take()
-        live.transport_retries += reason.source is Source.TRANSPORT
-        live.tried += (failed,)
-        return self._again(live, now)
-
-    def _again(self, live: Live, now: float) -> list[Command]:
-        refusal = admission.refusal(live.request, self.config.region, self.law, self.view, now)
-        if refusal is not None:
-            return [self._refuse(live, refusal.outcome, refusal.detail, now)]
-        return self._place(live, now) or self._hold(live, now)
-
-    # -- endings and learning
-
-    def _refuse(self, live: Live, reason: Outcome, detail: str, now: float) -> Answer:
-        self._over(live)
-        if reason.source is Source.LAW:
-            return machine.Answer(live.request.id, reason, detail)
-        if reason is outcome.NO_REPLICA:
-            return machine.Answer(live.request.id, reason, detail, RETRY_AFTER_S)  # nobody knows how long
-        wait_ms = self.outlook.wait_ms(live.line, now)
-        return machine.Answer(live.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
-
-    def _over(self, live: Live) -> None:
-        """Forget a request and give back all it held."""
-        request_id = live.request.id
-        del self._live[request_id]
-        self.queue.remove(request_id, served=False)
-        self._pairs.give_back(live)
-        self._budget.ended()
-        if live.budgeted:
-            self._budget.give()
+    # -- learning
 
     def _learn(self, live: Live, usage: Usage, now: float) -> None:
         request = live.request
@@ -427,15 +282,9 @@ class RegionalFlow:
         if usage.cached_tokens is not None and live.chosen is not None and not live.paired:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
-            if not live.chosen.exact and self._fleet.overrated(
+            if not live.chosen.exact and self._fleet.memory.overrated(
                 live.replica, live.need, live.chosen.hit_tokens, usage.cached_tokens
             ):
                 self._fleet.caches(live.replica, request.chain, admission.hints(request, self.law))
         if request.tokens is not None:
-            self._fleet.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
-
-
-def _nobody(live: Live) -> str:
-    """Why a request is refused where nobody is able."""
-    which = f"version {live.assigned.version} of this model" if live.assigned is not None else "this model"
-    return f"no replica of {which} is healthy"
+            self._fleet.memory.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)

@@ -73,7 +73,7 @@ class Outlook:
 
     def _path(self, request: Request) -> Path | None:
         tokens = request.tokens
-        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.counts_right(request.model):
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.memory.counts_right(request.model):
             return None
         adapter = request.model if request.model in self._fleet.adapters.names else ""
         return Path(tokens.ids, adapter, tokens.cache_salt)
@@ -83,7 +83,7 @@ class Outlook:
 
         Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
         """
-        hits = self._fleet.hits(need.chain, some)
+        hits = self._fleet.memory.hits(need.chain, some)
         return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
 
     def assign(self, request: Request) -> Assigned | None:

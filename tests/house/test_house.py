@@ -80,7 +80,20 @@ def test_tests_mirror_sources(path: Path) -> None:
 MACHINES = [
     ROOT / tier / f"{room}.py"
     for tier in ("regional_lb", "global_lb")
-    for room in ("view", "admission", "policy", "pick", "flow", "queue", "split", "outlook")
+    for room in (
+        "view",
+        "admission",
+        "policy",
+        "pick",
+        "flow",
+        "queue",
+        "split",
+        "outlook",
+        "placing",
+        "fleet",
+        "memory",
+        "pairs",
+    )
     if (ROOT / tier / f"{room}.py").exists()
 ] + sorted((ROOT / "regional_lb" / "policy").glob("*.py"))
 

@@ -17,7 +17,7 @@ from farhop.balance.health import HealthConfig, Mode, State
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Forward, Usage
 from regional_lb.adapters import LOAD_MS
-from regional_lb.flow import K_WAITING
+from regional_lb.placing import K_WAITING
 from regional_lb.split import Rule, SplitsChanged
 from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.view import Replica, ReplicaProbed, Sample

@@ -8,7 +8,7 @@ from worlds import MODEL, fleet, replica, request
 from farhop.balance.ledger import Reservation
 from regional_lb.fleet import Fleet
 from regional_lb.pairs import PAIR_MIN_TOKENS, prefiller
-from regional_lb.pick import Scored
+from regional_lb.pick import NOTHING, Scored
 from regional_lb.policy import Need
 
 NEED = Need(prompt_tokens=1000.0, output_tokens=50.0, bytes_per_token=4.0, chain=request("q", 4000).chain)
@@ -26,7 +26,8 @@ def _best(known: Fleet, hits: dict[str, int] | None = None, uncached: float = 10
     for name in known.view.replicas:
         known.health[name].probed(True, 0.0)
     table = known.table(known.able_to_prefill(MODEL, 0.0))
-    found = prefiller(NEED, _chosen(uncached), table, hits or {}, 0.0)
+    held = [(depth, table.of.at[name]) for name, depth in (hits or {}).items()]
+    found = prefiller(NEED, _chosen(uncached), table, held, NOTHING, 0.0)
     return found.replica if found is not None else None
 
 
@@ -59,5 +60,5 @@ def test_only_those_of_that_role_and_model_and_in_health() -> None:
 
 
 def _best_now(known: Fleet) -> str | None:
-    found = prefiller(NEED, _chosen(), known.table(known.able_to_prefill(MODEL, 0.0)), {}, 0.0)
+    found = prefiller(NEED, _chosen(), known.table(known.able_to_prefill(MODEL, 0.0)), (), NOTHING, 0.0)
     return found.replica if found is not None else None
