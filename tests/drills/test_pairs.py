@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 from classic import Gpu, gpus, l4, region
 from inprocess import HOP_KEY, MODEL, until
 
@@ -113,6 +114,23 @@ async def test_a_pair_says_what_one_engine_says_and_says_who_they_were() -> None
         await world.at_rest()
         assert sum(gpu.replica.transfers.fetched_blocks for gpu in world.d) == 4 * 37
         assert world.p.replica.core.counters.generation_tokens == 4  # a token each
+
+
+async def test_both_engines_know_it_by_one_name_and_one_trace() -> None:
+    async with _world() as world:
+        heard: list[dict[str, str]] = []
+        for gpu in (world.p, *world.d):
+            serve = gpu.replica.serve
+
+            async def listen(request: web.Request, *rest: Any, serve: Any = serve) -> Any:
+                heard.append({name.lower(): value for name, value in request.headers.items()})
+                return await serve(request, *rest)
+
+            gpu.replica.serve = listen  # type: ignore[method-assign]
+        await world.ask(_prompt("zoe"))
+        first, second = heard
+        assert first["x-request-id"] == second["x-request-id"]
+        assert first["traceparent"] == second["traceparent"]
 
 
 async def test_a_conversation_stays_with_its_decode_engine_and_short_prompts_are_whole() -> None:

@@ -126,3 +126,12 @@ async def test_the_channel_knows_its_own_words_only(replica: Start) -> None:
     client = await replica()
     async with client.post("/lab/kv/fetch", request_id=1) as said:
         assert said.status == 400
+
+
+async def test_a_cache_that_is_full_of_what_is_held_takes_work_again_in_the_end(replica: Start) -> None:
+    client = await replica(kv_blocks=30, kv_hold_s=20.0)  # 25 of them are held for 0.2 s at this speed
+    await _prefilled(client)
+    began = time.monotonic()
+    whole = await client.ask(COMPLETION, prompt=PROMPT[::-1], max_tokens=4, ignore_eos=True)
+    assert time.monotonic() - began > 0.1
+    assert whole["usage"]["completion_tokens"] == 4
