@@ -73,7 +73,15 @@ class World:
 @asynccontextmanager
 async def _world() -> AsyncIterator[World]:
     profile = l4()
-    async with AsyncExitStack() as alive, gpus(profile, profile) as others, aiohttp.ClientSession() as session:
+    async with (
+        AsyncExitStack() as alive,
+        gpus(profile, profile) as others,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                force_close=True
+            )  # a connection at rest would have the balancer wait at its end
+        ) as session,
+    ):
         engines = [await alive.enter_async_context(Gpu(profile, 0).running()), *others]
         for gpu in engines:  # one model with one voice, as real replicas have
             gpu.replica.voice = Voice(MODEL, 0, 50.0)
@@ -83,7 +91,8 @@ async def _world() -> AsyncIterator[World]:
             {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": name, "role": role, **told}
             for gpu, (name, role) in zip(engines, roles, strict=True)
         ]
-        async with region(engines, replicas=replicas) as (balancer, url):
+        watch = {"probe_s": 0.05, "scrape_s": 0.05, "timeout_s": 0.2, "rise": 1, "fall": 2}
+        async with region(engines, replicas=replicas, watch=watch) as (balancer, url):
             yield World(engines, alive.aclose, balancer, url, session)
 
 
