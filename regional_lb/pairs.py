@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet import Fleet
     from regional_lb.live import Live
-    from regional_lb.pick import Known
+    from regional_lb.pick import Known, Pick
     from regional_lb.policy import Need
     from regional_lb.table import Hits, Table
     from topology.law import Verdict
@@ -60,13 +60,11 @@ class Pairs:
     def __init__(self, fleet: Fleet, hints: Callable[[Request], Verdict]) -> None:
         self._fleet, self._hints = fleet, hints
 
-    def begin(self, live: Live, now: float) -> Prefill | None:
+    def begin(self, live: Live, choice: Pick, now: float) -> Prefill | None:
         """Reserve what the pick wants computed elsewhere; None if nothing, or the replica may not take it now."""
-        if live.pick is None or live.pick.prefill is None:
-            return None
-        half = live.pick.prefill
-        if not self._fleet.admit(half.replica, now):
-            live.pick.prefill = None
+        half = choice.prefill
+        if half is None or not self._fleet.admit(half.replica, now):
+            choice.prefill = None
             return None
         tokens = int(half.uncached_tokens)
         self._fleet.ledger.reserve(_key(live), Reservation(half.replica, tokens, tokens))
@@ -98,7 +96,8 @@ class Pairs:
     def give_back(self, live: Live) -> None:
         """Give back all that a request holds: its attempt is over, or it is."""
         self._fleet.ledger.release(live.request.id)
-        self.over(live)
+        if live.prefiller:
+            self.over(live)
 
     def over(self, live: Live) -> None:
         """Give back what the half under way holds, if there is one."""

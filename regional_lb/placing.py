@@ -67,7 +67,7 @@ class Placing:
         live.attempts += 1
         live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
         choice.policy.placed(chosen.replica, self._fleet.whole)
-        half = self._pairs.begin(live, now)
+        half = self._pairs.begin(live, choice, now) if choice.prefill is not None else None
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
         kv_tokens, ttft_ms = uncached + int(live.need.output_tokens), choice.prefill_ms

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from farhop.relay import paths
-from farhop.relay.prompt import PAIR, JsonBody, Prompt, header, invalid, not_yours, texts
+from farhop.relay.prompt import PAIR, JsonBody, Prompt, header, invalid, keep_to_ours, texts
 
 _JSON_BYTES = b"inference-header-content-length"  # Triton's binary data extension: JSON first, raw tensors behind it
 
@@ -47,8 +47,7 @@ _data = msgspec.json.Decoder()
 def infer(body: bytes, path: bytes, headers: bytes) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
     document = _infer.decode(memoryview(body)[: _json_bytes(body, headers)])
-    if document.kv_transfer_params is not None:
-        raise not_yours()
+    keep_to_ours(document)
     if not document.inputs:
         raise invalid("inputs", "`inputs` must hold at least one tensor")
     spelled = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
@@ -94,8 +93,7 @@ def generate_stream(body: bytes, path: bytes, _headers: bytes) -> Prompt:
 
 def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
     asked = _generate.decode(body)
-    if asked.kv_transfer_params is not None:
-        raise not_yours()
+    keep_to_ours(asked)
     limit, param = asked.max_tokens, "max_tokens"
     if limit is None and asked.parameters is not None:
         limit, param = asked.parameters.max_tokens, "parameters.max_tokens"

@@ -58,9 +58,10 @@ Reader: TypeAlias = Callable[[bytes, bytes, bytes], Prompt]
 
 class JsonBody(msgspec.Struct):
     """What every JSON body is looked at for. `kv_transfer_params` (vLLM) names hosts whose memory an engine shall read:
-    that is ours to write, and never a client's."""
+    that is ours to write, and never a client's. vLLM adds what is in `vllm_xargs` to the same arguments."""
 
     kv_transfer_params: Any = None
+    vllm_xargs: Any = None
 
 
 T = TypeVar("T", bound=JsonBody)
@@ -72,11 +73,17 @@ def json_reader(shape: type[T], understand: Callable[[T], Prompt]) -> Reader:
 
     def read(body: bytes, _path: bytes, _headers: bytes) -> Prompt:
         asked = decode(body)
-        if asked.kv_transfer_params is not None:
-            raise not_yours()
+        keep_to_ours(asked)
         return understand(asked)
 
     return read
+
+
+def keep_to_ours(asked: JsonBody) -> None:
+    """Raises BodyError where a client says what is ours to say."""
+    more = asked.vllm_xargs
+    if asked.kv_transfer_params is not None or (isinstance(more, dict) and "kv_transfer_params" in more):
+        raise not_yours()
 
 
 def not_yours() -> BodyError:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 from classic import Gpu, gpus, l4, region
 from inprocess import HOP_KEY, MODEL, until
 
@@ -72,7 +73,15 @@ class World:
 @asynccontextmanager
 async def _world() -> AsyncIterator[World]:
     profile = l4()
-    async with AsyncExitStack() as alive, gpus(profile, profile) as others, aiohttp.ClientSession() as session:
+    async with (
+        AsyncExitStack() as alive,
+        gpus(profile, profile) as others,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                force_close=True
+            )  # a connection at rest would have the balancer wait at its end
+        ) as session,
+    ):
         engines = [await alive.enter_async_context(Gpu(profile, 0).running()), *others]
         for gpu in engines:  # one model with one voice, as real replicas have
             gpu.replica.voice = Voice(MODEL, 0, 50.0)
@@ -82,7 +91,8 @@ async def _world() -> AsyncIterator[World]:
             {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": name, "role": role, **told}
             for gpu, (name, role) in zip(engines, roles, strict=True)
         ]
-        async with region(engines, replicas=replicas) as (balancer, url):
+        watch = {"probe_s": 0.05, "scrape_s": 0.05, "timeout_s": 0.2, "rise": 1, "fall": 2}
+        async with region(engines, replicas=replicas, watch=watch) as (balancer, url):
             yield World(engines, alive.aclose, balancer, url, session)
 
 
@@ -113,6 +123,23 @@ async def test_a_pair_says_what_one_engine_says_and_says_who_they_were() -> None
         await world.at_rest()
         assert sum(gpu.replica.transfers.fetched_blocks for gpu in world.d) == 4 * 37
         assert world.p.replica.core.counters.generation_tokens == 4  # a token each
+
+
+async def test_both_engines_know_it_by_one_name_and_one_trace() -> None:
+    async with _world() as world:
+        heard: list[dict[str, str]] = []
+        for gpu in (world.p, *world.d):
+            serve = gpu.replica.serve
+
+            async def listen(request: web.Request, *rest: Any, serve: Any = serve) -> Any:
+                heard.append({name.lower(): value for name, value in request.headers.items()})
+                return await serve(request, *rest)
+
+            gpu.replica.serve = listen  # type: ignore[method-assign]
+        await world.ask(_prompt("zoe"))
+        first, second = heard
+        assert first["x-request-id"] == second["x-request-id"]
+        assert first["traceparent"] == second["traceparent"]
 
 
 async def test_a_conversation_stays_with_its_decode_engine_and_short_prompts_are_whole() -> None:

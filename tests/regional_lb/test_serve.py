@@ -32,7 +32,7 @@ from farhop.store.memory import MemoryStore
 from farhop.store.report import check
 from farhop.telemetry.attributes import admit
 from regional_lb.main import RegionalBalancer
-from regional_lb.pick import Pick
+from regional_lb.pick import Pick, Scored
 from regional_lb.policy import Choice
 from regional_lb.policy.turns import RoundRobin
 from regional_lb.serve import PickReasons
@@ -253,6 +253,12 @@ def test_the_reasons_of_a_pick() -> None:
     pick.chosen = replace(pick.chosen, exact=True)
     assert reasons.hit_source(pick) == "exact"
     assert reasons.predicted_ttft_ms(pick) == (100.0 + 36.0) * 0.5
+    assert record["prefill"] is None
+    assert "farhop.prefill_replica" not in reasons.attributes(pick)
+    pick.prefill = Scored("two", 0.0, 0.0, 100.0, 20.0, 0.25, 20.0)
+    assert reasons.record(pick)["prefill"] == reasons.attributes(pick)["farhop.prefill_replica"] == "two"
+    assert reasons.predicted_hit_tokens(pick) == 100.0  # all of it, once it was fetched
+    assert reasons.predicted_ttft_ms(pick) == (20.0 + 100.0) * 0.25
     nobody = seen(room=False)
     assert reasons.attributes(nobody) == {}
     record = reasons.record(nobody)

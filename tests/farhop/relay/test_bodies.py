@@ -77,9 +77,12 @@ def test_a_client_does_not_say_where_an_engine_fetches_kv_from(kind: Kind, spell
     path = b"/v2/models/m/infer"
     body = msgspec.json.encode({"model": "m", **BODIES[kind]})
     assert bodies.read(kind, body, path).model == "m"
-    for value in (b'{"remote_host":"10.0.0.1"}', b"1", b"false", b"[]"):
-        asked = body[:-1] + b',"%b":%b}' % (spelled.encode(), value)
+    values = (b'{"remote_host":"10.0.0.1"}', b"1", b"false", b"[]")
+    added = [b'"%b":%b' % (spelled.encode(), value) for value in values]
+    for more in (*added, b'"vllm_xargs":{"a":1,%b}' % added[1]):
+        asked = body[:-1] + b"," + more + b"}"
         with pytest.raises(BodyError) as caught:
             bodies.read(kind, asked, path)
         assert (caught.value.outcome, caught.value.param) == (outcome.INVALID_FIELD, "kv_transfer_params")
-    assert bodies.read(kind, body[:-1] + b',"%b":null}' % spelled.encode(), path).model == "m"
+    for more in (b'"%b":null' % spelled.encode(), b'"vllm_xargs":{"a":1}', b'"vllm_xargs":1'):
+        assert bodies.read(kind, body[:-1] + b"," + more + b"}", path).model == "m"

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from relay_wire import SSE, Line, Message, chunk, plain, post, until
 
@@ -174,6 +174,34 @@ async def test_a_client_that_leaves_stops_either_half_at_once(stage: Any, half: 
     assert s.tier.attempts == [(1, "client_left")]
 
 
+@pytest.mark.parametrize("half", [1, 2])
+async def test_a_deadline_stops_either_half(stage: Any, half: int) -> None:
+    s = await _paired(stage)
+    forward = s.flow.arrive
+
+    def arrive(request: Request, now: float) -> list[Command]:
+        return [machine.SetTimer(request.id, now + 0.1), *forward(request, now)]
+
+    async def script(line: Line) -> None:
+        while True:
+            asked = await s.upstream.request(line)
+            if _is_prefill(asked) and half == 2:
+                await line.send(OK)
+
+    s.flow.arrive, s.upstream.script = arrive, script
+    assert (await s.ask(post(msgspec.json.encode(BODY)))).status == 504
+    assert len(s.upstream.asked) == half
+    assert s.tier.attempts == [(1, "deadline_exceeded")]
+    await until(lambda: s.upstream.gone >= 1)
+
+
+async def test_a_machine_that_breaks_between_the_halves_has_no_second_one(stage: Any) -> None:
+    s = await _paired(stage)
+    s.flow.raise_on = machine.PrefillEnded
+    assert (await s.ask(post(msgspec.json.encode(BODY)))).status == 500
+    assert len(s.upstream.asked) == len(s.tier.faults) == 1
+
+
 async def test_a_kept_connection_that_died_is_replaced_in_either_half(stage: Any) -> None:
     s = await _paired(stage)
 
@@ -197,6 +225,7 @@ async def test_a_tier_that_breaks_in_the_first_half_costs_this_request_only(stag
     assert len(s.tier.faults) == 1
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.dictionaries(
         st.sampled_from(("max_tokens", "max_completion_tokens", "stream_options", "n", "min_tokens", "stop", "seed")),
