@@ -22,13 +22,14 @@ from regional_lb.kv_words import Linked, Lost, Removed, Stored
 from regional_lb.view import BlocksChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from farhop.balance.machine import Event
     from regional_lb.config import ReplicaConfig
     from regional_lb.kv_stream import Out
     from regional_lb.kv_words import Change
 
+SOCKETS_MAX = 65_535  # of a context; libzmq has no larger number
 MESSAGES_MAX = 4096  # waiting in each direction; what comes beyond is a gap
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 BLOCKS_A_TURN = 2048  # 1 to 2 ms
@@ -46,28 +47,37 @@ class KvListener:
     """Follows the KV events of all replicas that have them. `refused` counts what was not believed, by reason."""
 
     def __init__(
-        self,
-        replicas: Sequence[ReplicaConfig],
-        react: Callable[[Event], None],
-        refused: Callable[[str], None],
-        clock: Callable[[], float],
+        self, react: Callable[[Event], None], refused: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
-        self._streams = [
-            _Stream(replica.label, rank, events, replay, react, refused, clock)
-            for replica in replicas
-            for rank, (events, replay) in enumerate(replica.kv_sources)
-        ]
+        self._react, self._refused, self._clock = react, refused, clock
+        self._heard: dict[str, tuple[ReplicaConfig, dict[_Stream, asyncio.Task[None]]]] = {}  # by name
         self._tasks = Tasks()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
-    def open(self) -> None:
-        """Begin. Costs nothing where no replica has KV events."""
-        if not self._streams:
-            return
-        self._context = context = zmq.Context()
-        context.set(zmq.ContextOption.MAX_SOCKETS, 16 + 4 * len(self._streams))
-        for stream in self._streams:
-            self._tasks.start(stream.follow(context), f"KV events of {stream.replica}")
+    def listen(self, replicas: Iterable[ReplicaConfig]) -> None:
+        """From now on to these, and to nobody else. Costs nothing where none of them has KV events."""
+        wanted = {replica.label: replica for replica in replicas if replica.kv_events}
+        for name in [name for name, (known, _) in self._heard.items() if wanted.get(name) != known]:
+            for task in self._heard.pop(name)[1].values():
+                task.cancel()
+        for name, replica in wanted.items():
+            if name not in self._heard:
+                self._heard[name] = replica, self._follow(replica)
+
+    def _follow(self, replica: ReplicaConfig) -> dict[_Stream, asyncio.Task[None]]:
+        if self._context is None:
+            self._context = zmq.Context()
+            self._context.set(zmq.ContextOption.MAX_SOCKETS, SOCKETS_MAX)
+        streams = [
+            _Stream(replica.label, rank, events, replay, self._react, self._refused, self._clock)
+            for rank, (events, replay) in enumerate(replica.kv_sources)
+        ]
+        return {one: self._tasks.start(one.follow(self._context), f"KV events of {one.replica}") for one in streams}
+
+    @property
+    def streams(self) -> list[_Stream]:
+        """Those followed now."""
+        return [stream for _, streams in self._heard.values() for stream in streams]
 
     async def close(self) -> None:
         """Listen no more. Idempotent."""

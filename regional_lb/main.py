@@ -54,9 +54,12 @@ from regional_lb.watch import Watcher
 from topology.law import Law
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from farhop.shell.certificates import Certificates
     from farhop.shell.config import Listen
     from farhop.store.contract import Store
+    from regional_lb.config import ReplicaConfig
     from regional_lb.kv_events import KvListener
     from topology.model import Topology
 
@@ -133,9 +136,9 @@ class RegionalBalancer:
             config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
             wiring.context_of(engines), self.secrecy.trouble,
             grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
-            self.flow.standing.answered_at, self._works_on, self._say,
+            self.flow.standing.answered_at, self._works_on, self._say, self._hear,
         )  # fmt: skip
-        self.kv_listener = self._kv_listener()
+        self.kv_listener: KvListener | None = None
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, self.topology), rng)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
@@ -229,8 +232,6 @@ class RegionalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
-        if self.kv_listener is not None:
-            self.kv_listener.open()
         self.discovery.open()
         for followed in self.overrides:
             self._tasks.start(followed.follow(), f"watch the {followed.what}")
@@ -284,13 +285,15 @@ class RegionalBalancer:
             lambda: self.tracing.close(2.0),
         )
 
-    def _kv_listener(self) -> KvListener | None:
-        replicas = [replica for replica in self.config.replicas if replica.kv_sources]
-        if not replicas:
-            return None
-        from regional_lb.kv_events import KvListener  # brings ZeroMQ: only where it is wanted
+    def _hear(self, watched: Mapping[str, ReplicaConfig]) -> None:
+        """Listen to the KV events of those who have them."""
+        if self.kv_listener is None:
+            if not any(replica.kv_events for replica in watched.values()):
+                return
+            from regional_lb.kv_events import KvListener  # brings ZeroMQ: only where it is wanted
 
-        return KvListener(replicas, self.relay.react, self.metrics.report_refused, self.clock.now)
+            self.kv_listener = KvListener(self.relay.react, self.metrics.report_refused, self.clock.now)
+        self.kv_listener.listen(watched.values())
 
     async def _deafen(self) -> None:
         if self.kv_listener is not None:

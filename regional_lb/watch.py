@@ -27,7 +27,7 @@ from regional_lb.members import Members, read_listing
 from regional_lb.view import ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from farhop.balance.machine import Address, Event
@@ -49,7 +49,7 @@ class Watcher:
 
     `context` and `trouble` are as the relay's pool has them: probes believe whom requests believe; `credentials` is the
     same for gRPC. `answered_at` tells when a replica last answered a request well, `in_flight` how many it works on;
-    `say` is told of a replica by name what is wrong with it.
+    `say` is told of a replica by name what is wrong with it, `watched` is told all whom we look at when that changes.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Watcher:
         answered_at: Callable[[str], float] = lambda _label: -inf,
         in_flight: Callable[[str], int] = lambda _name: 0,
         say: Callable[[str, str], None] = lambda _name, _problem: None,
+        watched: Callable[[Mapping[str, ReplicaConfig]], None] = lambda _watched: None,
     ) -> None:
         self._config, self._watch = config, config.watch
         self._context, self._trouble, self._credentials = context, trouble, credentials
@@ -75,7 +76,7 @@ class Watcher:
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._pool: Pool | None = None
         self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was heard
-        self._in_flight, self._say = in_flight, say
+        self._in_flight, self._say, self._watched = in_flight, say, watched
         # No request lives for longer than `request_s`: whoever is leaving then works on none.
         self.members = Members(config.limits.request_s)
         self._tasks = Tasks()
@@ -123,6 +124,7 @@ class Watcher:
                 started = [self._tasks.start(look(config), f"{what} {name}") for what, look in looks.items()]
                 self._looking[name] = config, started
         self._look_at_exporters({config.dcgm for config in watched.values() if config.dcgm})
+        self._watched(watched)
 
     def _look_at_exporters(self, urls: set[str]) -> None:
         for url in self._exporters.keys() - urls:

@@ -58,7 +58,7 @@ class World:
         """Until the balancer is done with the request, and has heard all that the engines said of it."""
         await until(lambda: self.flow.under_way == 0)
         if (listener := self.balancer.kv_listener) is not None:
-            followed = list(zip(listener._streams, self._publishers, strict=True))
+            followed = list(zip(listener.streams, self._publishers, strict=True))
             await until(lambda: all(stream._follower.applied == said._seq - 1 for stream, said in followed))
 
     def hits(self) -> dict[str, list[float]]:

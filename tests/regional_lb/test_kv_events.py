@@ -53,6 +53,7 @@ class Heard:
         self.refused: list[str] = []
         self.events = 0
         self.most = 0
+        self.listener: KvListener
 
     def react(self, event: Event) -> None:
         assert isinstance(event, BlocksChanged)
@@ -75,8 +76,8 @@ async def listening(port: int, replay: int | None = None, ranks: int = 1) -> Asy
         kv_replay=f"tcp://{HOST}:{replay}" if replay else "",
     )  # fmt: skip
     heard = Heard(ranks)
-    listener = KvListener([config], heard.react, heard.refused.append, time.monotonic)
-    listener.open()
+    listener = heard.listener = KvListener(heard.react, heard.refused.append, time.monotonic)
+    listener.listen([config])
     try:
         yield heard
     finally:
@@ -310,7 +311,31 @@ def _count(said: KvPublisher, tell: Callable[[float], None]) -> None:
 
 
 async def test_nothing_configured_opens_nothing() -> None:
-    listener = KvListener([ReplicaConfig(url="http://h:1", models=["m"])], pytest.fail, pytest.fail, time.monotonic)
-    listener.open()
+    listener = KvListener(pytest.fail, pytest.fail, time.monotonic)
+    listener.listen([ReplicaConfig(url="http://h:1", models=["m"])])
     assert (listener._context, len(listener._tasks)) == (None, 0)
     await listener.close()
+
+
+async def test_who_comes_is_listened_to_and_who_leaves_no_more() -> None:
+    port, other = free_ports(2)
+    with engine(port), engine(other):
+        async with listening(port) as heard:
+            await until(lambda: heard.events)  # linked
+            listener = heard.listener
+            known, streams = listener._heard["one"]
+            (first,) = streams.values()
+            listener.listen([known])
+            assert listener._heard["one"][1] is streams  # nothing new
+            said = heard.events
+            listener.listen([moved(known, other)])
+            await until(lambda: heard.events > said)
+            assert first.done()
+            (second,) = listener._heard["one"][1].values()
+            listener.listen([])
+            await until(second.done)
+            assert len(listener._tasks) == 0
+
+
+def moved(known: ReplicaConfig, port: int) -> ReplicaConfig:
+    return ReplicaConfig.model_validate({**known.model_dump(), "kv_events": f"tcp://{HOST}:{port}"})
