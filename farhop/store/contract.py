@@ -20,6 +20,8 @@ REGION_PREFIX = f"{ROOT}region/"
 OVERRIDE_PREFIX = f"{ROOT}override/"
 POLICY_PREFIX = f"{ROOT}policy/"
 PICK_PREFIX = f"{ROOT}pick/"
+ROUTE_PREFIX = f"{ROOT}route/"
+STEER_PREFIX = f"{ROOT}steer/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
 KEYS_LIMIT = 100_000  # in one list or snapshot
 
@@ -154,6 +156,11 @@ def override_key(region: str) -> str:
 def pick_key(region: str) -> str:
     """Where stands by which policies a region picks replicas. Raises ValueError for a name that would not parse."""
     return f"{PICK_PREFIX}{_segment(region)}"
+
+
+def route_key(region: str) -> str:
+    """Where stands by which routes a region's global balancers choose. ValueError for a name that would not parse."""
+    return f"{ROUTE_PREFIX}{_segment(region)}"
 
 
 def parse_report_key(key: str) -> tuple[str, str] | None:

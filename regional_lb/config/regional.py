@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret
+from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret, Session
 from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
-from regional_lb.config.policy import PolicyConfig, Session
+from regional_lb.config.policy import PolicyConfig
 from regional_lb.config.replica import Model, ReplicaConfig
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")

@@ -80,9 +80,9 @@ def test_tests_mirror_sources(path: Path) -> None:
 MACHINES = [
     ROOT / tier / f"{room}.py"
     for tier in ("regional_lb", "global_lb")
-    for room in ("view", "admission", "policy", "pick", "flow", "queue")
+    for room in ("view", "admission", "policy", "pick", "fleet", "table", "flow", "queue")
     if (ROOT / tier / f"{room}.py").exists()
-] + sorted((ROOT / "regional_lb" / "policy").glob("*.py"))
+] + [path for tier in ("regional_lb", "global_lb") for path in sorted((ROOT / tier / "policy").glob("*.py"))]
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda p: str(p.relative_to(ROOT)))

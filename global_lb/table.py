@@ -1,0 +1,370 @@
+"""Regions as columns of numbers: what a decision reads of all of them at once, in a few numpy calls.
+
+Invariants: a block is never written after it was handed out (a change makes a new one), so that a decision can be
+spelled out long after it was taken; reading never writes. Never decides, and never knows why a number is what it is.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from farhop.balance import chain, cost
+from farhop.balance.drift import AGE_MAX_S, DOUBT_MAX_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from farhop.balance.machine import Request
+    from farhop.balance.reckoning import Reckoning
+    from global_lb.view import Capacity
+
+Column: TypeAlias = NDArray[np.float64]
+
+BETA = 0.25  # how much of a later token counts against the first (DESIGN: TTFT alone sends all to the nearest region)
+STREAM_TOKEN_BYTES = (
+    250.0  # of an SSE chunk that carries a token; an answer in one piece has the model's bytes per token
+)
+
+
+class Price(msgspec.Struct, frozen=True):
+    """What a region costs, by the topology: an hour of one GPU, and a GB that leaves it."""
+
+    usd_per_gpu_hour: float = 0.0
+    egress_usd_per_gb: float = 0.0
+
+
+FREE = Price()
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One region for one model. The first four, and the four of price, are multiplied by what a request brings.
+
+    Milliseconds, tokens, slots, shares and USD. `left`: slots free, less what was sent there and is not acknowledged.
+    `foreign_tokens`: what it takes from here, infinite if it is here. `full`: 1 if that is nothing. `drift_...`: how
+    fast its wait (ms a second) and its use (slots a second) change, and since when that is known.
+    """
+
+    rtt_ms: float
+    wait_ms: float
+    prefill_ms_per_byte: float
+    tpot_ms: float
+    usd_per_prompt_byte: float
+    usd_per_output_token: float
+    usd_per_body_byte: float
+    usd_per_answer_byte: float
+    usd_per_cached_byte: float
+    bytes_per_token: float
+    residence: float
+    slots_free: float
+    slots_total: float
+    left: float
+    foreign_tokens: float
+    used_share: float
+    full: float
+    drift_at: float = 0.0
+    drift_wait: float = 0.0
+    drift_use: float = 0.0
+
+
+_LEAST_MS = 1e-6  # a penalty that is configured to nothing still tells who pays it
+
+COLUMNS = Row.__struct_fields__
+_AT = {name: row for row, name in enumerate(COLUMNS)}
+_TIMES, _USD_FIXED, _USD_BODY, _USD_ANSWER = slice(0, 4), slice(4, 7), 6, 7
+_RTT, _WAIT, _PREFILL, _TPOT = range(4)
+_CACHED, _BYTES_PER_TOKEN, _RESIDENCE = (_AT[n] for n in ("usd_per_cached_byte", "bytes_per_token", "residence"))
+_LEFT, _FOREIGN, _USED, _FULL = (_AT[n] for n in ("left", "foreign_tokens", "used_share", "full"))
+_SLOTS_FREE, _SLOTS = _AT["slots_free"], _AT["slots_total"]
+_DRIFT = slice(_AT["drift_at"], _AT["drift_use"] + 1)
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """A region's score, in its policy's unit, and what is predicted there for this request.
+
+    `believed_tokens` are the hit before it was discounted by residence. `headroom` is in slots: those free, less what
+    was sent there and is not acknowledged, and no more than it takes from other regions. `usd`: what the request would
+    cost there, hardware and traffic between regions.
+    """
+
+    region: str
+    score: float
+    ttft_ms: float
+    rtt_ms: float
+    upload_ms: float
+    wait_ms: float
+    believed_tokens: float
+    hit_tokens: float
+    uncached_tokens: float
+    prefill_ms: float
+    tpot_ms: float
+    slots_free: int
+    headroom: float = 0.0
+    penalty_ms: float = 0.0
+    hot: bool = False
+    usd: float = 0.0
+    bias_ms: float = 0.0
+
+
+class Table:
+    """All regions that serve one model: `names`, each one's place (`at`), and the block of columns, a row per COLUMN.
+
+    `here`: the place of the region that is not foreign, None without it. `full` and `moving`: who is.
+    """
+
+    __slots__ = ("at", "block", "full", "here", "moving", "names")
+
+    def __init__(self, names: tuple[str, ...], here: str) -> None:
+        self.names = names
+        self.at = {name: place for place, name in enumerate(names)}
+        self.here = self.at.get(here)
+        self.block: Column = np.zeros((len(COLUMNS), len(names)))
+        self.full: set[str] = set()
+        self.moving: set[str] = set()
+
+    def write(self, rows: Iterable[tuple[str, Row]]) -> None:
+        """These regions are so now; the decisions that look at the block of before go on seeing that."""
+        block = self.block.copy()
+        for name, row in rows:
+            block[:, self.at[name]] = msgspec.structs.astuple(row)
+            (self.full.add if row.full else self.full.discard)(name)
+            (self.moving.add if row.drift_wait or row.drift_use else self.moving.discard)(name)
+        self.block = block
+
+
+class Field:
+    """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
+
+    `penalty_ms` (None: nobody pays any) and `hot` (places) are the hot guard's word; `absent` says why the other lawful
+    ones are not here. `moving`: whether any of them changes.
+    """
+
+    __slots__ = (
+        "_covered", "_predicted", "absent", "at", "block", "here", "hot", "moving", "names", "output_tokens",
+        "penalty_ms", "request", "spill_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: Request, output_tokens: float, names: tuple[str, ...], at: Mapping[str, int], block: Column,
+        here: int | None,
+    ) -> None:  # fmt: skip
+        self.request, self.output_tokens = request, output_tokens
+        self.names, self.at, self.block, self.here = names, at, block, here
+        self.absent: Mapping[str, str] = {}
+        self.penalty_ms: Column | None = None
+        self.hot: frozenset[int] = frozenset()
+        self.moving = False
+        self.spill_ms = 0.0
+        self._covered: Column | None = None
+        self._predicted: Column | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def hits(self, depths: Mapping[str, int]) -> None:
+        """These regions hold the prefix chain to these depths."""
+        at, n_bytes = self.at, self.request.prompt_bytes
+        for name, depth in depths.items():
+            place = at.get(name)
+            if place is not None:
+                if self._covered is None:
+                    self._covered = np.zeros(len(self.names))
+                self._covered[place] = min(chain.bytes_at(depth), n_bytes)
+
+    def only(self, places: Sequence[int], why: str) -> Field:
+        """These places of it; `why` the others are left out."""
+        kept = list(places)
+        names = tuple(self.names[place] for place in kept)
+        at = {name: place for place, name in enumerate(names)}
+        here = kept.index(self.here) if self.here in kept else None
+        field = Field(self.request, self.output_tokens, names, at, self.block[:, kept], here)
+        field.absent = {**self.absent, **{name: why for name in self.names if name not in at}}
+        field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
+        field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
+        field.moving, field.spill_ms = self.moving, self.spill_ms
+        field._covered = self._covered[kept] if self._covered is not None else None
+        return field
+
+    def penalise(self, places: NDArray[np.bool_]) -> None:
+        """These pay what the hot guard asks, too."""
+        penalty_ms = self.penalty_ms if self.penalty_ms is not None else np.zeros(len(self.names))
+        self.penalty_ms = np.where(places, np.maximum(penalty_ms, max(self.spill_ms, _LEAST_MS)), penalty_ms)
+
+    # -- columns
+
+    @property
+    def rtt_ms(self) -> Column:
+        """Wire time."""
+        rtt_ms: Column = self.block[_RTT]
+        return rtt_ms
+
+    @property
+    def slots(self) -> Column:
+        """All slots."""
+        slots: Column = self.block[_SLOTS]
+        return slots
+
+    @property
+    def left(self) -> Column:
+        """Slots free, less what was sent there and is not acknowledged."""
+        left: Column = self.block[_LEFT]
+        return left
+
+    def full(self) -> list[int]:
+        """Places that take nothing from here."""
+        places: list[int] = self.block[_FULL].nonzero()[0].tolist()
+        return places
+
+    def used_share(self) -> Column:
+        """The share of it that is used, with what was sent there and is not acknowledged."""
+        block = self.block
+        sent: Column = block[_USED] + (block[_SLOTS_FREE] - block[_LEFT]) / np.maximum(block[_SLOTS], 1.0)
+        return sent
+
+    def predicted_ms(self) -> Column:
+        """rtt + upload + wait + uncached prefill + BETA * m * tpot: the predictive score but for a constant."""
+        if self._predicted is None:
+            request, block = self.request, self.block
+            brings = (1.0 + self._flights(), 1.0, request.prompt_bytes, BETA * self.output_tokens)
+            predicted: Column = np.array(brings).dot(block[_TIMES])
+            if self._covered is not None:
+                predicted -= self._covered * block[_RESIDENCE] * block[_PREFILL]
+            self._predicted = predicted
+        return self._predicted
+
+    def usd(self) -> Column:
+        """What the request would cost in each: hardware as measured (cost.gpu_usd) or reported, and egress."""
+        request, block, tokens = self.request, self.block, self.output_tokens
+        answer_bytes = self._answer_bytes(block[_BYTES_PER_TOKEN])
+        usd: Column = np.array((request.prompt_bytes, tokens, request.body_bytes)).dot(block[_USD_FIXED])
+        usd += answer_bytes * block[_USD_ANSWER]
+        if self._covered is not None:
+            usd -= self._covered * block[_RESIDENCE] * block[_CACHED]
+        return usd
+
+    def egress_usd(self, place: int, output_tokens: float | None = None) -> float:
+        """What the traffic to and from one of them costs, for so many tokens of answer; None: as many as expected."""
+        tokens = self.output_tokens if output_tokens is None else output_tokens
+        bytes_per_token = STREAM_TOKEN_BYTES if self.request.stream else self.block.item(_BYTES_PER_TOKEN, place)
+        to, back = self.block.item(_USD_BODY, place), self.block.item(_USD_ANSWER, place)
+        return self.request.body_bytes * to + tokens * bytes_per_token * back
+
+    def _answer_bytes(self, bytes_per_token: Column) -> Column | float:
+        return self.output_tokens * (STREAM_TOKEN_BYTES if self.request.stream else bytes_per_token)
+
+    def _flights(self) -> float:
+        """Round trips beyond the first that the body takes on an idle connection."""
+        body_bytes = self.request.body_bytes
+        return cost.upload_ms(body_bytes, 1.0) if body_bytes > cost.INIT_WINDOW_BYTES else 0.0
+
+    def headroom(self) -> Column:
+        """Slots left, and no more than what each takes from other regions has room for."""
+        uncached: Column = np.full(len(self.names), float(self.request.prompt_bytes))
+        if self._covered is not None:
+            uncached -= self._covered * self.block[_RESIDENCE]
+        tokens = np.maximum(uncached / self.block[_BYTES_PER_TOKEN], 1e-9)  # of a prompt that is cached whole
+        headroom: Column = np.minimum(self.block[_LEFT], self.block[_FOREIGN] / tokens)
+        return headroom
+
+    def doubt_ms(self, now: float) -> Column:
+        """By how much each one's wait may be off at `now`: farhop.balance.drift.Drift.doubt_ms, of all at once.
+
+        By Little's law, one of so many slots frees every service time / slots.
+        """
+        at, wait, use = self.block[_DRIFT]
+        slot_ms = self.output_tokens * self.block[_TPOT] / np.maximum(self.block[_SLOTS], 1.0)
+        age_s = np.minimum(np.maximum(now - at, 0.0), AGE_MAX_S)
+        overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
+        doubt_ms: Column = np.minimum(age_s * wait + overflow * slot_ms, DOUBT_MAX_MS)
+        doubt_ms[(wait == 0.0) & (use == 0.0)] = 0.0
+        return doubt_ms
+
+    def least_tpot_ms(self) -> float:
+        """The quickest decoding of them."""
+        return float(self.block[_TPOT].min())
+
+    # -- one of them
+
+    def scored(self, place: int, score: float, bias_ms: float = 0.0) -> Scored:
+        """One of them, spelled out."""
+        row = Row(*self.block[:, place].tolist())
+        request = self.request
+        n = request.prompt_bytes / row.bytes_per_token
+        covered = self._covered.item(place) if self._covered is not None else 0.0
+        believed = covered / row.bytes_per_token
+        hit = believed * row.residence
+        uncached = n - hit
+        prefill_ms = (request.prompt_bytes - covered * row.residence) * row.prefill_ms_per_byte
+        upload_ms = self._flights() * row.rtt_ms
+        headroom = row.left
+        if headroom * uncached > row.foreign_tokens:
+            headroom = row.foreign_tokens / uncached
+        answer_bytes = self.output_tokens * (STREAM_TOKEN_BYTES if request.stream else row.bytes_per_token)
+        usd = (
+            request.prompt_bytes * row.usd_per_prompt_byte
+            + self.output_tokens * row.usd_per_output_token
+            + request.body_bytes * row.usd_per_body_byte
+            + answer_bytes * row.usd_per_answer_byte
+            - covered * row.residence * row.usd_per_cached_byte
+        )
+        penalty_ms = self.penalty_ms.item(place) if self.penalty_ms is not None else 0.0
+        return Scored(
+            self.names[place], score, row.rtt_ms + upload_ms + row.wait_ms + prefill_ms, row.rtt_ms, upload_ms,
+            row.wait_ms, believed, hit, uncached, prefill_ms, row.tpot_ms, int(row.slots_free), headroom, penalty_ms,
+            place in self.hot, usd, bias_ms,
+        )  # fmt: skip
+
+
+def reckoned_wait_ms(capacity: Capacity, outstanding_bytes: float) -> float:
+    """The wait an instance published, and what was sent there since: shared by as many replicas as are ready."""
+    if outstanding_bytes <= 0.0:
+        return capacity.wait_ms
+    ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
+    return cost.reckoned_wait_ms(capacity.wait_ms, outstanding_bytes / capacity.bytes_per_token, 0.0, ms_per_token)
+
+
+def row_of(
+    capacity: Capacity,
+    reckoning: Reckoning,
+    *,
+    rtt_ms: float,
+    residence: float,
+    rates: tuple[float, float, float],
+    price: Price,
+    price_here: Price | None,
+) -> Row:
+    """A region by what it reported and what was sent there. `price_here`: that of here, None if it is here itself.
+
+    Hardware by the hour, of which a request takes its prefill and, per token of its answer, a slot's share of a step
+    (farhop.balance.cost.gpu_usd); where the region reports a price per token, that instead. Egress on both ways.
+    """
+    outstanding_bytes = reckoning.outstanding_bytes
+    headroom = capacity.headroom_foreign_tokens if price_here is not None else inf
+    usd_per_token = capacity.usd_per_mtok / 1e6
+    usd_per_ms = 0.0 if usd_per_token else price.usd_per_gpu_hour / 3.6e6
+    prefill_ms_per_byte = capacity.prefill_ms_per_token / capacity.bytes_per_token
+    step_ms = capacity.tpot_ms * capacity.replicas_ready / max(1, capacity.slots_total)
+    return Row(
+        rtt_ms,
+        reckoned_wait_ms(capacity, outstanding_bytes),
+        prefill_ms_per_byte,
+        capacity.tpot_ms,
+        usd_per_ms * prefill_ms_per_byte + usd_per_token / capacity.bytes_per_token,
+        usd_per_ms * step_ms + usd_per_token,
+        price_here.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
+        price.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
+        usd_per_ms * prefill_ms_per_byte,
+        capacity.bytes_per_token,
+        residence,
+        capacity.slots_free,
+        capacity.slots_total,
+        capacity.slots_free - (reckoning.outstanding_requests if outstanding_bytes else 0.0),
+        headroom,
+        capacity.used_share,
+        float(headroom <= 0.0),
+        *rates,
+    )

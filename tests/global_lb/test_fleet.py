@@ -1,0 +1,89 @@
+"""Who may be asked, and what is known of the regions across views."""
+
+from __future__ import annotations
+
+import pytest
+from worlds import MODEL, OTHER_MODEL, capacity, instance, request, seen
+
+from farhop.balance.health import LivenessConfig
+from global_lb.fleet import RESIDENCE_MIN, Regions
+from global_lb.view import View
+
+ALL = frozenset({"frankfurt", "london", "tokyo"})
+NOBODY: frozenset[str] = frozenset()
+
+
+@pytest.fixture
+def regions() -> Regions:
+    known = Regions(1 << 20, LivenessConfig())
+    known.adopt(seen(*(instance(region) for region in sorted(ALL))).view, 0.0)
+    for region in ALL:
+        known.liveness_of(region).channel(True)
+        known.liveness_of(region).reported(0.0)
+    return known
+
+
+def offered(regions: Regions, now: float = 0.0, lawful=ALL, without=NOBODY, **fields):
+    field = regions.field(request("a", **fields), 100.0, lawful, now, without)
+    return list(field.names), field.absent
+
+
+def test_whoever_is_lawful_and_serves_is_offered(regions: Regions) -> None:
+    assert offered(regions) == (["frankfurt", "london", "tokyo"], {})
+    assert offered(regions, lawful=frozenset({"tokyo"})) == (["tokyo"], {})
+    assert offered(regions, without=frozenset({"tokyo"})) == (["frankfurt", "london"], {"tokyo": "tried already"})
+    assert offered(regions, model=OTHER_MODEL)[0] == []
+
+
+def test_why_the_others_are_not_offered(regions: Regions) -> None:
+    regions.liveness_of("frankfurt").channel(False)
+    regions.liveness_of("oslo").channel(True)
+    regions.liveness_of("oslo").reported(0.0)
+    regions.adopt(seen(instance("london", replicas_ready=0), instance("frankfurt"), instance("tokyo")).view, 0.0)
+    names, absent = offered(regions, lawful=ALL | {"oslo", "mars"})
+    assert names == ["tokyo"]
+    assert absent == {
+        "frankfurt": "suspect: channel broken",
+        "london": "no ready replica of this model",
+        "mars": "down: no recent report and channel broken",
+        "oslo": "never heard of",
+    }
+    assert "mars" not in regions.liveness  # to look changes nothing
+
+
+def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions: Regions) -> None:
+    a, b = instance("london", "a", wait_ms=5.0), instance("london", "b", wait_ms=9.0)
+    regions.adopt(seen(a, b).view, 0.0)
+    assert regions.best_instance("london", MODEL) == a
+    regions.reckoning_of(a).sent(4096)  # 1024 tokens at 0.05 ms
+    assert regions.best_instance("london", MODEL) == b
+    assert regions.best_instance("london", OTHER_MODEL) is None
+    assert regions.best_instance("mars", MODEL) is None
+
+
+def test_counts_of_an_instance_that_left_are_forgotten(regions: Regions) -> None:
+    regions.reckoning_of(instance("london")).sent(1000)
+    regions.adopt(View({}), 0.0)
+    assert regions._reckonings == {}
+    regions.adopt(seen(instance("london")).view, 0.0)
+    assert regions.reckoning_of(instance("london")).outstanding_bytes == 0.0
+
+
+def test_models_once_offered_exist(regions: Regions) -> None:
+    regions.adopt(seen(instance("london", models={OTHER_MODEL: capacity()})).view, 0.0)
+    assert [regions.may_exist(m) for m in (MODEL, OTHER_MODEL, "nowhere")] == [True, True, False]
+    assert Regions(1, LivenessConfig()).may_exist("nowhere")  # nobody has said anything yet
+
+
+def test_residence_stays_within_its_bounds(regions: Regions) -> None:
+    regions.caches("london", request("a", 4096).chain)
+    regions.caches("unheard-of", request("a", 4096).chain)
+    scored = regions.field(request("a", 4096), 1.0, frozenset({"london"}), 0.0).scored(0, 0.0)
+    assert (scored.believed_tokens, scored.hit_tokens) == (1024.0, 1024.0)
+    for _ in range(300):
+        regions.compare(scored, 0)
+    low = regions.residence["london"].value
+    assert low == pytest.approx(RESIDENCE_MIN, abs=1e-3)
+    regions.compare(scored, 10**9)
+    assert low < regions.residence["london"].value <= 1.0
+    regions.compare(None, 5)
