@@ -57,7 +57,7 @@ def drain(options: Options) -> int:
     where = fleet.find(options.world, options.config, options.etcd)
     if where.topology is not None:
         fleet.known(word.region, where.topology.regions, f"topology {quoted(where.topology.name)}")
-    return _with_store(where, lambda store: _drain(store, where, word, options))
+    return with_store(where, lambda store: _drain(store, where, word, options))
 
 
 def undrain(options: Options) -> int:
@@ -65,7 +65,7 @@ def undrain(options: Options) -> int:
     where = fleet.find(options.world, options.config, options.etcd)
     if where.topology is not None:
         fleet.known(options.region, where.topology.regions, f"topology {quoted(where.topology.name)}")
-    return _with_store(where, lambda store: _undrain(store, where, options))
+    return with_store(where, lambda store: _undrain(store, where, options))
 
 
 def duration_s(option: str, text: str) -> float:
@@ -78,7 +78,7 @@ def duration_s(option: str, text: str) -> float:
 
 def _word(options: Options) -> Override:
     length_s, over_s = duration_s("--for", options.length), duration_s("--over", options.over)
-    author = options.author or _author()
+    author = options.author or author_here()
     word = Override(
         region=options.region, why=options.why, author=author, at=datetime.now(UTC), for_s=length_s, over_s=over_s
     )
@@ -91,14 +91,17 @@ def _word(options: Options) -> Override:
     return word
 
 
-def _author() -> str:
+def author_here() -> str:
+    """Who is at the keyboard. Ends the command if that cannot be told."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # an account without a name
         fail("--author: this account has no name; say who you are")
 
 
-def _with_store(where: Fleet, work: Callable[[EtcdStore], Awaitable[int]]) -> int:
+def with_store(where: Fleet, work: Callable[[EtcdStore], Awaitable[int]]) -> int:
+    """Do `work` on the fleet's etcd; the exit code. Whatever is wrong there ends the command with one line."""
+
     async def run() -> int:
         store = EtcdStore(where.etcd, Random())
         try:

@@ -248,6 +248,89 @@ def undrain(
     raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
 
 
+@app.command(epilog='Example:  farhop bias tokyo --ms 50 --for 2h --why "link is dear tonight"')
+def bias(
+    region: Annotated[str, typer.Argument(help="The region that is to count as worse or better than it is.")],
+    ms: Annotated[float, typer.Option("--ms", help="Milliseconds added to its scores; below 0: taken off.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
+    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
+    author: Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")] = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Draw requests to a region, or away from it, for a while.
+
+    The word stands in etcd under a lease and ends by itself. It acts where scores are milliseconds (docs/policies.md).
+    """
+    from farhop_cli.steer import Options
+    from farhop_cli.steer import bias as run
+
+    raise typer.Exit(run(Options(region, world, config, etcd, as_json, ms=ms, length=length, why=why, author=author)))
+
+
+@app.command(epilog="Example:  farhop unbias tokyo")
+def unbias(
+    region: Annotated[str, typer.Argument(help="The region that is to count as it is.")],
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Take a bias back. Exit code 1 if there is none."""
+    from farhop_cli.steer import Options
+    from farhop_cli.steer import unbias as run
+
+    raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
+
+
+Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]
+Model = Annotated[str, typer.Option("--model", help="Or: the requests for which model.")]
+
+
+@app.command(epilog='Example:  farhop pin frankfurt --tenant eu-only --for 1h --why "trying the new GPUs"')
+def pin(
+    region: Annotated[str, typer.Argument(help="The region to go to, where the law allows it.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
+    tenant: Tenant = "",
+    model: Model = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Nowhere else, even if it does not serve.")] = False,
+    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
+    author: Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")] = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Send a tenant's or a model's requests to one region, for a while.
+
+    While it does not serve they go where they would else. Never widens the law. Ends by itself, as a drain does.
+    """
+    from farhop_cli.steer import Options
+    from farhop_cli.steer import pin as run
+
+    raise typer.Exit(
+        run(Options(region, world, config, etcd, as_json, 0.0, tenant, model, strict, length, why, author))
+    )
+
+
+@app.command(epilog="Example:  farhop unpin --tenant eu-only")
+def unpin(
+    tenant: Tenant = "",
+    model: Model = "",
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Take a pin back. Exit code 1 if there is none."""
+    from farhop_cli.steer import Options
+    from farhop_cli.steer import unpin as run
+
+    raise typer.Exit(run(Options("", world, config, etcd, as_json, tenant=tenant, model=model)))
+
+
 @app.command(epilog="Example:  farhop check three-regions")
 def check(
     topology: Annotated[str, typer.Argument(help="A topology file, or the name of a ready-made world.")],
