@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from worlds import MODEL, OTHER_MODEL, capacity, instance, request, seen
 
-from farhop.balance.health import LivenessConfig
+from farhop.balance import outcome
+from farhop.balance.health import LivenessConfig, State
 from global_lb.fleet import RESIDENCE_MIN, Regions
 from global_lb.view import View
 
@@ -87,3 +90,75 @@ def test_residence_stays_within_its_bounds(regions: Regions) -> None:
     regions.compare(scored, 10**9)
     assert low < regions.residence["london"].value <= 1.0
     regions.compare(None, 5)
+
+
+def anew(regions: Regions, asked, lawful, now: float, without) -> list:
+    """A field with nothing kept from before."""
+    regions._standings.clear()
+    regions._tables.clear()
+    regions._stale.clear()
+    field = regions.field(asked, 100.0, lawful, now, without)
+    return told(field)
+
+
+def told(field) -> list:
+    return [field.names, dict(field.absent), field.block.tolist(), field.here, field.hot,
+            None if field.penalty_ms is None else field.penalty_ms.tolist()]  # fmt: skip
+
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["heard", "cut", "joined", "failed", "worked", "drained", "lifted", "asked"]),
+              st.sampled_from(sorted(ALL))),
+    st.tuples(st.just("seen"), st.sets(st.sampled_from(sorted(ALL)))),
+    st.tuples(st.just("sent"), st.sampled_from(sorted(ALL))),
+    st.tuples(st.just("refused"), st.sampled_from(sorted(ALL))),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(STEPS, st.floats(0, 1.5)), max_size=25))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_what_is_kept_to_answer_sooner_is_what_would_be_found_anew(steps) -> None:
+    """Two that hear the same: one that keeps, and one that forgets before each question."""
+    pair = [Regions(1 << 20, LivenessConfig(), here="london") for _ in range(2)]
+    asked, now = request("a"), 0.0
+    for n, ((what, whom), pause_s) in enumerate([(("seen", ALL), 0.0), *steps]):
+        now += pause_s
+        for regions in pair:
+            happens(regions, what, whom, now, n)
+        for lawful, without in ((ALL, NOBODY), (frozenset({"london", "tokyo"}), NOBODY), (ALL, frozenset({"tokyo"}))):
+            kept = pair[0].field(asked, 100.0, lawful, now, without)
+            assert told(kept) == anew(pair[1], asked, lawful, now, without), (what, whom)
+
+
+def happens(regions: Regions, what: str, whom, now: float, n: int) -> None:
+    if what == "seen":
+        regions.adopt(
+            seen(
+                *(
+                    instance(
+                        name,
+                        received_at=now,
+                        wait_ms=5.0 + n,
+                        used_share=(n % 5) / 4,
+                        headroom_foreign_tokens=1000.0 * (n % 3),
+                    )
+                    for name in sorted(whom)
+                )
+            ).view,
+            now,
+        )
+    elif what in ("sent", "refused"):
+        known = regions.best_instance(whom, MODEL)
+        if known is not None and what == "sent":
+            regions.reckoning_of(known).sent(1000.0)
+        elif known is not None:
+            regions.refused(known, MODEL, outcome.FOREIGN_FULL, 70.0)
+    elif what != "asked":
+        liveness = regions.liveness_of(whom)
+        {
+            "heard": lambda: liveness.reported(now), "cut": lambda: liveness.channel(False),
+            "joined": lambda: liveness.channel(True), "failed": lambda: liveness.relay_failed(now),
+            "worked": liveness.relay_succeeded, "lifted": liveness.override.lift,
+            "drained": lambda: liveness.override.force(State.DRAINING, "why", now + 2.0, now=now, over_s=1.0),
+        }[what]()  # fmt: skip
+        regions.settle(whom, now)
