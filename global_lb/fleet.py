@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farhop.balance.health import Health, LivenessConfig
+    from farhop.balance.health import LivenessConfig
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
     from global_lb.table import Price, Row, Scored
@@ -237,8 +237,11 @@ class Regions:
         standing = self._standing(lawful, request.model, now, without, luck)
         table, places = standing.table, standing.places
         self._write(request.model, table)
-        block = table.block if places is None else table.block[:, places]
-        field = Field(request, output_tokens, standing.names, standing.at, block, standing.here)
+        if places is None:
+            block, least_ms = table.block, table.tpot_least_ms
+        else:
+            block, least_ms = table.block[:, places], None
+        field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
         field.absent, field.moving, field.spill_ms = standing.absent, bool(table.moving), self._spill.penalty_ms
         field.hits(self.trie.match(request.chain))
         if table.full or self._warm:
@@ -275,8 +278,10 @@ class Regions:
             if name in without:
                 absent[name] = "tried already"
                 continue
-            health = self.liveness.get(name, _UNHEARD).read(now)
-            until = min(until, _until(health, now))
+            liveness = self.liveness.get(name, _UNHEARD)
+            health = liveness.read(now)
+            turns = now if liveness.override.fading(now) else health.until
+            until = until if turns is None else min(until, turns)
             self._seen[name] = health.state, health.why
             if health.state is State.DOWN or (health.state is State.DRAINING and not health.share):
                 absent[name] = f"{health.state}: {health.why}"
@@ -373,13 +378,6 @@ class Regions:
 
     def _able(self, region: str, model: str) -> list[Instance]:
         return self._ready.get((region, model), [])
-
-
-def _until(health: Health, now: float) -> float:
-    """Until when it stays as it is, if nothing happens."""
-    if health.state is State.DRAINING and health.share:
-        return now  # its share shrinks all the time
-    return health.until if health.until is not None else inf
 
 
 def _ready(view: View) -> dict[tuple[str, str], list[Instance]]:

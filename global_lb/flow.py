@@ -257,15 +257,14 @@ class GlobalFlow:
     def consider(
         self, request: Request, now: float, within: frozenset[str] | None = None, without: frozenset[str] = frozenset()
     ) -> Decision:
-        """Decide for a request by the law of now, and inside `within` where given. Changes nothing.
+        """Decide for a request by the law of now, and inside `within` where given, `without` those tried already.
 
-        `without` are regions tried already. `explain` asks the same way.
+        Changes nothing; `explain` asks the same way.
         """
-        verdict = admission.processing(request, self.law)
-        lawful = _both(verdict.lawful, within)
+        verdict, routes = admission.processing(request, self.law), self.routes
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
+        lawful, rule = _both(verdict.lawful, within), routes.of(request.tenant, request.model)
         field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
-        rule, routes = self.routes.of(request.tenant, request.model), self.routes
         return pick(field, verdict, rule, self._rng, now, self.config.region, routes.words, routes.homes)
 
     def _decide(self, live: Live, now: float) -> Decision:
@@ -397,5 +396,5 @@ class GlobalFlow:
 
 
 def _both(one: frozenset[str], other: frozenset[str] | None) -> frozenset[str]:
-    """Those of both; the law's own set where they are the same, since that is what is known of it by now."""
+    """Those of both; where they are the same, the very set that the law gives out: much is kept by it."""
     return one if other is None or one is other or one == other else one & other

@@ -204,7 +204,7 @@ def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /,
         )
         rows.append((name, row))
     table.write(rows)
-    made = Field(asked, output_tokens, table.names, table.at, table.block, table.here)
+    made = Field(asked, output_tokens, table.names, table.at, table.block, table.here, table.tpot_least_ms)
     made.hits({name: said["depth"] for name, said in regions.items() if said.get("depth")})
     made.moving, made.spill_ms = bool(table.moving), 300.0
     return made

@@ -116,7 +116,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(st.tuples(STEPS, st.floats(0, 1.5)), max_size=25))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_what_is_kept_to_answer_sooner_is_what_would_be_found_anew(steps) -> None:
     """Two that hear the same: one that keeps, and one that forgets before each question."""
     pair = [Regions(1 << 20, LivenessConfig(), here="london") for _ in range(2)]

@@ -355,3 +355,15 @@ def test_a_new_incarnation_has_no_part_in_how_relaying_failed() -> None:
     assert life.read(1.0).state is State.SUSPECT
     life.reported(1.0, renewed=True)
     assert life.read(1.0).state is State.UP
+
+
+def test_a_word_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
+    override = Override()
+    assert not override.fading(0.0)
+    override.force(State.DRAINING, "why", now=0.0, over_s=10.0)
+    assert [override.fading(now) for now in (0.0, 9.9, 10.0)] == [True, True, False]
+    override.force(State.DRAINING, "why", now=5.0)
+    assert not override.fading(5.0)
+    override.force(State.DRAINING, "why", now=20.0, over_s=10.0)
+    override.lift()
+    assert not override.fading(21.0)
