@@ -19,7 +19,7 @@ from farhop.balance.guard import GuardConfig, HotGuard
 from farhop.balance.health import Liveness, State
 from farhop.balance.reckoning import Reckoning
 from farhop.balance.trie import PrefixTrie
-from global_lb.table import FREE, Field, Table, reckoned_wait_ms, row_of
+from global_lb.table import FREE, Field, Table, reckoned_wait_ms, row_of, sent_of
 from global_lb.view import View
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Regions:
         self._drifts: dict[tuple[str, str, str], Drift] = {}
         self._told: dict[tuple[str, str, str], tuple[float, Capacity]] = {}  # by refusals, since that report
         self._tables: dict[str, Table] = {}  # by model: those asked for
-        self._stale: dict[str, set[str]] = {}  # regions whose row there is to be written anew
+        self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
         self._standings: dict[tuple[frozenset[str], str], _Standing] = {}
         self._version = 0  # of what standings rest on, time apart
         self._touched: set[str] = set()  # regions whose liveness was told something
@@ -193,7 +193,7 @@ class Regions:
 
     def reckoning_of(self, instance: Instance) -> Reckoning:
         """The counts towards an instance of this view, to be told what was sent. What is told later: see `settled`."""
-        self._moved(instance.region)
+        self._moved(instance.region, whole=False)
         return self._reckonings[instance.region, instance.name]
 
     def may_exist(self, model: str) -> bool:
@@ -216,7 +216,7 @@ class Regions:
         if chosen is not None and chosen.believed_tokens >= 1.0 and chosen.region in self.residence:
             share = cached_tokens / chosen.believed_tokens
             self.residence[chosen.region].update(max(RESIDENCE_MIN, min(1.0, share)))
-            self._moved(chosen.region)
+            self._moved(chosen.region, whole=False)
 
     def field(
         self,
@@ -237,10 +237,9 @@ class Regions:
         standing = self._standing(lawful, request.model, now, without, luck)
         table, places = standing.table, standing.places
         self._write(request.model, table)
-        if places is None:
-            block, least_ms = table.block, table.tpot_least_ms
-        else:
-            block, least_ms = table.block[:, places], None
+        block, least_ms = table.block, table.tpot_least_ms if places is None else None
+        if places is not None:
+            block = block[:, places]
         field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
         field.absent, field.moving, field.spill_ms = standing.absent, bool(table.moving), self._spill.penalty_ms
         field.hits(self.trie.match(request.chain))
@@ -321,13 +320,14 @@ class Regions:
 
     def settled(self, region: str) -> None:
         """What was sent to it is over in some way: its reckoning was told."""
-        self._moved(region)
+        self._moved(region, whole=False)
 
-    def _moved(self, region: str) -> None:
-        """Something of it changed: whoever asks next reads it anew."""
+    def _moved(self, region: str, *, whole: bool = True) -> None:
+        """Something of it changed, or only what was sent there and what held true: who asks next reads that anew."""
         for model, table in self._tables.items():
             if region in table.at:
-                self._stale[model].add(region)
+                stale = self._stale[model]
+                stale[region] = whole or stale.get(region, False)
 
     def _is_ready(self, ready: dict[tuple[str, str], list[Instance]]) -> None:
         """These can be asked from now on."""
@@ -345,14 +345,24 @@ class Regions:
             table = Table(names, self._here)
             if names:  # what nobody serves is not kept: anybody may ask for anything
                 self._tables[model] = table
-                self._stale[model] = set(names)
+                self._stale[model] = dict.fromkeys(names, True)
         return table
 
     def _write(self, model: str, table: Table) -> None:
         stale = self._stale.get(model)
-        if stale:
-            table.write([(name, self._row(name, model)) for name in stale])
-            stale.clear()
+        if not stale:
+            return
+        rows: list[tuple[str, Row]] = []
+        sent: list[tuple[str, float, float, float]] = []
+        for name, whole in stale.items():
+            able = self._able(name, model)
+            if whole or len(able) > 1:  # another instance may be the better one now
+                rows.append((name, self._row(name, model)))
+            else:
+                capacity, reckoning = self._capacity(able[0], model), self._reckonings[name, able[0].name]
+                sent.append((name, *sent_of(capacity, reckoning), self.residence[name].value or RESIDENCE_MIN))
+        table.write(rows, sent)
+        stale.clear()
 
     def _row(self, name: str, model: str) -> Row:
         instance = self.best_instance(name, model)

@@ -128,8 +128,9 @@ class Table:
         self.moving: set[str] = set()
         self.tpot_least_ms = 0.0
 
-    def write(self, rows: Iterable[tuple[str, Row]]) -> None:
-        """These regions are so now; the decisions that look at the block of before go on seeing that."""
+    def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
+        """These regions are so now, and of those their wait, slots left and residence are (`sent`: what changes with
+        every request). The decisions that look at the block of before go on seeing that."""
         block, tpot_moved = self.block.copy(), False
         for name, row in rows:
             place = self.at[name]
@@ -137,6 +138,9 @@ class Table:
             block[:, place] = msgspec.structs.astuple(row)
             (self.full.add if row.full else self.full.discard)(name)
             (self.moving.add if row.drift_wait or row.drift_use else self.moving.discard)(name)
+        for name, wait_ms, left, residence in sent:
+            place = self.at[name]
+            block[_WAIT, place], block[_LEFT, place], block[_RESIDENCE, place] = wait_ms, left, residence
         self.block = block
         if tpot_moved:
             self.tpot_least_ms = float(block[_TPOT].min())
@@ -336,6 +340,14 @@ def reckoned_wait_ms(capacity: Capacity, outstanding_bytes: float) -> float:
     return cost.reckoned_wait_ms(capacity.wait_ms, outstanding_bytes / capacity.bytes_per_token, 0.0, ms_per_token)
 
 
+def sent_of(capacity: Capacity, reckoning: Reckoning) -> tuple[float, float]:
+    """An instance's wait in ms and its slots left, with what was sent there since it reported."""
+    outstanding_bytes = reckoning.outstanding_bytes
+    if not outstanding_bytes:
+        return capacity.wait_ms, float(capacity.slots_free)
+    return reckoned_wait_ms(capacity, outstanding_bytes), capacity.slots_free - reckoning.outstanding_requests
+
+
 def row_of(
     capacity: Capacity,
     reckoning: Reckoning,
@@ -351,7 +363,7 @@ def row_of(
     Hardware by the hour, of which a request takes its prefill and, per token of its answer, a slot's share of a step
     (farhop.balance.cost.gpu_usd); where the region reports a price per token, that instead. Egress on both ways.
     """
-    outstanding_bytes = reckoning.outstanding_bytes
+    wait_ms, left = sent_of(capacity, reckoning)
     headroom = capacity.headroom_foreign_tokens if price_here is not None else inf
     usd_per_token = capacity.usd_per_mtok / 1e6
     usd_per_ms = 0.0 if usd_per_token else price.usd_per_gpu_hour / 3.6e6
@@ -359,7 +371,7 @@ def row_of(
     step_ms = capacity.tpot_ms * capacity.replicas_ready / max(1, capacity.slots_total)
     return Row(
         rtt_ms,
-        reckoned_wait_ms(capacity, outstanding_bytes),
+        wait_ms,
         prefill_ms_per_byte,
         capacity.tpot_ms,
         usd_per_ms * prefill_ms_per_byte + usd_per_token / capacity.bytes_per_token,
@@ -371,7 +383,7 @@ def row_of(
         residence,
         capacity.slots_free,
         capacity.slots_total,
-        capacity.slots_free - (reckoning.outstanding_requests if outstanding_bytes else 0.0),
+        left,
         headroom,
         capacity.used_share,
         float(headroom <= 0.0),
