@@ -19,7 +19,8 @@ from farhop.balance.guard import GuardConfig, HotGuard
 from farhop.balance.health import Liveness, State
 from farhop.balance.reckoning import Reckoning
 from farhop.balance.trie import PrefixTrie
-from global_lb.table import FREE, Field, Table, reckoned_wait_ms, row_of, sent_of
+from global_lb.row import FREE, reckoned_wait_ms, row_of, sent_of
+from global_lb.table import Field, Table
 from global_lb.view import View
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from farhop.balance.health import LivenessConfig
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
-    from global_lb.table import Price, Row, Scored
+    from global_lb.row import Price, Row
+    from global_lb.table import Scored
     from global_lb.view import Capacity, Instance
 
 RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
@@ -238,8 +240,7 @@ class Regions:
         table, places = standing.table, standing.places
         self._write(request.model, table)
         block, least_ms = table.block, table.tpot_least_ms if places is None else None
-        if places is not None:
-            block = block[:, places]
+        block = block if places is None else block[:, places]
         field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
         field.absent, field.moving, field.spill_ms = standing.absent, bool(table.moving), self._spill.penalty_ms
         field.hits(self.trie.match(request.chain))
@@ -252,7 +253,7 @@ class Regions:
     def _standing(
         self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], luck: float
     ) -> _Standing:
-        """Of now, from the last time anybody asked if nothing has changed since."""
+        """Of now: that of the last time anybody asked, if nothing has changed since."""
         for region in self._touched:
             health = self.liveness[region].read(now)
             if self._seen.get(region) != (health.state, health.why):
@@ -309,8 +310,7 @@ class Regions:
                 continue
             if guard.hot:
                 hot.add(place)
-            share = guard.cold_share(now)
-            if share < 1.0 and share <= luck:
+            if luck >= guard.cold_share(now) < 1.0:
                 penalty_ms[place] = self._spill.penalty_ms
         if penalty_ms.any():
             field.penalty_ms = penalty_ms

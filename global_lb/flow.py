@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
-    from global_lb.table import Price
+    from global_lb.row import Price
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused

@@ -37,9 +37,9 @@ from global_lb.fleet import Spill
 from global_lb.flow import FlowConfig, GlobalFlow
 from global_lb.policy import Routes
 from global_lb.prefixes import Prefixes
+from global_lb.row import Price
 from global_lb.serve import DecisionReasons, GlobalDesk, GlobalTier
 from global_lb.steering import Steering, routes_of
-from global_lb.table import Price
 from global_lb.watch import Watcher
 from topology.law import Law
 

@@ -93,7 +93,10 @@ def pick(
     words: Words = _NO_WORDS,
     homes: Homes | None = None,
 ) -> Decision:
-    """Choose among the regions of `field`, all of them lawful and serving the model. `here`: the entry region."""
+    """Choose among the regions of `field`, all of them lawful and serving the model. `here`: the entry region.
+
+    The field is the decision's from then on.
+    """
     notes: list[str] = []
     lawful_here = here in verdict.lawful
     if not rule.plain or words.pins:
@@ -114,6 +117,7 @@ def pick(
     place = ties[0][0] if len(ties) == 1 else _drawn(field, [at for at, _ in ties], avoided, rng)
     if not rule.plain:
         place = _kept(field, place, avoided, rule, homes, notes)
+    field.forget()
     spelled = Spelled(field, score, shift, bias_ms)
     return Decision(
         verdict,

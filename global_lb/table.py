@@ -6,7 +6,6 @@ spelled out long after it was taken; reading never writes. Never decides, and ne
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -15,13 +14,12 @@ from numpy.typing import NDArray
 
 from farhop.balance import chain, cost
 from farhop.balance.drift import AGE_MAX_S, DOUBT_MAX_MS
+from global_lb.row import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farhop.balance.machine import Request
-    from farhop.balance.reckoning import Reckoning
-    from global_lb.view import Capacity
 
 Column: TypeAlias = NDArray[np.float64]
 
@@ -29,46 +27,6 @@ BETA = 0.25  # how much of a later token counts against the first (DESIGN: TTFT 
 STREAM_TOKEN_BYTES = (
     250.0  # of an SSE chunk that carries a token; an answer in one piece has the model's bytes per token
 )
-
-
-class Price(msgspec.Struct, frozen=True):
-    """What a region costs, by the topology: an hour of one GPU, and a GB that leaves it."""
-
-    usd_per_gpu_hour: float = 0.0
-    egress_usd_per_gb: float = 0.0
-
-
-FREE = Price()
-
-
-class Row(msgspec.Struct, frozen=True, gc=False):
-    """One region for one model. The first four, and the four of price, are multiplied by what a request brings.
-
-    Milliseconds, tokens, slots, shares and USD. `left`: slots free, less what was sent there and is not acknowledged.
-    `foreign_tokens`: what it takes from here, infinite if it is here. `full`: 1 if that is nothing. `drift_...`: how
-    fast its wait (ms a second) and its use (slots a second) change, and since when that is known.
-    """
-
-    rtt_ms: float
-    wait_ms: float
-    prefill_ms_per_byte: float
-    tpot_ms: float
-    usd_per_prompt_byte: float
-    usd_per_output_token: float
-    usd_per_body_byte: float
-    usd_per_answer_byte: float
-    usd_per_cached_byte: float
-    bytes_per_token: float
-    residence: float
-    slots_free: float
-    slots_total: float
-    left: float
-    foreign_tokens: float
-    used_share: float
-    full: float
-    drift_at: float = 0.0
-    drift_wait: float = 0.0
-    drift_use: float = 0.0
 
 
 _LEAST_MS = 1e-6  # a penalty that is configured to nothing still tells who pays it
@@ -154,8 +112,23 @@ class Field:
     """
 
     __slots__ = (
-        "_covered", "_predicted", "_tpot_least_ms", "absent", "at", "block", "here", "hot", "moving", "names",
-        "output_tokens", "penalty_ms", "request", "spill_ms",
+        "_covered",
+        "_predicted",
+        "_tpot_least_ms",
+        "absent",
+        "at",
+        "block",
+        "body_bytes",
+        "here",
+        "hot",
+        "moving",
+        "names",
+        "output_tokens",
+        "penalty_ms",
+        "prompt_bytes",
+        "request",
+        "spill_ms",
+        "stream",
     )  # fmt: skip
 
     def __init__(
@@ -163,6 +136,7 @@ class Field:
         here: int | None, tpot_least_ms: float | None = None,
     ) -> None:  # fmt: skip
         self.request, self.output_tokens = request, output_tokens
+        self.prompt_bytes, self.body_bytes, self.stream = request.prompt_bytes, request.body_bytes, request.stream
         self.names, self.at, self.block, self.here = names, at, block, here
         self.absent: Mapping[str, str] = {}
         self.penalty_ms: Column | None = None
@@ -176,9 +150,13 @@ class Field:
     def __len__(self) -> int:
         return len(self.names)
 
+    def forget(self) -> None:
+        """Let go of the request, but for its sizes: decisions are remembered, and a chain is large."""
+        del self.request
+
     def hits(self, depths: Mapping[str, int]) -> None:
         """These regions hold the prefix chain to these depths."""
-        at, n_bytes = self.at, self.request.prompt_bytes
+        at, n_bytes = self.at, self.prompt_bytes
         for name, depth in depths.items():
             place = at.get(name)
             if place is not None:
@@ -239,8 +217,8 @@ class Field:
     def predicted_ms(self) -> Column:
         """rtt + upload + wait + uncached prefill + BETA * m * tpot: the predictive score but for a constant."""
         if self._predicted is None:
-            request, block = self.request, self.block
-            brings = (1.0 + self._flights(), 1.0, request.prompt_bytes, BETA * self.output_tokens)
+            block = self.block
+            brings = (1.0 + self._flights(), 1.0, self.prompt_bytes, BETA * self.output_tokens)
             predicted: Column = np.array(brings).dot(block[_TIMES])
             if self._covered is not None:
                 predicted -= self._covered * block[_RESIDENCE] * block[_PREFILL]
@@ -249,9 +227,9 @@ class Field:
 
     def usd(self) -> Column:
         """What the request would cost in each: hardware as measured (cost.gpu_usd) or reported, and egress."""
-        request, block, tokens = self.request, self.block, self.output_tokens
+        block, tokens = self.block, self.output_tokens
         answer_bytes = self._answer_bytes(block[_BYTES_PER_TOKEN])
-        usd: Column = np.array((request.prompt_bytes, tokens, request.body_bytes)).dot(block[_USD_FIXED])
+        usd: Column = np.array((self.prompt_bytes, tokens, self.body_bytes)).dot(block[_USD_FIXED])
         usd += answer_bytes * block[_USD_ANSWER]
         if self._covered is not None:
             usd -= self._covered * block[_RESIDENCE] * block[_CACHED]
@@ -260,21 +238,21 @@ class Field:
     def egress_usd(self, place: int, output_tokens: float | None = None) -> float:
         """What the traffic to and from one of them costs, for so many tokens of answer; None: as many as expected."""
         tokens = self.output_tokens if output_tokens is None else output_tokens
-        bytes_per_token = STREAM_TOKEN_BYTES if self.request.stream else self.block.item(_BYTES_PER_TOKEN, place)
+        bytes_per_token = STREAM_TOKEN_BYTES if self.stream else self.block.item(_BYTES_PER_TOKEN, place)
         to, back = self.block.item(_USD_BODY, place), self.block.item(_USD_ANSWER, place)
-        return self.request.body_bytes * to + tokens * bytes_per_token * back
+        return self.body_bytes * to + tokens * bytes_per_token * back
 
     def _answer_bytes(self, bytes_per_token: Column) -> Column | float:
-        return self.output_tokens * (STREAM_TOKEN_BYTES if self.request.stream else bytes_per_token)
+        return self.output_tokens * (STREAM_TOKEN_BYTES if self.stream else bytes_per_token)
 
     def _flights(self) -> float:
         """Round trips beyond the first that the body takes on an idle connection."""
-        body_bytes = self.request.body_bytes
+        body_bytes = self.body_bytes
         return cost.upload_ms(body_bytes, 1.0) if body_bytes > cost.INIT_WINDOW_BYTES else 0.0
 
     def headroom(self) -> Column:
         """Slots left, and no more than what each takes from other regions has room for."""
-        uncached: Column = np.full(len(self.names), float(self.request.prompt_bytes))
+        uncached: Column = np.full(len(self.names), float(self.prompt_bytes))
         if self._covered is not None:
             uncached -= self._covered * self.block[_RESIDENCE]
         tokens = np.maximum(uncached / self.block[_BYTES_PER_TOKEN], 1e-9)  # of a prompt that is cached whole
@@ -305,22 +283,21 @@ class Field:
     def scored(self, place: int, score: float, bias_ms: float = 0.0) -> Scored:
         """One of them, spelled out."""
         row = Row(*self.block[:, place].tolist())
-        request = self.request
-        n = request.prompt_bytes / row.bytes_per_token
+        n = self.prompt_bytes / row.bytes_per_token
         covered = self._covered.item(place) if self._covered is not None else 0.0
         believed = covered / row.bytes_per_token
         hit = believed * row.residence
         uncached = n - hit
-        prefill_ms = (request.prompt_bytes - covered * row.residence) * row.prefill_ms_per_byte
+        prefill_ms = (self.prompt_bytes - covered * row.residence) * row.prefill_ms_per_byte
         upload_ms = self._flights() * row.rtt_ms
         headroom = row.left
         if headroom * uncached > row.foreign_tokens:
             headroom = row.foreign_tokens / uncached
-        answer_bytes = self.output_tokens * (STREAM_TOKEN_BYTES if request.stream else row.bytes_per_token)
+        answer_bytes = self.output_tokens * (STREAM_TOKEN_BYTES if self.stream else row.bytes_per_token)
         usd = (
-            request.prompt_bytes * row.usd_per_prompt_byte
+            self.prompt_bytes * row.usd_per_prompt_byte
             + self.output_tokens * row.usd_per_output_token
-            + request.body_bytes * row.usd_per_body_byte
+            + self.body_bytes * row.usd_per_body_byte
             + answer_bytes * row.usd_per_answer_byte
             - covered * row.residence * row.usd_per_cached_byte
         )
@@ -330,62 +307,3 @@ class Field:
             row.wait_ms, believed, hit, uncached, prefill_ms, row.tpot_ms, int(row.slots_free), headroom, penalty_ms,
             place in self.hot, usd, bias_ms,
         )  # fmt: skip
-
-
-def reckoned_wait_ms(capacity: Capacity, outstanding_bytes: float) -> float:
-    """The wait an instance published, and what was sent there since: shared by as many replicas as are ready."""
-    if outstanding_bytes <= 0.0:
-        return capacity.wait_ms
-    ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
-    return cost.reckoned_wait_ms(capacity.wait_ms, outstanding_bytes / capacity.bytes_per_token, 0.0, ms_per_token)
-
-
-def sent_of(capacity: Capacity, reckoning: Reckoning) -> tuple[float, float]:
-    """An instance's wait in ms and its slots left, with what was sent there since it reported."""
-    outstanding_bytes = reckoning.outstanding_bytes
-    if not outstanding_bytes:
-        return capacity.wait_ms, float(capacity.slots_free)
-    return reckoned_wait_ms(capacity, outstanding_bytes), capacity.slots_free - reckoning.outstanding_requests
-
-
-def row_of(
-    capacity: Capacity,
-    reckoning: Reckoning,
-    *,
-    rtt_ms: float,
-    residence: float,
-    rates: tuple[float, float, float],
-    price: Price,
-    price_here: Price | None,
-) -> Row:
-    """A region by what it reported and what was sent there. `price_here`: that of here, None if it is here itself.
-
-    Hardware by the hour, of which a request takes its prefill and, per token of its answer, a slot's share of a step
-    (farhop.balance.cost.gpu_usd); where the region reports a price per token, that instead. Egress on both ways.
-    """
-    wait_ms, left = sent_of(capacity, reckoning)
-    headroom = capacity.headroom_foreign_tokens if price_here is not None else inf
-    usd_per_token = capacity.usd_per_mtok / 1e6
-    usd_per_ms = 0.0 if usd_per_token else price.usd_per_gpu_hour / 3.6e6
-    prefill_ms_per_byte = capacity.prefill_ms_per_token / capacity.bytes_per_token
-    step_ms = capacity.tpot_ms * capacity.replicas_ready / max(1, capacity.slots_total)
-    return Row(
-        rtt_ms,
-        wait_ms,
-        prefill_ms_per_byte,
-        capacity.tpot_ms,
-        usd_per_ms * prefill_ms_per_byte + usd_per_token / capacity.bytes_per_token,
-        usd_per_ms * step_ms + usd_per_token,
-        price_here.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
-        price.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
-        usd_per_ms * prefill_ms_per_byte,
-        capacity.bytes_per_token,
-        residence,
-        capacity.slots_free,
-        capacity.slots_total,
-        left,
-        headroom,
-        capacity.used_share,
-        float(headroom <= 0.0),
-        *rates,
-    )

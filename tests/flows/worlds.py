@@ -15,7 +15,8 @@ from farhop.balance.reckoning import Reckoning
 from global_lb import flow as global_flow
 from global_lb import view as global_view
 from global_lb.policy import Routes
-from global_lb.table import Field, Price, Table, row_of
+from global_lb.row import Price, row_of
+from global_lb.table import Field, Table
 from regional_lb import flow as regional_flow
 from regional_lb import view as regional_view
 from regional_lb.fleet import Fleet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from random import Random
 
 import numpy as np
@@ -16,7 +17,7 @@ FAR = {"rtt_ms": 400.0}
 
 def choose(told, seed: int = 1, route: Route | None = None, words: Words | None = None) -> Decision:
     verdict = admission.processing(request("a"), law())
-    return pick(told, verdict, Rule(route or Route()), Random(seed), 0.0, "london", words or Words())
+    return pick(copy(told), verdict, Rule(route or Route()), Random(seed), 0.0, "london", words or Words())
 
 
 def drawn(times: int = 400, **regions) -> list[str]:
@@ -78,6 +79,12 @@ def test_a_policy_without_milliseconds_puts_the_hot_last() -> None:
     assert (choose(told, route=route).chosen.region, choose(told, route=route).spilled_from) == ("tokyo", "london")
     told.penalty_ms = np.array([300.0, 300.0])
     assert choose(told, route=route).chosen.region == "london"  # all are hot
+
+
+def test_a_decision_that_is_remembered_holds_no_request() -> None:
+    told = field(request("a", 4096, says="secret"), london={})
+    assert told.request.chain
+    assert not hasattr(choose(told).asked, "request")
 
 
 def test_a_decision_says_what_was_known_when_it_was_taken() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import capacity, field, request
+from worlds import field, request
 
-from farhop.balance import cost
 from farhop.balance.drift import Drift
-from global_lb.table import STREAM_TOKEN_BYTES, Row, Table, reckoned_wait_ms
+from global_lb.row import Row
+from global_lb.table import Table
 
 
 def row(wait_ms: float) -> Row:
@@ -24,12 +24,6 @@ def test_a_block_that_was_handed_out_is_not_written() -> None:
     assert before[1].tolist() == [0.0, 0.0]
     assert table.block[1].tolist() == [0.0, 7.0]
     assert (table.here, table.moving, table.full) == (0, {"b"}, set())
-
-
-def test_what_was_sent_since_the_report_is_shared_by_the_replicas() -> None:
-    assert reckoned_wait_ms(capacity(), 0.0) == 5.0
-    assert reckoned_wait_ms(capacity(replicas_ready=2), 4096.0) == pytest.approx(5.0 + 1024 * 0.1 / 2)
-    assert reckoned_wait_ms(capacity(replicas_ready=0), 4096.0) == pytest.approx(5.0 + 1024 * 0.1)
 
 
 def test_a_part_of_a_field_is_the_same_for_those_in_it() -> None:
@@ -72,28 +66,3 @@ def test_headroom_is_what_slots_and_foreign_tokens_leave() -> None:
     assert [told.scored(place, 0.0).headroom for place in range(3)] == told.headroom().tolist()
     assert told.full() == []
     assert field(asked, 1.0, "x", tokyo={"headroom_foreign_tokens": 0.0}).full() == [0]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_request_costs_hardware_by_time_and_traffic_by_size(stream: bool) -> None:
-    asked = request("a", 4096, stream=stream)
-    tokyo = {
-        "usd_per_gpu_hour": 3.6, "egress_usd_per_gb": 0.1, "slots_total": 10, "replicas_ready": 2, "depth": 8,
-        "residence": 0.5,
-    }  # fmt: skip
-    told = field(asked, 50.0, "london", london={"egress_usd_per_gb": 0.09}, tokyo=tokyo)
-    place = told.at["tokyo"]
-    answer_bytes = 50.0 * (STREAM_TOKEN_BYTES if stream else 4.0)
-    egress_usd = cost.egress_usd(asked.body_bytes, 0.09) + cost.egress_usd(answer_bytes, 0.1)
-    prefill_ms = told.scored(place, 0.0).prefill_ms
-    assert told.egress_usd(place) == pytest.approx(egress_usd)
-    wanted = egress_usd + cost.gpu_usd(prefill_ms, 50.0, 20.0, 5.0, 3.6)
-    assert told.usd().item(place) == pytest.approx(wanted)
-    assert told.scored(place, 0.0).usd == pytest.approx(wanted)
-    assert told.egress_usd(told.at["london"]) == 0.0
-    assert told.usd().item(told.at["london"]) == 0.0
-
-
-def test_a_price_that_the_region_reports_goes_before_the_hardware() -> None:
-    told = field(request("a", 4096), 50.0, "tokyo", tokyo={"usd_per_mtok": 2.0, "usd_per_gpu_hour": 99.0})
-    assert told.usd().item(0) == pytest.approx((1024 + 50) * 2e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from random import Random
 from typing import Any
 
@@ -31,7 +32,7 @@ def world(size: int, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def choose(told, rule: Rule, rng: Random | None = None, **more: Any):
-    return pick(told, admission.processing(told.request, law()), rule, rng or Random(1), 0.0, **more)
+    return pick(copy(told), admission.processing(told.request, law()), rule, rng or Random(1), 0.0, **more)
 
 
 @pytest.mark.parametrize("name", NAMES)
