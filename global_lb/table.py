@@ -269,7 +269,6 @@ class Field:
         age_s = np.minimum(np.maximum(now - at, 0.0), AGE_MAX_S)
         overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
         doubt_ms: Column = np.minimum(age_s * wait + overflow * slot_ms, DOUBT_MAX_MS)
-        doubt_ms[(wait == 0.0) & (use == 0.0)] = 0.0
         return doubt_ms
 
     def least_tpot_ms(self) -> float:

@@ -170,3 +170,17 @@ async def test_a_balancer_is_steered_without_a_restart(monkeypatch: pytest.Monke
         assert reasons["candidates"][0]["bias_ms"] == 7.0
         assert reasons["notes"][-1] == f"bias in ms: {region} +7"
         await up.at_rest()
+
+
+async def test_sessions_are_read_as_soon_as_a_route_goes_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        flow, region = up.global_.flow, up.global_.config.region
+        assert (await send(up.entry, chat(x_session_id="alice"))).status == 200
+        assert len(flow.routes.homes) == 0
+        await up.global_.store.put(route_key(region), b'[{"affinity_ms": 50}]')
+        await until(flow.routes.want_session)
+        for session in ("alice", "bob", "alice"):
+            assert (await send(up.entry, chat(x_session_id=session))).status == 200
+        assert len(flow.routes.homes) == 2
+        await up.at_rest()
