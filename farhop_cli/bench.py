@@ -12,10 +12,12 @@ import msgspec
 from farhop_cli import show
 from farhop_cli.exits import fail
 from farhop_lab.bench import decide as decisions
+from farhop_lab.bench import hits as cached
 from farhop_lab.bench import relay as relays
 from farhop_lab.bench import results
 from farhop_lab.bench import scrape as scrapes
 from farhop_lab.bench import soak as soaks
+from farhop_lab.bench import trie as tries
 from farhop_lab.bench.place import BenchError
 
 BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
@@ -185,7 +187,57 @@ def scrape(options: Options) -> int:
     return 1 if watched.refused else 0
 
 
-BENCHES: dict[str, Callable[[Options], int]] = {"decide": decide, "relay": relay, "soak": soak, "scrape": scrape}
+def hits(options: Options) -> int:
+    """Measure how well cached prefixes are known; the exit code."""
+    with show.telling("measuring hits") as say:
+        try:
+            rows = cached.measure(say)
+        except BenchError as error:
+            fail(f"bench: {error}")
+    if options.as_json:
+        show.json({"bench": "hits", "unit": "tokens per request", "rows": rows})
+        return 0
+    columns = (
+        "known by", ">prompt", ">found cached", ">expected", ">off by", ">exact", ">TTFT p50 ms", ">p95 ms"
+    )  # fmt: skip
+    told_rows = [
+        [
+            row.what,
+            *(show.number(round(n)) for n in (row.prompt_tokens, row.found_tokens, row.expected_tokens)),
+            show.number(row.error_tokens),
+            f"{row.exact_share:.0%}",
+            *(show.number(ms) for ms in (row.ttft_p50_ms, row.ttft_p95_ms)),
+        ]
+        for row in rows
+    ]
+    asked = rows[0].requests if rows else 0
+    title = f"hits: tokens per request, {asked} requests, {cached.ENGINES} engines, others beside, caches reset twice"
+    show.table(title, columns, told_rows)
+    return 0
+
+
+def trie(options: Options) -> int:
+    """Measure what the prefix trie costs, in memory, CPU time and pauses; the exit code."""
+    with show.telling("measuring trie") as say:
+        rows = tries.measure(quick=options.quick, say=say)
+    if options.as_json:
+        show.json({"bench": "trie", "rows": rows})
+        return 0
+    columns = ("what", ">median", ">least", ">most", "unit", ">at most")
+    told_rows = [[r.what, *map(show.number, (r.median, r.least, r.most)), r.unit, show.number(r.limit)] for r in rows]
+    title = f"trie: CPU time and memory, {tries.REPEATS} repeats; `at most` is what is meant"
+    show.table(title, columns, told_rows)
+    return 0
+
+
+BENCHES: dict[str, Callable[[Options], int]] = {
+    "decide": decide,
+    "relay": relay,
+    "soak": soak,
+    "scrape": scrape,
+    "hits": hits,
+    "trie": trie,
+}
 
 
 def run(name: str, options: Options) -> int:

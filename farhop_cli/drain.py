@@ -100,7 +100,8 @@ def author_here() -> str:
 
 
 def with_store(where: Fleet, work: Callable[[EtcdStore], Awaitable[int]]) -> int:
-    """Do `work` on the fleet's etcd; the exit code. Whatever is wrong there ends the command with one line."""
+    """Do this with the fleet's etcd; the exit code. Ends the command, in one line, if etcd or another operator is in
+    the way."""
 
     async def run() -> int:
         store = EtcdStore(where.etcd, Random())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from farhop_cli.exits import fail
 from topology.problems import TopologyError, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from topology.model import Topology
 
@@ -27,16 +27,25 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True)
 class Fleet:
-    """`topology` is None and `admins` is empty where only etcd is known. `admins` are base URLs of global balancers."""
+    """`topology` is None and `admins` is empty where only etcd is known. `admins` are base URLs of global balancers,
+    `regional` those of regional ones, by region, where they are known."""
 
     etcd: EtcdSettings
     topology: Topology | None
     admins: tuple[str, ...]
+    regional: Mapping[str, str] = field(default_factory=dict)
 
     async def statuses(self) -> list[Status]:
         """What each global balancer that answers says of the regions."""
         async with admin.session() as http:
             return [told for told in await asyncio.gather(*(_status(http, url) for url in self.admins)) if told]
+
+    async def status_of(self, region: str) -> Status | None:
+        """What the region's balancer says of itself; None if it is not known here, or silent."""
+        if region not in self.regional:
+            return None
+        async with admin.session() as http:
+            return await _status(http, self.regional[region])
 
 
 async def _status(http: Any, url: str) -> Status | None:
@@ -55,7 +64,13 @@ def find(world: Path, config: Path | None, etcd: str | None) -> Fleet:
     if etcd is not None:
         return Fleet(settings(etcd), None, ())
     here = running.open_world(world)
-    return Fleet(settings(here.file.etcd), here.topology, tuple(one.global_admin for one in here.file.regions.values()))
+    regions = here.file.regions
+    return Fleet(
+        settings(here.file.etcd),
+        here.topology,
+        tuple(one.global_admin for one in regions.values()),
+        {name: one.regional_admin for name, one in regions.items()},
+    )
 
 
 def settings(endpoint: str) -> EtcdSettings:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farhop_lab.world_file import ENVIRONMENT, WORLD_FILE
+from farhop_cli import operate
+from farhop_cli.operate import Json, World
+from farhop_lab.world_file import WORLD_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,19 +30,10 @@ app = typer.Typer(
 )
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML).")]
-World = Annotated[
-    Path, typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`.")
-]
 From = Annotated[
     str | None,
     typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-FleetConfig = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
-]
-FleetEtcd = Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd, where there is nothing else.")]
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
@@ -94,9 +87,9 @@ def run_demo() -> None:
 
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
-    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak or scrape.")] = "decide",
+    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak, scrape, hits or trie.")] = "decide",
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="relay: once and roughly, within a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="relay, trie: roughly, within a minute.")] = False,
     only: Annotated[str, typer.Option("--only", help="relay: only proxies whose names hold one of these words.")] = "",
     repeats: Annotated[
         int | None, typer.Option("--repeats", min=1, max=20, help="relay: windows per figure; default 3.")
@@ -144,14 +137,34 @@ def run_engine(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
     kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
     mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
+    adapter: Annotated[list[str] | None, typer.Option(help="A LoRA adapter; may be repeated.")] = None,
+    max_loras: Annotated[int | None, typer.Option(help="How many adapters fit a batch.")] = None,
+    lora_load_ms: Annotated[float | None, typer.Option(help="What loading an adapter takes.")] = None,
+    dcgm_port: Annotated[int | None, typer.Option(help="Serve a DCGM exporter's page of these GPUs here.")] = None,
+    kv_events_port: Annotated[int | None, typer.Option(help="Publish KV events over ZMQ here.")] = None,
+    kv_replay_port: Annotated[int | None, typer.Option(help="Say KV events again here.")] = None,
+    kv_events_schema: Annotated[str | None, typer.Option(help="How events are worded: map, or array (old).")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Read prompts by this tokenizer.json.")] = None,
+    write_tokenizer: Annotated[Path | None, typer.Option(help="Write one, and a template, into a folder; end.")] = None,
 ) -> None:
-    """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."""
+    """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
+
+    `POST /lab/fault {"kind": "stuck", "for_s": 30}` breaks one (oom, fast-500, slow, stuck, dead-green, xid), DELETE
+    mends it.
+    """
+    if write_tokenizer is not None:
+        from farhop_lab.engine.tokenizer_file import write
+
+        raise typer.Exit(write(write_tokenizer))
     with _loading():
         from farhop_cli.engine import run
 
     run({
         "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
         "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
+        "dcgm_port": dcgm_port, "adapters": adapter, "max_loras": max_loras, "lora_load_ms": lora_load_ms,
+        "kv_events_port": kv_events_port, "kv_replay_port": kv_replay_port, "kv_events_schema": kv_events_schema,
+        "tokenizer": tokenizer,
     })  # fmt: skip
 
 
@@ -206,129 +219,7 @@ def status(world: World = WORLD_FILE, as_json: Json = False) -> None:
     raise typer.Exit(run(world, as_json))
 
 
-@app.command(epilog='Example:  farhop drain tokyo --for 30m --why "kernel update"')
-def drain(
-    region: Annotated[str, typer.Argument(help="The region to send no new work to.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
-    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
-    over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
-    author: Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Move a region's new work elsewhere, for a while.
-
-    The word stands in etcd under a lease and ends by itself. Exit code 1 if it is refused, since a tenant would have
-    no region left.
-    """
-    from farhop_cli.drain import Options
-    from farhop_cli.drain import drain as run
-
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json, length, why, over, author, force)))
-
-
-@app.command(epilog="Example:  farhop undrain tokyo")
-def undrain(
-    region: Annotated[str, typer.Argument(help="The region to use again.")],
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Take a drain back; the region comes back at a pace.
-
-    Tells who had set it and why. Exit code 1 if the region is not drained.
-    """
-    from farhop_cli.drain import Options
-    from farhop_cli.drain import undrain as run
-
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
-
-
-@app.command(epilog='Example:  farhop bias tokyo --ms 50 --for 2h --why "link is dear tonight"')
-def bias(
-    region: Annotated[str, typer.Argument(help="The region that is to count as worse or better than it is.")],
-    ms: Annotated[float, typer.Option("--ms", help="Milliseconds added to its scores; below 0: taken off.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
-    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
-    author: Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")] = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Draw requests to a region, or away from it, for a while.
-
-    The word stands in etcd under a lease and ends by itself. It acts where scores are milliseconds (docs/policies.md).
-    """
-    from farhop_cli.steer import Options
-    from farhop_cli.steer import bias as run
-
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json, ms=ms, length=length, why=why, author=author)))
-
-
-@app.command(epilog="Example:  farhop unbias tokyo")
-def unbias(
-    region: Annotated[str, typer.Argument(help="The region that is to count as it is.")],
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Take a bias back. Exit code 1 if there is none."""
-    from farhop_cli.steer import Options
-    from farhop_cli.steer import unbias as run
-
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
-
-
-Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]
-Model = Annotated[str, typer.Option("--model", help="Or: the requests for which model.")]
-
-
-@app.command(epilog='Example:  farhop pin frankfurt --tenant eu-only --for 1h --why "trying the new GPUs"')
-def pin(
-    region: Annotated[str, typer.Argument(help="The region to go to, where the law allows it.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
-    tenant: Tenant = "",
-    model: Model = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Nowhere else, even if it does not serve.")] = False,
-    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
-    author: Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")] = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Send a tenant's or a model's requests to one region, for a while.
-
-    While it does not serve they go where they would else. Never widens the law. Ends by itself, as a drain does.
-    """
-    from farhop_cli.steer import Options
-    from farhop_cli.steer import pin as run
-
-    raise typer.Exit(
-        run(Options(region, world, config, etcd, as_json, 0.0, tenant, model, strict, length, why, author))
-    )
-
-
-@app.command(epilog="Example:  farhop unpin --tenant eu-only")
-def unpin(
-    tenant: Tenant = "",
-    model: Model = "",
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Take a pin back. Exit code 1 if there is none."""
-    from farhop_cli.steer import Options
-    from farhop_cli.steer import unpin as run
-
-    raise typer.Exit(run(Options("", world, config, etcd, as_json, tenant=tenant, model=model)))
+app.add_typer(operate.app)
 
 
 @app.command(epilog="Example:  farhop check three-regions")

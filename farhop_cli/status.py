@@ -28,6 +28,7 @@ _VIEW = (
 )  # fmt: skip
 _OVERRIDES = ("region", "word", "by", "until", ">minutes left", "why")
 _GLOBAL = ("region", "state", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
+_SPLITS = ("region", "model", "weights", ">rules", "sticky", "nobody serves")
 _PREFIXES = ("seen from", "region", "prefix stream", ">nodes", ">believed tok", ">cached tok", ">error")
 _REGIONAL = (
     "region", "state", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok", ">error",
@@ -75,6 +76,9 @@ def _tell(upper: list[Seen], lower: list[Seen]) -> None:
     if prefixes:
         show.table("prefixes in each region, as each global balancer knows them", _PREFIXES, prefixes)
     show.table("regional balancers", _REGIONAL, [_balancer(one) for one in lower])
+    splits = [row for one in lower for row in _splits(one)]
+    if splits:
+        show.table("traffic split between versions", _SPLITS, splits)
     show.table("replicas", _REPLICAS, [row for one in lower for row in _replicas(one)])
 
 
@@ -248,6 +252,23 @@ def _balancer(one: Seen) -> list[str]:
         return [one.region, "unreachable", *[show.NONE] * 7, one.error]
     figures = (number(status.get(f), 0) for f in ("under_way", "queued_requests", "queued_tokens", "trie_nodes"))
     return [one.region, "answers", *figures, *_error(status), ""]
+
+
+def _splits(one: Seen) -> list[list[str]]:
+    """A row for each model whose traffic is split there."""
+    splits = (one.status or {}).get("splits")
+    return [
+        [
+            one.region,
+            model,
+            " ".join(f"{version}={weight:g}" for version, weight in (split.get("weights") or {}).items()) or show.NONE,
+            number(len(split.get("rules") or [])),
+            word(split.get("sticky")),
+            word(" ".join(split.get("unserved") or [])),
+        ]
+        for model, split in (splits.items() if isinstance(splits, dict) else ())
+        if isinstance(split, dict)
+    ]
 
 
 def _replicas(one: Seen) -> list[list[str]]:

@@ -71,6 +71,10 @@ def replicas(reasons: Record, title: str) -> None:
     by = (
         f", policy {word(reasons.get('policy'))}, score in {word(reasons.get('unit'))}" if reasons.get("policy") else ""
     )
+    if reasons.get("version"):
+        by += f", version {word(reasons.get('version'))}"
+    if reasons.get("split"):
+        by += f" (split: {word(reasons.get('split'))})"
     show.table(title + by, _REPLICA_COLUMNS, rows)
 
 

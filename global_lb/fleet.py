@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from farhop.balance import outcome
 from farhop.balance.drift import Drift
 from farhop.balance.ewma import Mean
 from farhop.balance.guard import GuardConfig, HotGuard
 from farhop.balance.health import Liveness, State
 from farhop.balance.reckoning import Reckoning
 from farhop.balance.trie import PrefixTrie
+from global_lb.instances import Instances
 from global_lb.row import FREE, reckoned_wait_ms, row_of, sent_of
 from global_lb.table import Field, Table
 from global_lb.view import View
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from global_lb.row import Price, Row
     from global_lb.table import Scored
-    from global_lb.view import Capacity, Instance
+    from global_lb.view import Instance
 
 RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
 MODELS_MAX = 4096
@@ -90,7 +90,7 @@ class Regions:
         self._trie_bytes, self._config, self._spill, self._here = trie_bytes, config, spill, here
         self._prices = prices or {}
         self.view = View({})
-        self._ready: dict[tuple[str, str], list[Instance]] = {}  # of the view: who can be asked, by region and model
+        self._instances = Instances()  # of the view
         self.trie = PrefixTrie()
         self.liveness: dict[str, Liveness] = {}
         self.residence: dict[str, Mean] = {}
@@ -100,7 +100,6 @@ class Regions:
         self._warm: dict[tuple[str, str], HotGuard] = {}  # of them, those that say something
         self._reckonings: dict[tuple[str, str], Reckoning] = {}
         self._drifts: dict[tuple[str, str, str], Drift] = {}
-        self._told: dict[tuple[str, str, str], tuple[float, Capacity]] = {}  # by refusals, since that report
         self._tables: dict[str, Table] = {}  # by model: those asked for
         self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
         self._standings: dict[tuple[frozenset[str], str], _Standing] = {}
@@ -112,13 +111,13 @@ class Regions:
     def adopt(self, view: View, now: float) -> None:
         """Take a new view: what its reports acknowledge is no longer outstanding; what left is forgotten."""
         before, self.view = self.view.regions, view
-        self._is_ready(_ready(view))
+        if self._instances.adopt(view) or self._version == 0:
+            self._forget_tables()
         for name, region in view.regions.items():
             if before.get(name) != region:
                 self._moved(name)
         known: dict[tuple[str, str], Reckoning] = {}
         drifts: dict[tuple[str, str, str], Drift] = {}
-        told: dict[tuple[str, str, str], tuple[float, Capacity]] = {}
         for name, region in view.regions.items():
             if name not in self.trie:
                 self.trie.add(name, self._trie_bytes)
@@ -133,12 +132,10 @@ class Regions:
                 for model, capacity in instance.models.items():
                     line = (name, instance.name, model)
                     drift = drifts[line] = self._drifts.get(line) or Drift()
-                    drift.reported(capacity.wait_ms, capacity.slots_free, instance.received_at)
-                    refused = self._told.get(line)
-                    if refused is not None and refused[0] == instance.received_at:
-                        told[line] = refused
+                    slots_free = self._instances.reported(instance, model).slots_free
+                    drift.reported(capacity.wait_ms, slots_free, instance.received_at)
             self.settle(name, now)
-        self._reckonings, self._drifts, self._told = known, drifts, told
+        self._reckonings, self._drifts = known, drifts
 
     def settle(self, region: str, now: float) -> None:
         """Tell the guards whether the region can be used, and how much of it is."""
@@ -146,7 +143,7 @@ class Regions:
         usable = health.state in (State.UP, State.SUSPECT) or health.share > 0.0
         known = self.view.regions.get(region)
         for model in {m for i in known.instances for m in i.models} if known is not None else ():
-            able = self._able(region, model) if usable else []
+            able = self._instances.able(region, model) if usable else []
             guard = self.guards.get((region, model))
             if not able:
                 if guard is not None:
@@ -156,9 +153,7 @@ class Regions:
             if guard is None:
                 guard = self.guards[region, model] = HotGuard(self._spill.guard)
             guard.came_back(now)
-            slots = sum(i.models[model].slots_total for i in able) or 1
-            share = sum(i.models[model].used_share * i.models[model].slots_total for i in able) / slots
-            guard.used(share, max(i.received_at for i in able))
+            guard.used(self._instances.used_share(region, model), max(i.received_at for i in able))
             if guard.cold_share(now) < 1.0:
                 self._warm[region, model] = guard
             else:
@@ -173,17 +168,8 @@ class Regions:
         """What a refusal tells is newer than the instance's report, and holds until the next one."""
         if model not in instance.models or (instance.region, instance.name) not in self._reckonings:
             return
-        capacity = self._capacity(instance, model)
-        if wait_ms is not None:
-            capacity = msgspec.structs.replace(capacity, wait_ms=wait_ms)
-        if reason is outcome.FOREIGN_FULL:
-            capacity = msgspec.structs.replace(capacity, headroom_foreign_tokens=0.0)
-        self._told[instance.region, instance.name, model] = (instance.received_at, capacity)
+        self._instances.refused(instance, model, reason, wait_ms)
         self._moved(instance.region)
-
-    def _capacity(self, instance: Instance, model: str) -> Capacity:
-        told = self._told.get((instance.region, instance.name, model)) if self._told else None
-        return told[1] if told is not None and told[0] == instance.received_at else instance.models[model]
 
     def liveness_of(self, region: str) -> Liveness:
         """The region's liveness, to be told what was heard."""
@@ -285,7 +271,7 @@ class Regions:
             self._seen[name] = health.state, health.why
             if health.state is State.DOWN or (health.state is State.DRAINING and not health.share):
                 absent[name] = f"{health.state}: {health.why}"
-            elif not self._able(name, model):
+            elif not self._instances.able(name, model):
                 absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
             else:
                 gladly = health.state is State.UP or luck < health.share
@@ -329,19 +315,17 @@ class Regions:
                 stale = self._stale[model]
                 stale[region] = whole or stale.get(region, False)
 
-    def _is_ready(self, ready: dict[tuple[str, str], list[Instance]]) -> None:
-        """These can be asked from now on."""
-        if ready.keys() != self._ready.keys() or self._version == 0:
-            self._version += 1
-            self._tables.clear()
-            self._stale.clear()
-            self._standings.clear()
-        self._ready = ready
+    def _forget_tables(self) -> None:
+        """Others can be asked from now on."""
+        self._version += 1
+        self._tables.clear()
+        self._stale.clear()
+        self._standings.clear()
 
     def _table(self, model: str) -> Table:
         table = self._tables.get(model)
         if table is None:
-            names = tuple(sorted(name for name, known in self._ready if known == model))
+            names = self._instances.serving(model)
             table = Table(names, self._here)
             if names:  # what nobody serves is not kept: anybody may ask for anything
                 self._tables[model] = table
@@ -355,11 +339,11 @@ class Regions:
         rows: list[tuple[str, Row]] = []
         sent: list[tuple[str, float, float, float]] = []
         for name, whole in stale.items():
-            able = self._able(name, model)
+            able = self._instances.able(name, model)
             if whole or len(able) > 1:  # another instance may be the better one now
                 rows.append((name, self._row(name, model)))
             else:
-                capacity, reckoning = self._capacity(able[0], model), self._reckonings[name, able[0].name]
+                capacity, reckoning = self._instances.capacity(able[0], model), self._reckonings[name, able[0].name]
                 sent.append((name, *sent_of(capacity, reckoning), self.residence[name].value or RESIDENCE_MIN))
         table.write(rows, sent)
         stale.clear()
@@ -369,7 +353,7 @@ class Regions:
         assert instance is not None  # else it had no row
         drift = self._drifts.get((name, instance.name, model))
         return row_of(
-            self._capacity(instance, model),
+            self._instances.capacity(instance, model),
             self._reckonings[name, instance.name],
             rtt_ms=self.view.regions[name].rtt_ms,
             residence=self.residence[name].value or RESIDENCE_MIN,
@@ -380,21 +364,11 @@ class Regions:
 
     def best_instance(self, region: str, model: str) -> Instance | None:
         """The region's instance to ask: the least wait, with what was sent to each."""
-        able = self._able(region, model)
+        able = self._instances.able(region, model)
         if len(able) < 2:
             return able[0] if able else None
-        waits = [reckoned_wait_ms(self._capacity(i, model), self.reckoning_of(i).outstanding_bytes) for i in able]
+        waits = [
+            reckoned_wait_ms(self._instances.capacity(i, model), self._reckonings[region, i.name].outstanding_bytes)
+            for i in able
+        ]
         return able[waits.index(min(waits))]
-
-    def _able(self, region: str, model: str) -> list[Instance]:
-        return self._ready.get((region, model), [])
-
-
-def _ready(view: View) -> dict[tuple[str, str], list[Instance]]:
-    ready: dict[tuple[str, str], list[Instance]] = {}
-    for name, region in view.regions.items():
-        for instance in region.instances:
-            for model, capacity in instance.models.items():
-                if capacity.replicas_ready and not instance.draining:
-                    ready.setdefault((name, model), []).append(instance)
-    return ready

@@ -24,6 +24,7 @@ from farhop.shell.config import ConfigError, load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
+from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
@@ -83,7 +84,8 @@ class GlobalBalancer:
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
         )  # fmt: skip
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
-        self.door = Door(self.keeper, self.observer, self.clock, rng, session)
+        marks = MarkReader(AnyVersion())
+        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks)
         self.door.relay = self.relay
         self._log, self._slots = log, wiring.slots()
         self.listener = Listener(

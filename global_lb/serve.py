@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from farhop.identity.hop import BUDGET_MAX_MS, HopClaims
 from farhop.identity.hop import HEADER as HOP_HEADER
 from farhop.shell.admin import composed
+from farhop.shell.marks import VERSION_HEADER
 from farhop.shell.observe import ObservedTier
 from farhop.telemetry import attributes as a
 
@@ -49,7 +50,7 @@ class GlobalTier(ObservedTier):
             self.observer.spilled(decision.chosen.region)
 
     def upstream_headers(self, journey: Journey) -> bytes:
-        """The hop token, stamped in the receiver's own clock, and the trace context."""
+        """The hop token, stamped in the receiver's own clock, a version asked for, and the trace context."""
         visit: Visit = journey.context
         forward, request = journey.forward, journey.request
         assert forward is not None
@@ -70,7 +71,8 @@ class GlobalTier(ObservedTier):
                 narrow=request.narrow,
             )
         )
-        return HOP_HEADER + b": " + token + b"\r\n" + self.observer.upstream_context(visit)
+        pin = b"%b: %b\r\n" % (VERSION_HEADER, request.version.encode()) if request.version else b""
+        return HOP_HEADER + b": " + token + b"\r\n" + pin + self.observer.upstream_context(visit)
 
     def _clock_offset_ms(self, journey: Journey) -> float:
         """The clock of the instance that the attempt goes to, less ours."""
@@ -155,6 +157,10 @@ class DecisionReasons:
     def predicted_hit_tokens(self, decision: Decision) -> float:
         """What the chosen region was thought to hold."""
         return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
+
+    def hit_source(self, decision: Decision) -> str:  # noqa: ARG002
+        """Regions tell what they hold in nodes of the trie."""
+        return "trie"
 
     def predicted_ttft_ms(self, decision: Decision) -> float | None:
         """The wire, the wait and the prefill there."""

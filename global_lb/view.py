@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Event
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 class Capacity(msgspec.Struct, frozen=True):
     """What one instance of a region offers for one model. Tokens are the model's, times in milliseconds.
 
-    `used_share` is 0 and up; `headroom_foreign_tokens` are prompt tokens it takes from other regions before it refuses.
+    Replicas, slots and `headroom_foreign_tokens` (prompt tokens it takes from other regions before it refuses) are of
+    those it reports for all instances that share them; `used_share` (0 and up) and `usable_share` (0..1) are of all it
+    can send to.
     """
 
     wait_ms: float
@@ -32,6 +35,7 @@ class Capacity(msgspec.Struct, frozen=True):
     used_share: float = 0.0
     headroom_foreign_tokens: float = inf
     usd_per_mtok: float = 0.0
+    usable_share: float = 0.0
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -80,6 +84,7 @@ def instance_of(
                 used_share=m.used_share,
                 headroom_foreign_tokens=m.headroom_foreign_tokens,
                 usd_per_mtok=m.usd_per_mtok,
+                usable_share=m.usable_share,
             )
             for m in report.models
         },
@@ -92,6 +97,30 @@ class Region(msgspec.Struct, frozen=True):
     name: str
     rtt_ms: float
     instances: tuple[Instance, ...]
+
+
+def pooled(region: Region) -> dict[tuple[str, str, str], Capacity]:
+    """By region, instance and model: what each instance can send to, all of the region's; {} where there is but one.
+
+    Each replica is reported by one of the instances that share it, so that the region is their sum. Who is draining
+    has handed its replicas over: what it may still say of any counts no more.
+    """
+    if len(region.instances) < 2:
+        return {}
+    sums: dict[str, tuple[int, int, int, float]] = {}
+    for instance in region.instances:
+        for model, c in instance.models.items() if not instance.draining else ():
+            ready, free, total, headroom = sums.get(model, (0, 0, 0, 0.0))
+            headroom += c.headroom_foreign_tokens
+            sums[model] = ready + c.replicas_ready, free + c.slots_free, total + c.slots_total, headroom
+    pool: dict[tuple[str, str, str], Capacity] = {}
+    for instance in region.instances:
+        for model, c in instance.models.items():
+            ready, free, total, headroom = sums.get(model, (0, 0, 0, 0.0))
+            pool[region.name, instance.name, model] = replace(
+                c, replicas_ready=ready, slots_free=free, slots_total=total, headroom_foreign_tokens=headroom
+            )
+    return pool
 
 
 class View(msgspec.Struct, frozen=True):

@@ -15,7 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = "farhop_wire"
-STUBS = ("region_pb2.py", "region_pb2.pyi", "region_pb2_grpc.py", "region_pb2_grpc.pyi")
+STUBS = tuple(
+    f"{words}_{stub}" for words in ("peers", "region") for stub in ("pb2.py", "pb2.pyi", "pb2_grpc.py", "pb2_grpc.pyi")
+)
 PLUGINS = ("mypy", "mypy_grpc")
 TIMEOUT_S = 120
 

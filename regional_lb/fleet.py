@@ -1,4 +1,4 @@
-"""What is known of the replicas beyond one view of them: health, load, speed, cached prefixes. Survives swaps.
+"""What is known of the replicas beyond one view of them: standing, load, speed, cached prefixes. Survives swaps.
 
 Everything a pick reads of it stands in a Table as well, kept in step here: whoever changes a replica's health, load or
 speed does so through the fleet. Never chooses.
@@ -13,48 +13,77 @@ import numpy as np
 from msgspec.structs import replace
 
 from farhop.balance import outcome
+from farhop.balance.chain import depth_at
 from farhop.balance.estimate import Speed
-from farhop.balance.health import HealthMachine, State, may_eject
+from farhop.balance.health import Mode, State
 from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
-from farhop.balance.trie import PrefixTrie
+from farhop.balance.trie import PrefixTrie, spread
+from regional_lb.adapters import Adapters
+from regional_lb.blocks import BlockIndex
+from regional_lb.kv_words import Cleared
+from regional_lb.recent import Cached
+from regional_lb.shares import PeerHeard, PeersChanged, TurnsPassed
+from regional_lb.standing import EASE_S, Standing
 from regional_lb.table import Subset, Table
-from regional_lb.view import ReplicaProbed, ReplicaSampled, view_of
+from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
 
     from farhop.balance.estimate import Estimates
     from farhop.balance.health import HealthConfig
-    from farhop.balance.ledger import Load
+    from farhop.balance.ledger import Load, Reservation
     from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
+    from regional_lb.policy import Need
+    from regional_lb.shares import Shares
+    from regional_lb.table import Eased, Hits, Rows
     from regional_lb.view import Replica, View
     from topology.law import Verdict
 
-_ABLE = (State.UP, State.SUSPECT)
+_BLOCK_TOKENS = 16  # an engine counts whole blocks
+_MISCOUNTS_MAX = 3  # in a row: the tokenizer or template configured is not the engines'
+_MIRROR_SLACK_BYTES = 64 * 1024  # an answer's first byte may be faster than the event that its prompt is stored
+_SPELT_MAX, _SPELT_PLACES_MAX = 1024, 64
 
 
 class Fleet:
     """See the module's head. Names of replicas that are not (or no more) in the view are no news to any call."""
 
-    def __init__(self, config: HealthConfig, estimates: Estimates) -> None:
-        self._config, self.estimates = config, estimates
+    def __init__(self, config: HealthConfig, estimates: Estimates, shares: Shares | None = None) -> None:
+        self.estimates, self.shares = estimates, shares
         self.view: View = view_of([])
-        self.health: dict[str, HealthMachine] = {}
+        self.standing = Standing(config)
+        self.health = self.standing.health
         self.speeds: dict[str, Speed] = {}
         self.trie = PrefixTrie()
         self.journal = Journal(self.trie)
+        self.blocks = BlockIndex()
+        self.adapters = Adapters()
+        self.miscounts = 0
+        self._miscounted: dict[str, int] = {}  # by model, in a row
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
-        # Who is able, by model, as long as nothing happens to anybody's health and no back-off ends.
+        # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
         self._able: dict[str, Subset] = {}
         self._able_until = inf
+        self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
+        self._eased: dict[str, Eased] = {}  # those that are: hardly ever anybody
         self._ears: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,
+            BlocksChanged: self._blocks_changed,
         }
+        if shares is not None:
+            self._ears |= {
+                PeerHeard: self._peer_heard,
+                PeersChanged: self._peers_changed,
+                TurnsPassed: self._turns_passed,
+            }
 
     @property
     def hears(self) -> tuple[type[Event], ...]:
@@ -62,7 +91,7 @@ class Fleet:
         return tuple(self._ears)
 
     def hear(self, event: Event, now: float) -> str | None:
-        """Take what the world said of replicas. The one replica whose room it may have changed, None: any."""
+        """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
         return self._ears[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
@@ -72,22 +101,31 @@ class Fleet:
         for name, replica in view.replicas.items():
             capacity_bytes = _capacity_bytes(replica, self.estimates)
             if name not in before:
-                self.health[name] = HealthMachine(self._config)
                 self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
                 self.trie.add(name, capacity_bytes)
+                self._listen(replica)
                 continue
             self.trie.set_capacity(name, capacity_bytes)
-            if before[name].address != replica.address:
+            if (before[name].address, before[name].version) != (replica.address, replica.version):
                 self.trie.clear(name)  # another process under the same name
+            if (before[name].address, before[name].kv_ranks) != (replica.address, replica.kv_ranks):
+                self._listen(replica)
         for name in before.keys() - view.replicas.keys():
-            del self.health[name], self.speeds[name]
+            del self.speeds[name]
+            self._eased.pop(name, None)
             self.trie.drop(name)
+            self.blocks.drop(name)
+        self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
+        self.standing.adopt(view)
         self._able.clear()
+        self._able_until = -inf  # who has peers, and so may be eased, is another question now
+        if self.shares is not None:
+            self.shares.adopt(view)
         names = tuple(view.replicas)
         self.whole = table = Table(Subset(names, np.arange(len(names))))
         for row, (name, replica) in enumerate(view.replicas.items()):
             table.describe(row, replica)
-            table.burden(row, replica, self.ledger.load(name))
+            self._write(name)
             table.rate(row, self.speeds[name])
         return view
 
@@ -99,96 +137,231 @@ class Fleet:
             return name
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
-        self.trie.set_capacity(name, _capacity_bytes(replica, self.estimates))
+        if sample.lora is not None:
+            self.adapters.told(name, sample.lora)
+        if sample.kv_tokens is not None:
+            self.blocks.resize(name, sample.kv_tokens)
+        self._fit(replica)
         row = self.whole.of.at[name]
         self.whole.describe(row, replica)
         if replica.kv_tokens != known.kv_tokens:
-            self.whole.burden(row, replica, self.ledger.load(name))
+            self._write(name)
         return name
 
     def _probed(self, event: ReplicaProbed, now: float) -> str | None:
         """An active probe came back, or something in the replica's hardware is broken."""
-        health = self.health.get(event.target)
-        if health is not None:
-            self._unless(event.ok and not event.fault and health.steady)
-            health.probed(event.ok, now, event.fault)
+        health = None if event.ok else self.health.get(event.target)
+        was_down = health is None or health.read(now).state is State.DOWN
+        if self.standing.probed(event, now):
+            self._able.clear()
+        if health is not None and not was_down and health.read(now).state is State.DOWN:
+            self.silent.append(event.target)
+        if self.standing.easing:
+            self._ease(now, event.target)
         return None
+
+    def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
+        """A replica told what it caches. What its mirror holds at most is seen to with the next sample."""
+        name = event.target
+        if name in self.view.replicas:
+            for change in event.changes:
+                self.blocks.apply(name, event.rank, change)
+                if isinstance(change, Cleared):
+                    self.trie.clear(name)
+        return ""
+
+    def _listen(self, replica: Replica) -> None:
+        self.blocks.drop(replica.name)
+        if replica.kv_ranks:
+            self.blocks.add(replica.name, replica.kv_ranks)
+
+    def _fit(self, replica: Replica) -> None:
+        """Bound the mirror by the cache's size, and by what is in it where that is known."""
+        held = self.blocks.held_tokens(replica.name)
+        capacity_bytes = _capacity_bytes(replica, self.estimates)
+        if held is not None and held < replica.kv_tokens:
+            capacity_bytes = int(capacity_bytes * held / replica.kv_tokens) + _MIRROR_SLACK_BYTES
+        self.trie.set_capacity(replica.name, capacity_bytes)
+
+    # -- the other balancers of the region
+
+    def _peer_heard(self, event: PeerHeard, now: float) -> str | None:  # noqa: ARG002
+        assert self.shares is not None
+        changed = self.shares.heard(event)
+        if event.cached:
+            self.journal.under(event.epoch)
+        for entry in event.cached:
+            if self.shares.serves(event.peer, entry.replica):
+                self.journal.insert(entry.replica, entry.chain, entry.audience)
+                self.shares.recent.add(entry)
+        return self._reckon(self.view.replicas if changed is None else changed)
+
+    def _peers_changed(self, event: PeersChanged, now: float) -> str | None:  # noqa: ARG002
+        assert self.shares is not None
+        self.shares.changed(event)
+        return self._reckon(self.view.replicas)
+
+    def _turns_passed(self, event: TurnsPassed, now: float) -> str | None:  # noqa: ARG002
+        shares, at = self.shares, self.whole.of.at
+        assert shares is not None
+        in_flight = self.whole.in_flight.tolist()
+        replicas = self.view.replicas
+        return self._reckon([n for n in replicas if shares.overdue(n, in_flight[at[n]] < replicas[n].slots, now)])
+
+    def _reckon(self, names: Iterable[str]) -> str | None:
+        """Write the burden of these anew. The one of them, "" if there is none, None if there are more."""
+        written = [name for name in names if name in self.view.replicas]
+        for name in written:
+            self._burden(self.whole.of.at[name], self.view.replicas[name], self.ledger.load(name))
+        return None if len(written) > 1 else written[0] if written else ""
+
+    def owned(self, some: Subset) -> Subset:
+        """Those that are ours to report to the world: all of them where nobody shares them."""
+        if self.shares is None:
+            return some
+        return some.without([name for name in some.names if not self.shares.owns(name)])
 
     # -- reading
 
-    def able(self, model: str, now: float) -> Subset:
-        """The replicas that serve the model and may take work."""
+    def able(self, line: str, now: float) -> Subset:
+        """The replicas that serve the model, or this version of it (`view.line_of`), and may take work."""
         if now >= self._able_until:
             self._able.clear()
-        return self._able.get(model) or self._find_able(model, now)
+            self._ease(now)
+        return self._able.get(line) or self._find_able(line, now)
+
+    def mode(self, model: str, now: float) -> Mode:
+        """How the replicas of a model may be used."""
+        self.able(model, now)
+        return self.standing.modes.get(model, Mode.EMPTY)
 
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
         return self.whole.only(some)
 
-    def _find_able(self, model: str, now: float) -> Subset:
+    def hits(self, chain: tuple[int, ...], some: Subset) -> Hits:
+        """Who of these holds how much of this prompt; who holds nothing is left out."""
+        trie = self.trie
+        found = trie.holders(chain)
+        if not found:
+            return ()
+        if some.version != trie.version:
+            self._place_slots(some)
+        by_slot = some.by_slot
+        hits: list[tuple[int, int | Rows | NDArray[np.bool_]]] = []
+        for depth, mask in found:
+            if mask & (mask - 1):
+                places = some.spelt.get(mask)
+                hits.append((depth, _spell(some, mask, trie.slots_known) if places is None else places))
+            else:
+                place = by_slot.item(mask.bit_length() - 1)
+                if place >= 0:
+                    hits.append((depth, place))
+        return hits
+
+    def _place_slots(self, some: Subset) -> None:
+        some.slots = self.trie.slots(some.names)
+        some.by_slot = np.full(self.trie.slots_known, -1, dtype=np.intp)
+        some.by_slot[some.slots] = np.arange(len(some))
+        some.spelt.clear()
+        some.version = self.trie.version
+
+    def _find_able(self, line: str, now: float) -> Subset:
         if not self._able:
-            self._able_until = inf
-        names: list[str] = []
-        serving = self.view.by_model.get(model, ())
-        for name in serving:
-            health = self.health[name].read(now)
-            if health.state in _ABLE:
-                names.append(name)
-            if health.until is not None and (health.forced or health.state not in _ABLE):
-                self._able_until = min(self._able_until, health.until)
+            self._able_until = now + EASE_S if self.standing.easing else inf
+        names, until = self.standing.find(line, now)
+        self._able_until = min(self._able_until, until)
         at = self.whole.of.at
         able = Subset(tuple(names), np.array([at[name] for name in names], dtype=np.intp))
-        if serving:  # others' names come from outside, without end
-            self._able[model] = able
+        if line in self.view.by_line:  # others' names come from outside, without end
+            self._able[line] = able
         return able
 
     # -- what happened
 
     def admit(self, name: str, now: float) -> bool:
         """Whether a request may be dispatched now; a replica on trial takes one."""
-        health = self.health[name]
-        self._unless(health.steady)
-        return health.admit(now)
+        if not self.health[name].steady:
+            self._able.clear()
+        return self.standing.admit(name, now)
 
     def answered(self, name: str, status: int, now: float) -> None:
         """An answer began. A 5xx is the replica's fault, a 4xx is not."""
-        health = self.health.get(name)
-        if health is None:
-            return
-        if status >= 500:
-            self._failed(health, now)
-        else:
-            self._unless(health.steady)
-            health.succeeded(now)
+        if self.standing.answered(name, status < 500, now):
+            self._stirred(name, now)
+
+    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool) -> None:
+        """An answer said that something is broken there; `began_well` if it had begun as none that failed."""
+        if self.standing.broke(name, reason, now, began_well=began_well):
+            self._stirred(name, now)
+
+    def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
+        """What a request sent at `since` held at its replica when it failed; `reason` where no answer came to its end.
+
+        Nothing lingers where nobody was at home, which is an ejection's business, nor where our own bound was met.
+        """
+        mine = reason is None or (reason.source is Source.TRANSPORT and reason is not outcome.CONNECT_FAILED)
+        if mine and held is not None and held.target in self.speeds:
+            self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
+            self._ease(now, held.target)
 
     def failed(self, name: str, reason: Outcome, now: float) -> None:
         """An attempt broke."""
-        health = self.health.get(name)
-        if health is None:
-            return
         if reason is outcome.CONNECT_FAILED:
-            self._able.clear()
-            health.refused(now)
-            self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
+            if self.standing.refused(name, now):
+                self._stirred(name, now)
+                self.adapters.forget(name)
+                self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif reason.source is Source.TRANSPORT:  # else it was our own bound, and says nothing about the replica
-            self._failed(health, now)
+            self.answered(name, 500, now)
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
         if name not in self.trie:
             return
-        if hints is None:
-            self.journal.insert(name, chain, frozenset())
-        else:
+        audience: frozenset[str] | None = frozenset()
+        if hints is not None:
             self.journal.under(hints.epoch)
-            self.journal.insert(name, chain, hints.lawful if hints.excluded else None)
+            audience = hints.lawful if hints.excluded else None
+        self.journal.insert(name, chain, audience)
+        if self.shares is not None and chain:
+            self.shares.recent.add(Cached(name, chain, audience, own=True))
 
-    def prefilled(self, name: str, elapsed_ms: float, tokens: float) -> None:
+    def overrated(self, name: str, need: Need, believed_tokens: float, cached_tokens: int) -> bool:
+        """An engine found `cached_tokens` of a prompt cached; whether our mirror had believed in clearly more.
+
+        Then it forgets what lies beyond, below the node where the two part: an engine lets go of the oldest first, and
+        what descends from a node is no younger. The prompt itself is there now: tell so (`caches`).
+        """
+        believed = depth_at(int(believed_tokens * need.bytes_per_token))
+        found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * need.bytes_per_token))
+        if found + 1 >= min(believed, len(need.chain)) or name not in self.trie:
+            return False
+        self.trie.correct(name, need.chain, found)
+        return True
+
+    def counted(self, model: str, ours: int, told: int) -> None:
+        """An engine told how many tokens a prompt has that was tokenized here, too."""
+        if ours == told:
+            self._miscounted.pop(model, None)
+        elif model in self.view.by_model:
+            self._miscounted[model] = self._miscounted.get(model, 0) + 1
+            self.miscounts += 1
+
+    def counts_right(self, model: str) -> bool:
+        """Whether a model's tokenizer here is the engines': if not, what it says of their blocks is nothing."""
+        return self._miscounted.get(model, 0) < _MISCOUNTS_MAX
+
+    def loaded(self, extra_ms: float) -> None:
+        """A first token came so much later than its prefill explains: an adapter was loaded before."""
+        self.adapters.learn(extra_ms)
+
+    def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""
         speed = self.speeds.get(name)
         if speed is not None:
-            speed.began(elapsed_ms, tokens)
+            if speed.began(elapsed_ms, tokens):
+                self.standing.peers.began(name, elapsed_ms / tokens, now)
             self.whole.rate(self.whole.of.at[name], speed)
 
     def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int) -> None:
@@ -201,19 +374,56 @@ class Fleet:
     # -- within
 
     def _loaded(self, name: str, load: Load) -> None:
+        if self.shares is not None:
+            self.shares.dispatched(name, load)
         replica = self.view.replicas.get(name)
         if replica is not None:
-            self.whole.burden(self.whole.of.at[name], replica, load)
+            self._burden(self.whole.of.at[name], replica, load)
 
-    def _unless(self, steady: bool) -> None:
-        """Who is able must be found out anew, unless nothing changed that."""
-        if not steady:
-            self._able.clear()
+    def _burden(self, row: int, replica: Replica, load: Load) -> None:
+        """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
+        shares, name = self.shares, replica.name
+        eased = self._eased.get(name) if self._eased else None
+        if shares is None or shares.alone:
+            self.whole.burden(row, replica, load, eased)
+            return
+        self.whole.burden(row, replica, shares.with_others(name, load), eased)
+        if shares.gives_way(name):
+            self.whole.kv_room_tokens[row] = -inf
 
-    def _failed(self, health: HealthMachine, now: float) -> None:
+    def _write(self, name: str) -> None:
+        """The part of a replica's row that says what it has room for."""
+        row, replica, eased = self.whole.of.at[name], self.view.replicas[name], self._eased.get(name)
+        self.whole.allow(row, replica.slots if eased is None else eased.slots)
+        self._burden(row, replica, self.ledger.load(name))
+
+    def _stirred(self, name: str, now: float) -> None:
+        """Who is able must be found out anew, and what this one may use."""
         self._able.clear()
-        down = sum(other.read(now).state is State.DOWN for other in self.health.values())
-        health.failed(now, may_eject=may_eject(down, len(self.health)))
+        self._ease(now, name)
+
+    def _ease(self, now: float, only: str = "") -> None:
+        """Bring the rows of those up to date who may use less than they have, or more than they might."""
+        for name, eased in self.standing.ease(now, only):
+            if eased is None:
+                self._eased.pop(name, None)
+            else:
+                self._eased[name] = eased
+            self._write(name)
+        if self.standing.easing:
+            self._able_until = min(self._able_until, now + EASE_S)
+
+
+def _spell(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_]:
+    """The places of a set of slots. Those of few are kept, since hot prefixes ask for the same."""
+    held = spread(mask, n_slots)
+    if mask.bit_count() > _SPELT_PLACES_MAX:
+        return held.take(some.slots)
+    places = some.by_slot[held.nonzero()[0]]
+    if len(some.spelt) >= _SPELT_MAX:
+        some.spelt.clear()
+    places = some.spelt[mask] = places[places >= 0]
+    return places
 
 
 def _renewed(replica: Replica, before: Replica | None) -> Replica:

@@ -19,11 +19,14 @@ from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from regional_lb import admission
 from regional_lb.fleet import Fleet
+from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.live import Live
 from regional_lb.outlook import Outlook
 from regional_lb.policy import Policies, PoliciesChanged
 from regional_lb.queue import WaitingRoom
-from regional_lb.view import ViewSwapped
+from regional_lb.shares import Shares
+from regional_lb.split import Splits, SplitsChanged
+from regional_lb.view import ViewSwapped, model_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,15 +40,14 @@ if TYPE_CHECKING:
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-# How much longer than it may a request must be expected to wait to be refused as it comes: the expectation errs.
-HOPELESS = 2.0
 RETRY_AFTER_S = 1.0
 
 
 class FlowConfig(msgspec.Struct, frozen=True):
-    """Bounds of one region's balancer."""
+    """Bounds of one region's balancer. `instance` is its name among those with whom it shares replicas; "": alone."""
 
     region: str
+    instance: str = ""
     queue_requests_max: int = 1024
     queue_tokens_max: int = 4_000_000
     queue_wait_s: float = 30.0
@@ -64,16 +66,19 @@ class RegionalFlow:
         rng: Random,
         weight_of: Callable[[str], float],
         policies: Policies | None = None,
+        splits: Splits | None = None,
     ) -> None:
         self.config, self.law, self._rng, self._weight_of = config, law, rng, weight_of
-        self.policies = policies or Policies()
+        self.policies, self.splits = policies or Policies(), splits or Splits()
         self.estimates = Estimates()
-        self._fleet = Fleet(config.health, self.estimates)
+        self.shares = Shares(config.instance) if config.instance else None
+        self._fleet = Fleet(config.health, self.estimates, self.shares)
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
-        self.ledger = self._fleet.ledger
+        self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
+        self.blocks, self.adapters = self._fleet.blocks, self._fleet.adapters
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
-        self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, rng)
+        self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
         self.accepted_bytes: dict[str, float] = {}
         self.predicted_tokens = self.actual_tokens = 0.0
         self._budget = retry.RetryBudget()
@@ -88,12 +93,18 @@ class RegionalFlow:
             machine.TimerFired: self._timer_fired,
             ViewSwapped: self._view_swapped,
             PoliciesChanged: self._policies_changed,
+            SplitsChanged: self._splits_changed,
             **dict.fromkeys(self._fleet.hears, self._heard),
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
         return self._handlers[type(event)](event, now)
+
+    @property
+    def miscounts(self) -> int:
+        """Prompts of which an engine counted other tokens than the tokenizer here."""
+        return self._fleet.miscounts
 
     @property
     def under_way(self) -> int:
@@ -112,12 +123,14 @@ class RegionalFlow:
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
-        live = self._live[request.id] = Live(request, self.outlook.need_of(request))
+        live = self._live[request.id] = Live(request, self.outlook.need_of(request), request.model)
         self._budget.began()
-        turned = self.outlook.turned_away(request, live.need, now)
+        if self.splits.by_model:
+            self._assign(live)
+        turned = self.outlook.turned_away(request, live.need, now, live.line)
         if turned is not None:
             return [self._refuse(live, turned.outcome, turned.detail, now)]
-        placed = self._place(live, now) if self.queue.waiting(request.model) == 0 else []
+        placed = self._place(live, now) if self.queue.waiting(live.line) == 0 else []
         return placed or self._hold(live, now)
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
@@ -133,15 +146,24 @@ class RegionalFlow:
                 live.pick.policy.answered(live.replica, (now - live.forwarded_at) * 1e3, now)
             if live.request.stream and live.chosen is not None:
                 live.prefilled_at = now
-                ahead_tokens = live.chosen.backlog_tokens + live.chosen.uncached_tokens
-                self._fleet.prefilled(live.replica, (now - live.forwarded_at) * 1e3, ahead_tokens)
+                chosen, elapsed_ms = live.chosen, (now - live.forwarded_at) * 1e3
+                ahead_tokens = chosen.backlog_tokens + chosen.uncached_tokens
+                if chosen.delay_ms:
+                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
+                else:
+                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
         live = self._under_way(event)
         if live is None:
             return []
+        held = self.ledger.held(event.id)
         self._over(live)
+        if event.fault is not None:
+            self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
+        if event.fault is not None or event.status >= 500:
+            self._fleet.lingers(held, live.forwarded_at, now)
         if event.status < 400 and event.usage is not None:
             self._learn(live, event.usage, now)
         return self._fill(live.replica, now)
@@ -152,11 +174,14 @@ class RegionalFlow:
             return []
         failed = live.replica
         self._fleet.failed(failed, event.outcome, now)
+        held = self.ledger.held(event.id)
         if live.started:
             self._over(live)
+            self._fleet.lingers(held, live.forwarded_at, now, event.outcome)
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
         self.ledger.release(event.id)
+        self._fleet.lingers(held, live.forwarded_at, now, event.outcome)
         live.replica = ""
         return [*self._elsewhere(live, failed, event.outcome, now), *self._fill(failed, now)]
 
@@ -202,18 +227,47 @@ class RegionalFlow:
         self.policies.override(event.choices)
         return self._fill_all(now)
 
+    def _splits_changed(self, event: SplitsChanged, now: float) -> list[Command]:
+        changed = self.splits.override(event.splits)
+        concerned = [live for live in self._live.values() if live.request.model in changed]
+        for live in concerned:
+            self._assign(live)
+        self.queue.reline({live.request.id: live.line for live in concerned})
+        return self._fill_all(now)
+
+    def _assign(self, live: Live) -> None:
+        """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
+        live.assigned = assigned = self.outlook.assign(live.request)
+        live.line = live.request.model if assigned is None else assigned.line
+
     def _heard(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.hear(event, now)
-        return self._fill(replica, now) if replica is not None else self._fill_all(now)
+        commands = self._given_up(now) if self._fleet.silent else []
+        return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
+
+    def _given_up(self, now: float) -> list[Command]:
+        """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
+        commands: list[Command] = []
+        silent, self._fleet.silent = self._fleet.silent, []
+        for live in list(self._live.values()):
+            request, reason = live.request, outcome.FIRST_BYTE_TIMEOUT
+            if live.replica not in silent or live.started or request.id not in self._live:
+                continue
+            if not self.outlook.serving(live.line, now, (live.replica, *live.tried)):
+                continue  # it may yet answer
+            if retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
+                cancel = machine.Cancel(request.id, live.attempts)
+                commands += [cancel, *self._failed(machine.AttemptFailed(request.id, live.attempts, reason), now)]
+        return commands
 
     # -- placing
 
     def _place(self, live: Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
         """Forward the request if some replica but those `aside` has room; [] otherwise."""
         request = live.request
-        if live.tried and not self._fleet.able(request.model, now).without(live.tried):
+        if live.tried and not self.outlook.serving(live.line, now, live.tried):
             live.tried = ()  # better the same replica again than none
-        choice = self.outlook.consider(request, live.need, now, live.tried + aside)
+        choice = self.outlook.consider(request, live.need, now, live.tried, aside, live.assigned)
         if choice is None or choice.chosen is None:
             return []
         chosen = choice.chosen
@@ -224,7 +278,8 @@ class RegionalFlow:
         choice.policy.placed(chosen.replica, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self.ledger.reserve(request.id, Reservation(chosen.replica, uncached, uncached + int(live.need.output_tokens)))
-        prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+        self._fleet.adapters.sent(chosen.replica, request.model)
+        prefill_ms = (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token + chosen.delay_ms
         live.prefilled_at = now + prefill_ms / 1e3
         address = self.view.replicas[chosen.replica].address
         return [
@@ -234,14 +289,10 @@ class RegionalFlow:
 
     def _hold(self, live: Live, now: float) -> list[Command]:
         request, tokens = live.request, live.need.prompt_tokens
-        able = self.outlook.able(request.model, now)
-        if not len(able):
-            return [self._refuse(live, outcome.NO_REPLICA, "no replica of this model is healthy", now)]
-        if self.queue.ahead(request.model, request.priority):  # else it is next, and waiting for that costs nothing
-            wait_ms = self.outlook.wait_ms(request.model, now, request.priority)
-            if wait_ms > HOPELESS * self.outlook.patience_ms(request, live.need, able, self.config.queue_wait_s, now):
-                detail = f"the region's queue is full: one more would wait about {wait_ms / 1e3:.0f} s"
-                return [self._refuse(live, outcome.QUEUE_FULL, detail, now)]
+        if not self.outlook.serving(live.line, now):
+            return [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now)]
+        if self.outlook.hopeless(live, self.config.queue_wait_s, now):
+            return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
             victim = self.queue.victim(request.priority, tokens)
@@ -250,47 +301,46 @@ class RegionalFlow:
             detail = "the region's queue is full, and others go first"
             commands.append(self._refuse(self._live[victim.id], outcome.QUEUE_FULL, detail, now))
         self.queue.push(
-            request.id, request.model, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
+            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
         )
         commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + self.config.queue_wait_s))]
         # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
-        return commands + self._fill_model(request.model, now) if self.queue.waiting(request.model) > 1 else commands
+        return commands + self._fill_line(live.line, now) if self.queue.waiting(live.line) > 1 else commands
 
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give what was freed at a replica to those who wait for what it serves."""
         if not len(self.queue) or replica not in self.view.replicas:
             return []
         serves = self.view.replicas[replica].models
-        return [c for model in self.queue.models() if model in serves for c in self._fill_model(model, now)]
+        return [c for line in self.queue.models() if model_of(line) in serves for c in self._fill_line(line, now)]
 
     def _fill_all(self, now: float) -> list[Command]:
-        return [c for model in self.queue.models() for c in self._fill_model(model, now)]
+        return [c for line in self.queue.models() for c in self._fill_line(line, now)]
 
-    def _fill_model(self, model: str, now: float) -> list[Command]:
-        """Let go, one after another, as many as there is room for, or all of them if nobody is there to serve."""
+    def _fill_line(self, line: str, now: float) -> list[Command]:
+        """Let go as many as there is room for, or all of them if nobody is there to serve."""
         commands: list[Command] = []
-        while waiting := self.queue.waiting(model):
-            able = self._fleet.able(model, now)
+        while waiting := self.queue.waiting(line):
+            able = self.outlook.serving(line, now)
             if not able:
-                everybody = self.queue.first(model, waiting)
-                why = "no replica of this model is healthy"
-                return commands + [self._refuse(self._live[w.id], outcome.NO_REPLICA, why, now) for w in everybody]
+                everybody = [self._live[w.id] for w in self.queue.first(line, waiting)]
+                return commands + [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now) for live in everybody]
             # No room for the smallest request there is: there is no point in scoring.
-            released = self._release_one(model, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
+            released = self._release_one(line, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
             if not released:
                 break
             commands += released
         return commands
 
-    def _release_one(self, model: str, able: Subset, now: float) -> list[Command]:
+    def _release_one(self, line: str, able: Subset, now: float) -> list[Command]:
         """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
-        table, starved = self._fleet.table(able), self.queue.starved(model, now)
+        table, starved = self._fleet.table(able), self.queue.starved(line, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
             if released := self._release(self._live[starved.id], table, now, aside):
                 return released
             aside = (able.names[int(table.kv_taken_tokens.argmin())],)
-        first = [self._live[waiting.id] for waiting in self.queue.first(model, K_WAITING)]
+        first = [self._live[waiting.id] for waiting in self.queue.first(line, K_WAITING)]
         for live in self.outlook.in_turn(first, table, now):
             if released := self._release(live, table, now, aside):
                 return released
@@ -331,7 +381,7 @@ class RegionalFlow:
             return machine.Answer(live.request.id, reason, detail)
         if reason is outcome.NO_REPLICA:
             return machine.Answer(live.request.id, reason, detail, RETRY_AFTER_S)  # nobody knows how long
-        wait_ms = self.outlook.wait_ms(live.request.model, now)
+        wait_ms = self.outlook.wait_ms(live.line, now)
         return machine.Answer(live.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
     def _over(self, live: Live) -> None:
@@ -352,3 +402,15 @@ class RegionalFlow:
         if usage.cached_tokens is not None and live.chosen is not None:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
+            if not live.chosen.exact and self._fleet.overrated(
+                live.replica, live.need, live.chosen.hit_tokens, usage.cached_tokens
+            ):
+                self._fleet.caches(live.replica, request.chain, admission.hints(request, self.law))
+        if request.tokens is not None:
+            self._fleet.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
+
+
+def _nobody(live: Live) -> str:
+    """Why a request is refused where nobody is able."""
+    which = f"version {live.assigned.version} of this model" if live.assigned is not None else "this model"
+    return f"no replica of {which} is healthy"

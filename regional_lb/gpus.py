@@ -1,7 +1,7 @@
 """What NVIDIA's DCGM exporter says of a host's GPUs, and which of it means that an engine there cannot work.
 
 Invariant: a value outside its domain is not told rather than believed. Only an XID that needs a reset of the GPU or a
-repair is a fault: most are the application's own, and a hot or full GPU is slow, which its speed shows. Never fetches.
+repair is a fault: most are the application's own. A hot or full GPU is strained: it gets less to do. Never fetches.
 """
 
 from __future__ import annotations
@@ -67,6 +67,18 @@ def fault(gpus: Iterable[Gpu], mine: Collection[str]) -> str:
     for gpu in gpus:
         if gpu.xid in FATAL_XIDS and (not mine or gpu.index in mine or gpu.uuid in mine):
             return f"GPU {gpu.index or gpu.uuid}: XID {gpu.xid}, {FATAL_XIDS[gpu.xid]}"
+    return ""
+
+
+def strain(gpus: Iterable[Gpu], mine: Collection[str], temperature_c_max: float, free_mib_min: float) -> str:
+    """What strains one of `mine` (as `fault`): above this temperature, or less memory free than this; "" if nothing."""
+    for gpu in gpus:
+        if mine and gpu.index not in mine and gpu.uuid not in mine:
+            continue
+        if gpu.temperature_c is not None and gpu.temperature_c > temperature_c_max:
+            return f"GPU {gpu.index or gpu.uuid}: {gpu.temperature_c:.0f} °C, above {temperature_c_max:.0f}"
+        if gpu.free_mib is not None and gpu.free_mib < free_mib_min:
+            return f"GPU {gpu.index or gpu.uuid}: {gpu.free_mib:.0f} MiB free, below {free_mib_min:.0f}"
     return ""
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from regional_lb.pick import Pick, Scored
     from regional_lb.policy import Need
+    from regional_lb.split import Assigned
 
 
 @dataclass(slots=True)
@@ -16,11 +17,12 @@ class Live:
     """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
 
     `due` is what its timer is set for. `prefilled_at` is when its first token came, or, where the answer comes in one
-    piece and does not show it, when that was due.
+    piece and does not show it, when that was due. `line` is what it waits for: its model, or the version `assigned`.
     """
 
     request: Request
     need: Need
+    line: str
     attempts: int = 0
     transport_retries: int = 0
     budgeted: bool = False
@@ -31,6 +33,7 @@ class Live:
     forwarded_at: float = 0.0
     prefilled_at: float = 0.0
     pick: Pick | None = None
+    assigned: Assigned | None = None
 
     @property
     def chosen(self) -> Scored | None:

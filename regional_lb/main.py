@@ -1,7 +1,7 @@
 """Assembles a regional balancer from its configuration: the one place here that knows the clock, chance and sockets.
 
-Order of starting: replicas are watched, listeners open, then the world is told. Of stopping: the world is told, no new
-connections, requests under way finish, everything closes.
+Order of starting: replicas are watched, the region's other balancers tell what they know, clients are let in, the world
+is told. Of stopping: peers and the world are told, no new connections, requests under way finish, everything closes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import grpc
-from farhop_wire import region_pb2_grpc
+from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 
-from farhop.balance.health import HealthConfig
+from farhop.balance.health import HealthConfig, Mode
 from farhop.balance.limits import ByteBudget
 from farhop.identity.hop import HopVerifier
 from farhop.identity.keys import Keyring
@@ -30,21 +30,26 @@ from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
+from farhop.shell.marks import MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
+from farhop.shell.tokens import Files, Tokenizers
 from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
+from regional_lb import overrides
 from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
+from regional_lb.discovery import Discovery
 from regional_lb.flow import FlowConfig, RegionalFlow
-from regional_lb.overrides import Overrides
+from regional_lb.peers import Peers
 from regional_lb.policy import Choice, Policies
 from regional_lb.report import Reporter
 from regional_lb.serve import HopKeeper, PickReasons, RegionalDesk, RegionalTier
+from regional_lb.split import Splits, terms_said
 from regional_lb.watch import Watcher
 from topology.law import Law
 
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
     from farhop.shell.certificates import Certificates
     from farhop.shell.config import Listen
     from farhop.store.contract import Store
+    from regional_lb.kv_events import KvListener
     from topology.model import Topology
 
 _CONTROL = (
@@ -65,6 +71,9 @@ _CONTROL = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
 )
+
+
+FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes take descriptors from clients' share
 
 
 class RegionalBalancer:
@@ -82,16 +91,18 @@ class RegionalBalancer:
         queue = config.queue
         flow_config = FlowConfig(
             config.region,
+            config.instance,
             queue_requests_max=queue.requests_max,
             queue_tokens_max=queue.tokens_max,
             queue_wait_s=queue.wait_s,
             starvation_s=queue.starvation_s,
-            health=HealthConfig(rise=config.watch.rise, fall=config.watch.fall),
+            health=_health(config),
             foreign=Foreign(**config.foreign.model_dump()),
         )
         chosen = {"": config.policy, **config.policies}
         policies = Policies({model: Choice(**policy.model_dump()) for model, policy in chosen.items()})
-        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies)
+        splits = Splits({model: terms_said(split) for model, split in config.splits.items()})
+        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies, splits)
         self.observer = Observer(
             "farhop.regional", "farhop.regional.pick", self.tracing, self.metrics, self.decisions, self.clock, rng,
             PickReasons(),
@@ -102,17 +113,34 @@ class RegionalBalancer:
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
         engines = self.secrecy.upstream("engine_tls", config.engine_tls)
         pool = self.secrecy.pool(config.limits, engines)
-        self._log, self._slots = log, wiring.slots(aside=2 * len(config.replicas))  # a probe and a scrape of each
+        self._log, self._slots = log, wiring.slots(aside=_descriptors(config))
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
         self.watcher = Watcher(
             config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
             wiring.context_of(engines), self.secrecy.trouble,
+            grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
+            self.flow.standing.answered_at, self._works_on, self._say,
         )  # fmt: skip
+        self.kv_listener = self._kv_listener()
         self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
-        self.overrides = Overrides(self.store, config.region, self.relay.react, self.metrics.report_refused)
+        followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
+        self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
+        self.discovery = Discovery(
+            config, self.store, self.watcher.announce, self.metrics.report_refused, self._say, rng
+        )
         self._tasks = Tasks()
-        self.desk = RegionalDesk(config.instance, self.flow, self.keeper, self.key_door, self.clock)
+        self._incarnation = time.time_ns() // 1_000_000
+        assert self.flow.shares is not None  # it has a name
+        self.peers = Peers(
+            config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
+            self.clock.now, rng, self._incarnation, self.secrecy.upstream("peers.tls", config.peers.tls),
+            self.secrecy.trouble,
+        )  # fmt: skip
+        self.desk = RegionalDesk(
+            config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides, self.peers
+        )
+        self.desk.origins = self.discovery.told
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -122,17 +150,28 @@ class RegionalBalancer:
         known = self.topology.tenants.get(tenant)
         return known.weight if known is not None else 1.0
 
+    def _works_on(self, replica: str) -> int:
+        return self.flow.ledger.load(replica).in_flight
+
+    def _say(self, whom: str, problem: str) -> None:
+        self._log.warning("replicas", f"{whom}: {problem}", source=whom, problem=problem)
+
     def _doors(self, rng: Random) -> None:
         config, limits = self.config, wiring.inbound(self.config.limits)
         verifier = HopVerifier(config.hop.secrets(), config.region)
         hop_keeper = HopKeeper(verifier, self.topology, self.flow, self.clock)
-        session = SessionReader(**config.session.model_dump(), wanted=self.flow.policies.want_session)
-        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session)
+        policies, splits = self.flow.policies, self.flow.splits
+        session = SessionReader(
+            **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
+        )
+        marks = MarkReader(splits)
+        self.tokenizers = _tokenizers(config)
+        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
         self.keeper = KeyKeeper(
             config.region, Keyring(self.topology.key), self.topology, lambda: self.flow.law, self._offered,
             config.limits.request_s,
         )  # fmt: skip
-        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session)
+        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,
@@ -152,24 +191,45 @@ class RegionalBalancer:
         gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
         gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
         gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
+        gauge("peers", "Other balancers of the region whose stream is open.", lambda: float(self.peers.up))
+        gauge("peer_age_seconds", "Since each of them last spoke to us.", self.peers.ages_s, "peer")
+        gauge("kv_blocks", "Blocks of KV cache that replicas told of.", lambda: float(len(flow.blocks)))
+        gauge("kv_exact_replicas", "Replicas that told all they cache.", lambda: float(flow.blocks.exact))
+        gauge("kv_blocks_ignored", "Blocks told of that made no sense, by why.", lambda: flow.blocks.ignored, "reason")
+        if (tokenizers := self.tokenizers) is not None:
+            gauge("tokenized_prompts", "Prompts read as tokens.", lambda: float(tokenizers.prompts))
+            gauge("untokenized_prompts", "Prompts that could not be, by why.", lambda: tokenizers.unread, "reason")
+            gauge("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
-
+        gauge("replica_share", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
+        gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
+        gauge("replica_ejections", "Ejections since the start, by what for.", flow.standing.ejections.copy, "reason")
+        gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
         wiring.observe(self.metrics, self.budget, self.relay.pool, self.tier_listener, self.client_listener)
 
     def _in_flight(self) -> dict[str, float]:
         return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
+
+    def _shares(self) -> dict[str, float]:
+        now, standing = self.clock.now(), self.flow.standing
+        return {name: standing.offered(name, now) for name in standing.health}
+
+    def _modes(self) -> dict[str, float]:
+        now = self.clock.now()
+        modes = [self.flow.outlook.mode(model, now) for model in self.flow.view.by_model]
+        return {mode: float(modes.count(mode)) for mode in (Mode.NORMAL, Mode.PANIC, Mode.ALL_DOWN)}
 
     async def open(self) -> str:
         """See shell.process.Balancer."""
         config = self.config
         await self.store.open()
         await self.watcher.open()
-        self._tasks.start(self.overrides.follow(), "watch the policies")
+        if self.kv_listener is not None:
+            self.kv_listener.open()
+        self.discovery.open()
+        for followed in self.overrides:
+            self._tasks.start(followed.follow(), f"watch the {followed.what}")
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
-        client = ""
-        if config.client is not None:
-            port = await wiring.open_entry(self.client_listener, config.client, self.desk.ready)
-            client = f", clients on {config.client.host}:{port}"
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
         control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
@@ -181,11 +241,18 @@ class RegionalBalancer:
             addresses,
             self.flow,
             self.clock.now,
-            incarnation=time.time_ns() // 1_000_000,
+            incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
+        self.reporter.hold()
+        peers_pb2_grpc.add_PeersServicer_to_server(self.peers.feed, self.control)
         await self.control.start()
+        await self.peers.open(addresses[1])
+        client = ""
+        if config.client is not None:
+            port = await wiring.open_entry(self.client_listener, config.client, self.desk.ready)
+            client = f", clients on {config.client.host}:{port}"
         await self.reporter.open(self.store)
         self.secrecy.open()
         wiring.check_descriptors(config.limits, self._slots, self._log)
@@ -199,7 +266,10 @@ class RegionalBalancer:
         await all_of(
             self._withdraw,
             self._drain,
+            self.discovery.close,
+            self.peers.close,
             self.watcher.close,
+            self._deafen,
             self._tasks.close,
             self.relay.close,
             self._hang_up,
@@ -209,7 +279,22 @@ class RegionalBalancer:
             lambda: self.tracing.close(2.0),
         )
 
+    def _kv_listener(self) -> KvListener | None:
+        replicas = [replica for replica in self.config.replicas if replica.kv_sources]
+        if not replicas:
+            return None
+        from regional_lb.kv_events import KvListener  # brings ZeroMQ: only where it is wanted
+
+        return KvListener(replicas, self.relay.react, self.metrics.report_refused, self.clock.now)
+
+    async def _deafen(self) -> None:
+        if self.kv_listener is not None:
+            await self.kv_listener.close()
+        if self.tokenizers is not None:
+            self.tokenizers.close()
+
     async def _withdraw(self) -> None:
+        self.peers.withdraw()
         if self.reporter is not None:
             await self.reporter.withdraw()
 
@@ -220,6 +305,33 @@ class RegionalBalancer:
     async def _hang_up(self) -> None:
         if self.control is not None:
             await self.control.stop(0.5)
+
+
+def _health(config: RegionalConfig) -> HealthConfig:
+    """Health's thresholds from the two parts of the file that say them."""
+    watch, health = config.watch, config.health
+    return HealthConfig(
+        rise=watch.rise,
+        fall=watch.fall,
+        streak=health.streak,
+        eject_s=health.eject_s,
+        slow_start_s=health.slow_start_s,
+        eject_share_max=health.eject_share_max,
+        panic_share=health.panic_share,
+        outlier_factor=health.outlier_factor,
+    )
+
+
+def _tokenizers(config: RegionalConfig) -> Tokenizers | None:
+    """Those configured. Raises ConfigError."""
+    files = {model: Files(named.file, named.template or "") for model, named in config.tokenizer_of().items()}
+    return Tokenizers(files, wall) if files else None
+
+
+def _descriptors(config: RegionalConfig) -> int:
+    """What it takes beside the relay: a probe, a scrape, a token of each replica, and its sockets of KV events."""
+    expected = len(config.replicas) + (FOUND_EXPECTED if config.discovery else 0)
+    return 3 * expected + 6 * sum(len(replica.kv_sources) for replica in config.replicas)
 
 
 def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:

@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import chain
 from regional_lb import admission
-from regional_lb.pick import expected_wait_ms, least_prefill, pick
+from regional_lb.blocks import Path
+from regional_lb.kv_words import TOKEN_BYTES
+from regional_lb.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
 from regional_lb.policy import Need
+from regional_lb.view import line_of, model_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from random import Random
 
+    from farhop.balance.health import Mode
     from farhop.balance.machine import Request
     from regional_lb.fleet import Fleet
     from regional_lb.live import Live
     from regional_lb.pick import Pick
     from regional_lb.policy import Policies
     from regional_lb.queue import WaitingRoom
-    from regional_lb.table import Table
+    from regional_lb.split import Assigned, Splits
+    from regional_lb.table import Hits, Subset, Table
 
 # What a deadline cuts off was computed for nothing, and in overload all who wait longest are just about to be cut off:
 # at 4 times its capacity a simulated region serves 18 % of that with a margin of 1.0, and 99 % with 1.25.
 MARGIN = 1.25
+HOPELESS = 2.0  # times as long as it may: the expectation errs
 CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
 
 
@@ -41,51 +46,196 @@ class Outlook:
         fleet: Fleet,
         queue: WaitingRoom,
         policies: Policies,
+        splits: Splits,
         rng: Random,
     ) -> None:
-        self._region, self._foreign = region, foreign
+        self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
 
     def need_of(self, request: Request) -> Need:
-        """The request in its model's tokens."""
-        estimates = self._fleet.estimates
-        bytes_per_token = estimates.bytes_per_token(request.model)
+        """The request in its model's tokens: counted where they are known, else estimated."""
+        estimates, path = self._fleet.estimates, self._path(request)
+        if path is not None:
+            prompt_tokens = float(path.tokens)
+            bytes_per_token = request.prompt_bytes / prompt_tokens
+        else:
+            bytes_per_token = estimates.bytes_per_token(request.model)
+            prompt_tokens = request.prompt_bytes / bytes_per_token
         return Need(
-            prompt_tokens=request.prompt_bytes / bytes_per_token,
+            prompt_tokens=prompt_tokens,
             output_tokens=estimates.output_tokens(request.tenant, request.model, request.max_tokens),
             bytes_per_token=bytes_per_token,
             chain=request.chain,
             session=request.session,
             tenant=request.tenant,
+            path=path,
         )
 
-    def consider(self, request: Request, need: Need, now: float, without: tuple[str, ...] = ()) -> Pick | None:
-        """Score the healthy replicas for a request; None if there are none."""
-        able = self._fleet.able(request.model, now).without(without)
+    def _path(self, request: Request) -> Path | None:
+        tokens = request.tokens
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.counts_right(request.model):
+            return None
+        adapter = request.model if request.model in self._fleet.adapters.names else ""
+        return Path(tokens.ids, adapter, tokens.cache_salt)
+
+    def hits(self, need: Need, some: Subset) -> tuple[Hits, Known]:
+        """How deep each of these replicas is thought to hold the prompt, and what is known of it in tokens.
+
+        Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
+        """
+        hits = self._fleet.hits(need.chain, some)
+        return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
+
+    def assign(self, request: Request) -> Assigned | None:
+        """The version that the split in force gives the request; None where none is, or it is for any."""
+        split = self._splits.of(request.model)
+        return None if split is None else split.assign(request, self._fleet.view.by_line, self._kept)
+
+    def consider(
+        self,
+        request: Request,
+        need: Need,
+        now: float,
+        without: tuple[str, ...] = (),
+        aside: tuple[str, ...] = (),
+        assigned: Assigned | None = None,
+    ) -> Pick | None:
+        """Score the healthy replicas for a request; None if there are none.
+
+        `without` failed it before, another version's are better; `aside` are kept free. `assigned` is what `assign`
+        said, if it was asked before.
+        """
+        if assigned is None and self._splits.by_model:
+            assigned = self.assign(request)
+        able = self.serving(request.model if assigned is None else assigned.line, now, without)
+        if aside:
+            able = able.without(aside)
         if not able:
             return None
-        hits = self._fleet.trie.match(request.chain)
-        return pick(need, self._fleet.table(able), hits, self._policies.of(request.model), now, self._rng)
+        hits, known = self.hits(need, able)
+        table = self._fleet.table(able)
+        delay_ms = self._fleet.adapters.delay_ms(request.model, table)
+        choice = pick(need, table, hits, self._policies.of(request.model), now, self._rng, known, delay_ms)
+        choice.assigned = assigned
+        if choice.chosen is not None:
+            choice.version = self._fleet.view.replicas[choice.chosen.replica].version
+        return choice
 
-    def turned_away(self, request: Request, need: Need, now: float) -> admission.Refusal | None:
+    def turned_away(self, request: Request, need: Need, now: float, line: str = "") -> admission.Refusal | None:
         """Why a guest may not enter; None for who is none. That nobody is healthy is for the queue to say."""
         if not admission.is_guest(request, self._region):
             return None
-        table = self.able(request.model, now)
+        line = line or request.model
+        table = self.able(line, now)
         if not len(table):
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
-        uncached, prefill_ms = least_prefill(need, table, self._fleet.trie.match(request.chain))
-        queued, expected_ms = self._queue.waiting(request.model), self.wait_ms(request.model, now) + prefill_ms
+        uncached, prefill_ms = least_prefill(need, table, *self.hits(need, table.of))
+        queued, expected_ms = self._queue.waiting(line), self.wait_ms(line, now) + prefill_ms
         return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
 
-    def wait_ms(self, model: str, now: float, priority: int | None = None) -> float:
-        """What one more request for the model would wait before its prefill begins; 0 where nobody serves it.
+    def parts(self, model: str) -> list[tuple[float, str]]:
+        """What new requests for the model are for: shares (their sum is 1) and lines. A line is its own only part."""
+        split = self._splits.of(model)
+        if split is None or not split.shares:
+            return [(1.0, model)]
+        return [(share, line_of(model, version)) for version, share in split.shares.items()]
 
-        Of a priority band: behind those of it and above.
+    def wait_ms(self, model: str, now: float) -> float:
+        """What one more request for the model, or line, would wait before its prefill begins, in the mean over its
+        parts; 0 where nobody serves it."""
+        return sum(share * self._wait_ms(line, self._queue.waiting(line), now) for share, line in self.parts(model))
+
+    def _wait_ms(self, line: str, queued: int, now: float) -> float:
+        # Of those who wait at another balancer of the region as many are served before ours as stand before it here.
+        return expected_wait_ms(self.able(line, now), queued, now, self.queued_elsewhere(model_of(line), queued + 1))
+
+    def queued_elsewhere(self, model: str, most: float = inf) -> int:
+        """Requests for the model that wait at other balancers of the region; of each, `most` at most."""
+        shares = self._fleet.shares
+        return shares.queued(model, most) if shares is not None else 0
+
+    def used_share(self, model: str, now: float) -> float:
+        """What share of slots or of KV cache, whichever is more, is taken or waited for, in the mean over its parts."""
+        return sum(share * self._used(line, now) for share, line in self.parts(model))
+
+    def _used(self, line: str, now: float) -> float:
+        able = self.able(line, now)
+        if not len(able):
+            return 0.0
+        wanted = float(able.in_flight.sum()) + self._queue.waiting(line) + self.queued_elsewhere(model_of(line))
+        return max(wanted / float(able.slots.sum()), float(able.kv_taken_tokens.sum()) / float(able.kv_tokens.sum()))
+
+    def queued(self, model: str) -> int:
+        """How many requests wait for the model, whichever version of it."""
+        if self._splits.of(model) is None:
+            return self._queue.waiting(model)
+        return sum(self._queue.waiting(line) for line in self._queue.models() if model_of(line) == model)
+
+    def open_share(self, model: str) -> float:
+        """The share of new requests for the model that would find nobody before them in their line."""
+        return sum(share for share, line in self.parts(model) if not self._queue.waiting(line))
+
+    def offered(self, model: str, now: float) -> Table:
+        """The able replicas that new requests for the model may go to: without those of versions that draw nobody.
+
+        Not to be kept: it goes on changing.
         """
-        ahead = self._queue.waiting(model) if priority is None else self._queue.ahead(model, priority)
-        return expected_wait_ms(self.able(model, now), ahead, now)
+        (_, first), *others = self.parts(model)
+        if not others:
+            return self.able(first, now)
+        wanted = {*self.serving(first, now).names}.union(*(self.serving(line, now).names for _, line in others))
+        able = self._fleet.able(model, now)
+        return self._fleet.table(able.without(frozenset(able.names) - wanted))
+
+    def owned(self, model: str, now: float) -> Table:
+        """Of those on offer, the ones that are ours to report to the world. Not to be kept either."""
+        return self._fleet.table(self._fleet.owned(self.offered(model, now).of))
+
+    def serving(self, line: str, now: float, without: tuple[str, ...] = ()) -> Subset:
+        """Who may take what waits in a line: those of its version, or, if none of them is able and the split lets it
+        fall back, those of any."""
+        able = self._fleet.able(line, now)
+        if without:
+            able = able.without(without)
+        model = line if able else model_of(line)
+        if model == line:
+            return able
+        split = self._splits.of(model)
+        return self._fleet.able(model, now).without(without) if split is None or split.terms.fallback else able
+
+    def able(self, line: str, now: float) -> Table:
+        """The replicas that serve the line and may take work. Not to be kept: it goes on changing."""
+        return self._fleet.table(self.serving(line, now))
+
+    def _kept(self, request: Request) -> str:
+        """The version that holds the earlier turns of the request's conversation; "" if none does or several.
+
+        Half of the prompt must be cached with that version alone. And the cached path must end where this prompt goes
+        on: a beginning from which others went on, too, is what many conversations share, and would keep all of them.
+        """
+        hits = self._fleet.trie.match(request.chain)
+        deep = {name for name, depth in hits.items() if 2 * chain.bytes_at(depth) >= request.prompt_bytes}
+        if not deep:
+            return ""
+        depth = max(hits.values())
+        if depth == len(request.chain) or self._fleet.trie.goes_on(request.chain[depth - 1]):
+            return ""
+        replicas = self._fleet.view.replicas
+        versions = {replicas[name].version for name in deep}
+        return versions.pop() if len(versions) == 1 else ""
+
+    def hopeless(self, live: Live, most_s: float, now: float) -> bool:
+        """Whether it would wait far longer than it may, `most_s` at the most, behind those of its band and above.
+
+        Who would be the next never would: waiting for that costs nothing. Somebody must be able to serve it.
+        """
+        ahead = self._queue.ahead(live.line, live.request.priority)
+        if not ahead:
+            return False
+        able = self.able(live.line, now)
+        patience_ms = self.patience_ms(live.request, live.need, able, most_s, now)
+        return self._wait_ms(live.line, ahead, now) > HOPELESS * patience_ms
 
     def patience_ms(self, request: Request, need: Need, table: Table, most_s: float, now: float) -> float:
         """How long a request may wait, `most_s` at the most, and still be served by its deadline. At least one row."""
@@ -105,24 +255,20 @@ class Outlook:
         if len(first) < 2:
             return first
         turns_ms = expected_wait_ms(table, len(first), now)
-        roomy = {table.of.names[row] for row in table.room(0.0, 0.0, now).nonzero()[0].tolist()}
+        room = table.room(0.0, 0.0, now)
 
         def turn(live: Live) -> tuple[int, bool, float]:
-            pressed = self.patience_ms(live.request, live.need, table, inf, now) < turns_ms
-            share = self._cached_share(live.request, roomy)
+            need = live.need
+            pressed = self.patience_ms(live.request, need, table, inf, now) < turns_ms
+            uncached = uncached_tokens(need, table, *self.hits(need, table.of))[room]
+            share = 1.0 - float(uncached.min()) / need.prompt_tokens if need.prompt_tokens and len(uncached) else 0.0
             return -live.request.priority, not pressed, -share if share >= CACHED_SHARE else 0.0
 
         return sorted(first, key=turn)
 
-    def _cached_share(self, request: Request, names: Collection[str]) -> float:
-        """How much of the prompt (0..1) the best of these replicas has cached."""
-        hits = self._fleet.trie.match(request.chain)
-        depth = max((depth for name, depth in hits.items() if name in names), default=0)
-        return chain.bytes_at(depth) / request.prompt_bytes if request.prompt_bytes else 0.0
-
-    def able(self, model: str, now: float) -> Table:
-        """The replicas that serve the model and may take work. Not to be kept: it goes on changing."""
-        return self._fleet.table(self._fleet.able(model, now))
+    def mode(self, model: str, now: float) -> Mode:
+        """How the model's replicas may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""
+        return self._fleet.mode(model, now)
 
 
 def _service_ms(need: Need, table: Table) -> float:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NODES_PER_S = 50_000  # to each reader: 0.4 MB/s
 BATCH_S = 0.05
 SLICE_NODES = 2000
+SWEEP_NODES = 1000
 REST_S = 60.0  # after the last reader has left, its way back in is kept open for this long
 
 
@@ -87,6 +88,8 @@ class _Stream:
         journal, law = self._journal, self._teller._flow.law
         while True:
             journal.under(law.epoch)
+            # What a cleared replica held is told even if nothing else happens.
+            self._teller._flow.trie.sweep(SWEEP_NODES)
             if not journal.reaches(self._at):
                 async for delta in self._snapshot():
                     yield delta
@@ -106,11 +109,11 @@ class _Stream:
         self._at = self._told = journal.seq
         before: list[Stored] | None = None
         for paths in journal.snapshot(self._region, SLICE_NODES):
-            if before:
+            if before and paths:
                 yield self._slice(snapshot_id, number, before, last=False)
                 number += 1
             await self._pace(sum(len(path.nodes) for path in paths))
-            before = paths
+            before = paths or before
         yield self._slice(snapshot_id, number, before or [], last=True)
 
     def _slice(self, snapshot_id: int, number: int, paths: list[Stored], *, last: bool) -> region_pb2.PrefixDelta:

@@ -1,5 +1,7 @@
 """Where requests wait when every replica is full: a line per model, in it bands of priority, in those fair turns.
 
+Where traffic is split between versions of a model each of them has its own line: here a "model" is any line's name.
+
 Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996): who is served moves on
 by tokens / weight, who comes anew starts where the least served of those waiting stands, and only what is served
 counts. Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
@@ -14,9 +16,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
 _FINISHES_MAX = 1024
@@ -178,6 +181,25 @@ class WaitingRoom:
         self._by_id[request_id] = waiting
         self._lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
+
+    def reline(self, lines: Mapping[str, str]) -> None:
+        """From now on these requests, by id, wait in these lines, each as old as it is. In lines that somebody leaves
+        or joins, turns begin anew."""
+        moved = {i: line for i, line in lines.items() if i in self._by_id and self._by_id[i].model != line}
+        touched = {*moved.values(), *(self._by_id[i].model for i in moved)}
+        weights = {
+            (line, tenant): known.weight
+            for line in touched & self._lines.keys()
+            for band in self._lines[line].bands.values()
+            for tenant, known in band.tenants.items()
+        }
+        for line in touched:
+            self._lines.pop(line, None)
+        for request_id, waiting in self._by_id.items():  # in order of arrival
+            before = waiting.model
+            if before in touched:
+                waiting = self._by_id[request_id] = replace(waiting, model=moved.get(request_id, before))
+                self._lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
 
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:
         """Take a request out, wherever it stands; `served` has its tenant pay for the turn. None if it is not here."""

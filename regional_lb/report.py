@@ -1,7 +1,9 @@
 """What this region tells the world: its capacity by model, to etcd under a lease and to every global balancer by gRPC.
 
 At most every 250 ms when something moved by 5 %, and at least every second. Over gRPC a change goes out within 100 ms.
-Invariants: `seq` only grows; a report says what is true of this instance alone. Never reads a request.
+Invariants: `seq` only grows; a replica that several balancers of the region share is counted in the report of the one
+that owns it; queue, waits and what was accepted are this instance's own; `usable_share` and `used_share` are of all
+that it can send to, whoever owns it. Never reads a request.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tier, self._control, self._admin = addresses
         self._incarnation = incarnation
         self._seq = 0
+        self._gpus_view, self._gpus = flow.view, dict[str, tuple[str, ...]]()
         self.draining = False
         self._changed = asyncio.Condition()
         self._latest = self.build()
@@ -93,37 +96,56 @@ class Reporter(region_pb2_grpc.RegionServicer):
     def _model(self, model: str) -> ModelReport:
         flow, now = self._flow, self._clock()
         replicas = flow.view.by_model[model]
-        ready, queued = flow.outlook.able(model, now), flow.queue.waiting(model)
-        slots, kv_tokens = float(ready.slots.sum()), float(ready.kv_tokens.sum())
-        in_flight, kv_taken = float(ready.in_flight.sum()), float(ready.kv_taken_tokens.sum())
-        used_share = max((in_flight + queued) / slots, kv_taken / kv_tokens) if len(ready) else 0.0
-        speeds = [flow.speeds[name] for name in ready.of.names] or [flow.speeds[name] for name in replicas]
-        left = admission.headroom(ready, flow.config.foreign.reserve_share)
+        ready, queued = flow.outlook.offered(model, now), flow.outlook.queued(model)
+        owned, shares = flow.outlook.owned(model, now), flow.shares
+        if len(ready):
+            prefill_ms, tpot_ms = float(ready.prefill_ms_per_token.min()), float(ready.tpot_ms.min())
+        else:
+            prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
+            tpot_ms = min(flow.speeds[name].tpot_ms for name in replicas)
+        left = admission.headroom(owned, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
-            replicas_ready=len(ready),
-            replicas_total=len(replicas),
-            slots_total=int(slots),
-            slots_free=_left(ready.slots, ready.in_flight),
-            kv_tokens_total=int(kv_tokens),
-            kv_tokens_free=_left(ready.kv_tokens, ready.kv_taken_tokens),
-            in_flight=int(in_flight),
+            replicas_ready=len(owned),
+            replicas_total=len(replicas) if shares is None else sum(map(shares.owns, replicas)),
+            slots_total=int(owned.slots.sum()),
+            slots_free=_left(owned.slots, owned.in_flight),
+            kv_tokens_total=int(owned.kv_tokens.sum()),
+            kv_tokens_free=_left(owned.kv_tokens, owned.kv_taken_tokens),
+            in_flight=int(owned.in_flight.sum()),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(flow.outlook.wait_ms(model, now), WAIT_LIMIT_MS),
-            prefill_ms_per_token=min(RATE_LIMIT_MS, *(s.prefill_ms_per_token for s in speeds)),
-            tpot_ms=min(RATE_LIMIT_MS, *(s.tpot_ms for s in speeds)),
+            prefill_ms_per_token=min(RATE_LIMIT_MS, prefill_ms),
+            tpot_ms=min(RATE_LIMIT_MS, tpot_ms),
             bytes_per_token=flow.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
-            headroom_foreign_tokens=int(left.kv_tokens) if left.slots and not queued else 0,
-            used_share=min(used_share, USED_LIMIT),
-            gpu_types=tuple(sorted({gpu for name in replicas if (gpu := flow.view.replicas[name].gpu)})),
+            headroom_foreign_tokens=int(left.kv_tokens * flow.outlook.open_share(model)) if left.slots else 0,
+            used_share=min(flow.outlook.used_share(model, now), USED_LIMIT),
+            gpu_types=self._gpus_of(model),
         )
+
+    def _gpus_of(self, model: str) -> tuple[str, ...]:
+        """The kinds of GPU that serve the model, found out once for each view: 20 reports a second are built."""
+        view = self._flow.view
+        if view is not self._gpus_view:
+            self._gpus_view, self._gpus = view, {}
+        if model not in self._gpus:
+            replicas = (view.replicas[name] for name in view.by_model[model])
+            self._gpus[model] = tuple(sorted({replica.gpu for replica in replicas if replica.gpu}))
+        return self._gpus[model]
 
     # -- to the world
 
+    def hold(self) -> None:
+        """Whoever asks before we are open is told that nothing is taken yet."""
+        self.draining = True
+        self._latest = self.build()
+
     async def open(self, store: Store) -> None:
         """Publish from now on."""
+        self.draining = False
+        await self._tell(self.build())
         key = report_key(self._region, self._instance)
         stored = self._latest
         self._publication = await store.publish(key, encode(stored), LEASE_S)
@@ -234,6 +256,7 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
             (old.kv_tokens_free, new.kv_tokens_free),
             (old.queued_tokens, new.queued_tokens),
             (old.used_share, new.used_share),
+            (float(old.usable_share > 0), float(new.usable_share > 0)),
             # From none to some or back: the amount is that of the KV cache.
             (float(old.headroom_foreign_tokens > 0), float(new.headroom_foreign_tokens > 0)),
             (old.prefill_ms_per_token * 1e3, new.prefill_ms_per_token * 1e3),

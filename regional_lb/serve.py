@@ -20,6 +20,9 @@ from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farhop.balance.machine import Usage
     from farhop.identity.hop import HopVerifier
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from regional_lb.flow import RegionalFlow
+    from regional_lb.overrides import Overrides
+    from regional_lb.peers import Peers
     from regional_lb.pick import Pick
     from topology.model import Topology
 
@@ -89,15 +94,26 @@ class RegionalTier(ObservedTier):
         self._region = region.encode()
         self._engine_key = f"authorization: Bearer {engine_key}\r\n".encode() if engine_key else b""
 
+    def concluded(self, journey: Journey, reason: Outcome, status: int, usage: Usage | None) -> None:
+        """See relay.Tier. What a version served is counted, once."""
+        visit: Visit = journey.context
+        pick: Pick | None = None if visit.over else journey.reasons
+        super().concluded(journey, reason, status, usage)
+        if pick is not None and pick.version:
+            self.observer.versioned(journey, pick.version, pick.split, status)
+
     def upstream_headers(self, journey: Journey) -> bytes:
         """The engine's own key, and the trace context."""
         visit: Visit = journey.context
         return self._engine_key + self.observer.upstream_context(visit)
 
     def answer_headers(self, journey: Journey) -> bytes:
-        """Where it was served, under which decision, by whom."""
+        """Where it was served, under which decision, by whom, in which version."""
         forward = journey.forward
         replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n" if forward is not None else b""
+        pick: Pick | None = journey.reasons
+        if pick is not None and pick.version:
+            replica += b"x-farhop-version: " + pick.version.encode() + b"\r\n"
         visit: Visit = journey.context
         decision = visit.decision_id.encode()
         return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
@@ -116,6 +132,7 @@ class PickReasons:
             a.HIT_TOKENS: round(chosen.hit_tokens),
             a.POLICY: decision.policy.name,
             a.REASONS: [f"{s.replica} {s.score:.1f} {decision.policy.unit}" for s in decision.field[:16]],
+            **({a.VERSION: decision.version, a.SPLIT: _why(decision)} if decision.version else {}),
         }
 
     def record(self, decision: Pick) -> dict[str, Any]:
@@ -124,13 +141,17 @@ class PickReasons:
             "policy": decision.policy.name,
             "unit": decision.policy.unit,
             "chosen": decision.chosen.replica if decision.chosen is not None else None,
+            "version": decision.version,
+            "split": _why(decision),
             "candidates": [
                 {
                     "replica": s.replica,
                     "score": s.score,
                     "hit_tokens": s.hit_tokens,
+                    "hit_exact": s.exact,
                     "uncached_tokens": s.uncached_tokens,
                     "backlog_tokens": s.backlog_tokens,
+                    "delay_ms": s.delay_ms,
                     "prefill_ms_per_token": s.prefill_ms_per_token,
                     "tpot_ms": s.tpot_ms,
                     "full": s.replica in decision.full,
@@ -143,25 +164,52 @@ class PickReasons:
         """What the chosen replica was thought to hold."""
         return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
 
+    def hit_source(self, decision: Pick) -> str:
+        """The replica's own word, or our guess."""
+        return "exact" if decision.chosen is not None and decision.chosen.exact else "trie"
+
     def predicted_ttft_ms(self, decision: Pick) -> float | None:
         """Until all prefill before it and its own are done."""
         chosen = decision.chosen
         if chosen is None:
             return None
-        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token
+        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token + chosen.delay_ms
+
+
+def _why(decision: Pick) -> str:
+    """Why it has its version: "" if no split decided."""
+    assigned = decision.assigned
+    if assigned is None:
+        return ""
+    return f"{assigned.why}: {assigned.version}" + (", fallback" if decision.split == "fallback" else "")
 
 
 class RegionalDesk:
-    """What an operator is told of a region's balancer."""
+    """What an operator is told of a region's balancer. `overrides` are followed beside it, `peers` are the others."""
 
-    def __init__(self, instance: str, flow: RegionalFlow, keeper: KeyKeeper, door: Door, clock: Clock) -> None:
+    def __init__(
+        self,
+        instance: str,
+        flow: RegionalFlow,
+        keeper: KeyKeeper,
+        door: Door,
+        clock: Clock,
+        overrides: Sequence[Overrides] = (),
+        peers: Peers | None = None,
+    ) -> None:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
+        self._overrides, self._peers = overrides, peers
         self.stopping = False
+        # Where replicas come from, and what was left out; main says it, since the flow does not know.
+        self.origins: Callable[[], dict[str, Any]] = dict
 
     def ready(self) -> bool:
-        """Some replica can take work, and we are not on our way out."""
+        """Some replica can take work, the others have told us what they know, and we are not on our way out."""
         now = self._clock.now()
-        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.health.values())
+        flow = self._flow
+        if self.stopping or (self._peers is not None and not self._peers.warm):
+            return False
+        return any(len(flow.outlook.able(model, now)) for model in flow.view.by_model)
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -172,26 +220,40 @@ class RegionalDesk:
             "instance": self._instance,
             "policy_epoch": flow.law.epoch,
             "policies": flow.policies.told(),
+            "splits": flow.splits.told(flow.view.by_line),
+            "overrides": {one.what: one.told() for one in self._overrides},
             "under_way": flow.under_way,
             "queued_requests": len(flow.queue),
             "queued_tokens": flow.queue.tokens,
             "trie_nodes": flow.trie.nodes,
             "predicted_hit_tokens": flow.predicted_tokens,
             "actual_hit_tokens": flow.actual_tokens,
+            "modes": {model: flow.outlook.mode(model, now) for model in sorted(flow.view.by_model)},
+            "ejections": dict(flow.standing.ejections),
+            "peers": self._peers.status() if self._peers is not None else [],
             "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
+            **self.origins(),
         }
 
     def _replica(self, name: str, now: float) -> dict[str, Any]:
         flow = self._flow
-        replica, health, load = flow.view.replicas[name], flow.health[name].read(now), flow.ledger.load(name)
-        sample, speed = replica.sample, flow.speeds[name]
+        replica, health, load = flow.view.replicas[name], flow.standing.read(name, now), flow.ledger.load(name)
+        sample, speed, shares = replica.sample, flow.speeds[name], flow.shares
+        total = load if shares is None else shares.with_others(name, load)
         return {
             "replica": name,
             "address": str(replica.address),
             "models": sorted(replica.models),
+            "version": replica.version,
+            "models_missing": sorted(replica.missing),
             "state": health.state,
             "why": health.why,
+            "until_s": health.until - now if health.until is not None else None,
+            "share": flow.standing.offered(name, now),
+            "failing_share": flow.standing.peers.failing(name),
+            "owned": shares is None or shares.owns(name),
             "in_flight": load.in_flight,
+            "in_flight_elsewhere": total.in_flight - load.in_flight,
             "slots": replica.slots,
             "prefill_tokens": load.prefill_tokens,
             "kv_tokens": load.kv_tokens,
@@ -201,6 +263,8 @@ class RegionalDesk:
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_ms,
+            "adapters_loaded": list(flow.adapters.loaded(name)),
+            "kv_word": flow.blocks.word(name),
         }
 
     def explain(self, question: Question) -> dict[str, Any]:
@@ -209,7 +273,9 @@ class RegionalDesk:
         flow = self._flow
         region = flow.config.region
         why = flow.law.verdict(question.tenant, request.model, narrow=request.narrow).why_not(region)
-        choice = flow.outlook.consider(request, flow.outlook.need_of(request), self._clock.now())
+        served = request.model in flow.view.by_model
+        need = flow.outlook.need_of(request)
+        choice = flow.outlook.consider(request, need, self._clock.now()) if served else None
         return {
             "region": region,
             "unlawful": why,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from regional_lb.exposition import Page, PageError, labels_of
-from regional_lb.view import Sample
+from regional_lb.view import Lora, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COUNT_MAX = 1_000_000_000
 _COUNTER_MAX = 1e18
 _DIGITS_MAX = 10
+ADAPTERS_MAX = 1024
 
 
 class Series(NamedTuple):
@@ -47,7 +48,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's words. Of several series the first that is on the page counts: later ones are older names.
 
     `waiting`, and `running` unless it is empty, must be there. The KV cache in tokens is the product of the `capacity`
-    series, or what the `info` metric's labels say.
+    series, or what the `info` metric's labels say. `lora`: a metric whose labels name adapters, and whose value is when
+    that was so.
     """
 
     waiting: Series
@@ -57,6 +59,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     hits: tuple[Series, ...] = ()
     capacity: tuple[Series, ...] = ()
     info: Info | None = None
+    lora: bytes = b""
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -75,6 +78,7 @@ _VLLM = Dialect(
     queries=(Series(b"vllm:prefix_cache_queries_total"), Series(b"vllm:gpu_prefix_cache_queries_total")),
     hits=(Series(b"vllm:prefix_cache_hits_total"), Series(b"vllm:gpu_prefix_cache_hits_total")),
     info=Info(b"vllm:cache_config_info", b"num_gpu_blocks", b"block_size"),
+    lora=b"vllm:lora_requests_info",
 )
 _SGLANG = Dialect(  # every tensor-parallel rank may repeat its data-parallel rank's gauges
     waiting=Series(b"sglang:num_queue_reqs", per=b"dp_rank"),
@@ -134,7 +138,34 @@ def read_page(text: bytes, at: float, dropped: Callable[[str], None], engine: En
         kv_tokens=_kv_tokens(page, dialect, dropped),
         prefix_queries=sum(_first(page, dialect.queries, _COUNTER_MAX, dropped)),
         prefix_hits=sum(_first(page, dialect.hits, _COUNTER_MAX, dropped)),
+        lora=_lora(page, dialect.lora, dropped) if dialect.lora else None,
     )
+
+
+def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:
+    """What the latest line says; None where there is none. Each combination of adapters has a line, for ever."""
+    latest, told = -1.0, b""
+    for labels, number in page.series(name):
+        at = _sound(number, _COUNTER_MAX)
+        if at is None:
+            dropped("value")
+        elif at > latest:
+            latest, told = at, labels
+    if latest < 0.0:
+        return None
+    known = labels_of(told)
+    most = known.get(b"max_lora", b"")
+    if not most.isdigit() or len(most) > _DIGITS_MAX:
+        dropped("value")
+        return None
+    running, waiting = (_names(known.get(key, b"")) for key in (b"running_lora_adapters", b"waiting_lora_adapters"))
+    return Lora(min(int(most), ADAPTERS_MAX), running, waiting)
+
+
+def _names(listed: bytes) -> frozenset[str]:
+    """At most ADAPTERS_MAX of them."""
+    names = listed.decode("utf-8", "replace").split(",", ADAPTERS_MAX)[:ADAPTERS_MAX]
+    return frozenset(name for name in names if name)
 
 
 def _needed(page: Page, series: Series) -> float | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from farhop.balance.estimate import Speed
     from farhop.balance.ledger import Load
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
 
 Column: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.intp]
+# How many nodes of a prompt's chain are held, and at which places of a subset: one, some, or whether at each.
+Hits: TypeAlias = "Sequence[tuple[int, int | Rows | NDArray[np.bool_]]]"
 
 SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
 KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption costs a whole recompute
+
+_MANY_ROWS = 256
+_RUNS_MAX = 64
 
 _COLUMNS = (
     "backlog_tokens",  # dispatched, and not prefilled yet
@@ -32,7 +38,7 @@ _COLUMNS = (
     "in_flight",
     "prefill_room_tokens",  # uncached prompt it would start on at once
     "kv_room_tokens",  # KV cache it would still give
-    "slots",
+    "slots",  # requests it may have under way: its own slots, fewer while it is eased in or fails
     "kv_tokens",
     "kv_taken_tokens",
     "service_ms",
@@ -42,30 +48,67 @@ _COLUMNS = (
 )
 
 
-class Subset:
-    """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table."""
+_NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
-    __slots__ = ("at", "names", "rows")
+
+class Eased(msgspec.Struct, frozen=True):
+    """What a replica is held to: `slots` in place of its own, and what counts there although it failed."""
+
+    slots: int
+    requests: int = 0
+    kv_tokens: int = 0
+
+
+class Subset:
+    """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table.
+
+    For Fleet.hits as of the trie's `version`: `slots` has the slot of each, `by_slot` each slot's place (-1: none),
+    and `spelt` the places of small sets of slots asked for lately.
+    """
+
+    __slots__ = ("_runs", "at", "by_slot", "names", "rows", "slots", "spelt", "version")
 
     def __init__(self, names: tuple[str, ...], rows: Rows) -> None:
         self.names, self.rows = names, rows
         self.at = {name: place for place, name in enumerate(names)}
+        self._runs = _runs(rows)
+        self.slots = self.by_slot = _NO_ROWS
+        self.spelt: dict[int, Rows] = {}
+        self.version = -1
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def without(self, names: Sequence[str]) -> Subset:
+    def of_column(self, column: Column) -> Column:
+        """Their part of a column of the table. Few runs are copied ten times as fast as many rows are gathered."""
+        return np.concatenate([column[run] for run in self._runs]) if self._runs else column[self.rows]
+
+    def without(self, names: Collection[str]) -> Subset:
         """Those not named."""
         if not names:
             return self
-        kept = [place for place, name in enumerate(self.names) if name not in names]
+        left_out = frozenset(names) if len(names) > 8 else names
+        kept = [place for place, name in enumerate(self.names) if name not in left_out]
         return Subset(tuple(self.names[place] for place in kept), self.rows[kept])
 
 
-class Table:
-    """One row per replica of `of`, which gives a replica's place by its name."""
+def _runs(rows: Rows) -> list[slice]:
+    """The runs of consecutive rows; none if they are few rows or many runs."""
+    if len(rows) < _MANY_ROWS:
+        return []
+    ends = [*((rows[1:] != rows[:-1] + 1).nonzero()[0] + 1).tolist(), len(rows)]
+    if len(ends) > _RUNS_MAX:
+        return []
+    return [slice(rows.item(a), rows.item(b - 1) + 1) for a, b in zip((0, *ends), ends, strict=False)]
 
-    __slots__ = (*_COLUMNS, "_block", "of", "queued_until")
+
+class Table:
+    """One row per replica of `of`, which gives a replica's place by its name.
+
+    A large part of another table takes each column from it when it is first read: most reads need half of them.
+    """
+
+    __slots__ = (*_COLUMNS, "_block", "_whole", "of", "queued_until")
 
     backlog_tokens: Column
     prefill_ms_per_token: Column
@@ -83,6 +126,7 @@ class Table:
 
     def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
         self.of = of
+        self._whole: Table | None = None
         self._block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
         (
             self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.in_flight, self.prefill_room_tokens,
@@ -100,7 +144,19 @@ class Table:
         """The rows of a subset of this table; this table itself if that is all of it."""
         if len(some) == len(self.of):
             return self
-        return Table(some, self._block[:, some.rows], self.queued_until)
+        if len(some) < _MANY_ROWS:
+            return Table(some, self._block[:, some.rows], self.queued_until)
+        part = Table.__new__(Table)
+        part.of, part.queued_until, part._whole = some, self.queued_until, self
+        return part
+
+    def __getattr__(self, name: str) -> Column:
+        # Asked for what has no value yet: a column of a part.
+        if name not in _COLUMNS or self._whole is None:
+            raise AttributeError(name)
+        column = self.of.of_column(getattr(self._whole, name))
+        setattr(self, name, column)
+        return column
 
     def room(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
         """Which replicas would start on a request at once.
@@ -115,9 +171,14 @@ class Table:
             room &= (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
         return room
 
-    def rates(self) -> Column:
-        """A copy of three columns, one below the other: backlog in tokens, prefill per token and tpot in ms."""
-        return self._block[:3].copy()
+    def rates(self, rows: Rows | None = None) -> Column:
+        """A copy of three columns, of all rows or some: backlog in tokens, prefill per token and tpot in ms."""
+        three = self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms
+        return np.array(three if rows is None else [column[rows] for column in three])
+
+    def rates_of(self, row: int) -> list[float]:
+        """The same three of one row."""
+        return [self.backlog_tokens.item(row), self.prefill_ms_per_token.item(row), self.tpot_ms.item(row)]
 
     def heard(self, now: float) -> NDArray[np.bool_]:
         """Whose scrape is fresh."""
@@ -127,7 +188,7 @@ class Table:
 
     def describe(self, row: int, replica: Replica) -> None:
         """What the view says of a replica."""
-        self.slots[row], self.kv_tokens[row] = replica.slots, replica.kv_tokens
+        self.kv_tokens[row] = replica.kv_tokens
         sample = replica.sample
         if sample is None:
             self.sampled_at[row], self.running[row], self.waiting[row] = -inf, 0.0, 0.0
@@ -136,17 +197,23 @@ class Table:
         if sample.waiting > 0:
             self.queued_until = max(self.queued_until, sample.at + SAMPLE_FRESH_S)
 
-    def burden(self, row: int, replica: Replica, load: Load) -> None:
+    def allow(self, row: int, slots: int) -> None:
+        """How many requests a replica may have under way: 1 or more."""
+        self.slots[row] = slots
+
+    def burden(self, row: int, replica: Replica, load: Load, eased: Eased | None = None) -> None:
         """What is under way at a replica, and so what it has room for."""
         in_flight, backlog, taken = load.in_flight, load.prefill_tokens, load.kv_tokens
+        slots = replica.slots
+        if eased is not None:
+            slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
         self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
         # Nothing is being prefilled: one prompt may exceed the bound, or it would never be served.
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
-        if in_flight == 0:
-            self.kv_room_tokens[row] = inf
+        if in_flight >= slots:
+            self.kv_room_tokens[row] = -inf
         else:
-            left = KV_SHARE_MAX * replica.kv_tokens - taken
-            self.kv_room_tokens[row] = left if in_flight < replica.slots else -inf
+            self.kv_room_tokens[row] = KV_SHARE_MAX * replica.kv_tokens - taken if load.in_flight else inf
 
     def rate(self, row: int, speed: Speed) -> None:
         """How fast a replica works."""

@@ -7,9 +7,20 @@ speed in the flow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from farhop.balance.machine import Address, Event
+from regional_lb.kv_words import Change
+
+
+class Lora(msgspec.Struct, frozen=True):
+    """An engine's LoRA adapters: those whose requests run and wait, and how many it keeps loaded at once."""
+
+    max: int
+    running: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -25,12 +36,16 @@ class Sample(msgspec.Struct, frozen=True):
     kv_tokens: int | None = None
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
+    lora: Lora | None = None
 
 
 class Replica(msgspec.Struct, frozen=True):
     """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt may
     be on its way to it before more waits here (its own step budget: beyond that its queue would grow).
-    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured."""
+    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
+    models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
+    are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of
+    none. `adapters` are those of its models that are LoRA adapters."""
 
     name: str
     address: Address
@@ -42,23 +57,47 @@ class Replica(msgspec.Struct, frozen=True):
     prefill_ms_per_token: float
     tpot_ms: float
     usd_per_hour: float = 0.0
+    draining: bool = False
+    missing: frozenset[str] = frozenset()
+    kv_ranks: int = 0
+    adapters: frozenset[str] = frozenset()
     sample: Sample | None = None
+    version: str = ""
 
 
 class View(msgspec.Struct, frozen=True):
-    """All replicas by name, and the names of those that serve a model."""
+    """All replicas by name, and the names of those that serve a model, or (`by_line`) a model or a version of it."""
 
     replicas: dict[str, Replica]
     by_model: dict[str, tuple[str, ...]]
+    by_line: dict[str, tuple[str, ...]]
+
+
+def line_of(model: str, version: str) -> str:
+    """What a request is for, and so what it waits for: a version of a model, or with "" the model, whichever version.
+
+    Models have no spaces in their names (configuration sees to it), so a line names one model and one version.
+    """
+    return f"{model} {version}" if version else model
+
+
+def model_of(line: str) -> str:
+    """The model of a line."""
+    return line.partition(" ")[0]
 
 
 def view_of(replicas: list[Replica]) -> View:
     """Index replicas. Names are unique (configuration sees to it)."""
     by_model: dict[str, list[str]] = {}
+    by_version: dict[str, list[str]] = {}
     for replica in replicas:
         for model in sorted(replica.models):
             by_model.setdefault(model, []).append(replica.name)
-    return View({r.name: r for r in replicas}, {model: tuple(names) for model, names in by_model.items()})
+            if replica.version:
+                by_version.setdefault(line_of(model, replica.version), []).append(replica.name)
+    models = {model: tuple(names) for model, names in by_model.items()}
+    lines = models | {line: tuple(names) for line, names in by_version.items()}
+    return View({r.name: r for r in replicas}, models, lines)
 
 
 class ViewSwapped(Event, frozen=True):
@@ -75,8 +114,19 @@ class ReplicaSampled(Event, frozen=True):
 
 
 class ReplicaProbed(Event, frozen=True):
-    """An active probe of a replica came back. `fault`: what is broken in its hardware, "" if nothing is known to be."""
+    """An active probe of a replica came back. `fault`: what is broken in it that no probe sees, "" if nothing is known
+    to be. `ready`: whether it, alive, says that it takes work. `strain`: why it should have less of it."""
 
     target: str
     ok: bool
     fault: str = ""
+    ready: bool = True
+    strain: str = ""
+
+
+class BlocksChanged(Event, frozen=True):
+    """A replica's KV cache number `rank` changed, in this order; or what is known of it did."""
+
+    target: str
+    rank: int
+    changes: Sequence[Change]

@@ -69,9 +69,13 @@ def pick_two(scores: Sequence[float], rng: Random) -> int:
         if n == 0:
             raise ValueError("pick_two() needs at least one score")
         return 0
-    first = int(rng.random() * n)
-    second = int(rng.random() * (n - 1))
-    if second >= first:
-        second += 1
+    first, second = two_of(n, rng)
     a, b = scores[first], scores[second]
     return second if b < a or a != a else first
+
+
+def two_of(n: int, rng: Random) -> tuple[int, int]:
+    """Two distinct indices below `n`, which is 2 at least, each order of each pair as likely."""
+    first = int(rng.random() * n)
+    second = int(rng.random() * (n - 1))
+    return first, second + (second >= first)

@@ -86,11 +86,16 @@ class Speed:
         """Milliseconds a request spends at the target."""
         return self._service.value or 1e-3
 
-    def began(self, elapsed_ms: float, prefill_tokens: float) -> None:
-        """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt."""
-        if prefill_tokens >= _SMALLEST_PREFILL_TOKENS:
-            # The first token also waits for about one decode step, which is not prefill.
-            self._prefill.update(max(elapsed_ms - self.tpot_ms, 0.1 * elapsed_ms) / prefill_tokens)
+    def began(self, elapsed_ms: float, prefill_tokens: float) -> bool:
+        """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt.
+
+        False if that was too little of a prompt to tell a pace.
+        """
+        if prefill_tokens < _SMALLEST_PREFILL_TOKENS:
+            return False
+        # The first token also waits for about one decode step, which is not prefill.
+        self._prefill.update(max(elapsed_ms - self.tpot_ms, 0.1 * elapsed_ms) / prefill_tokens)
+        return True
 
     def ended(self, decode_ms: float, service_ms: float, completion_tokens: int) -> None:
         """An answer ended `decode_ms` after its first token and `service_ms` after dispatch."""

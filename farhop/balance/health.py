@@ -1,8 +1,8 @@
 """Whether a target may take work: a replica (HealthMachine) or a region (Liveness). State + expiry + forced.
 
 Invariants: reading never changes; nothing is UP without evidence younger than its expiry, unless an operator forced
-it; what is forced wins over every signal and expires by itself; a back-off is bounded. Never probes and never reads a
-clock: `now` is monotonic seconds and does not run backwards.
+it; what is forced wins over every signal and expires by itself; a back-off is bounded; no ejection is for ever. Never
+probes and never reads a clock: `now` is monotonic seconds and does not run backwards.
 """
 
 from enum import StrEnum
@@ -10,43 +10,35 @@ from math import inf
 
 import msgspec
 
+from farhop.balance.ramp import Ramp
+from farhop.balance.reading import Health, Override, State
 
-class State(StrEnum):
-    """UP and SUSPECT may take work (SUSPECT less gladly), DOWN may not, DRAINING takes no new work."""
-
-    UP = "up"
-    SUSPECT = "suspect"
-    DOWN = "down"
-    DRAINING = "draining"
-
-
-class Health(msgspec.Struct, frozen=True):
-    """One reading. `until`: when it changes if nothing more is heard (monotonic seconds), None if it does not.
-
-    `forced`: an operator's word; `why` is then theirs, else one of this module's fixed phrases. `share`: of new work
-    that a DRAINING target may still take, while it is drained at a pace.
-    """
-
-    state: State
-    why: str
-    until: float | None = None
-    forced: bool = False
-    share: float = 0.0
+__all__ = [
+    "Health", "HealthConfig", "HealthMachine", "Liveness", "LivenessConfig", "Mode", "Override", "State", "may_eject",
+    "panic",
+]  # fmt: skip
 
 
 class Mode(StrEnum):
-    """How a set of targets may be used. ALL_DOWN is named so that a caller must choose what to do, inside the law."""
+    """How a set of targets may be used. PANIC: so few are ready that ejections for what requests met are overlooked
+    rather than the rest crushed. ALL_DOWN is named so that a caller must choose what to do, inside the law."""
 
     NORMAL = "normal"
+    PANIC = "panic"
     ALL_DOWN = "all_down"
     EMPTY = "empty"
 
 
-def panic(targets_ready: int, total: int) -> Mode:
-    """EMPTY without targets, ALL_DOWN if none of them is ready: then trying a DOWN one may beat refusing everybody."""
+def panic(targets_ready: int, total: int, panic_share: float = 0.0) -> Mode:
+    """EMPTY without targets, ALL_DOWN if none of them is ready: then trying a DOWN one may beat refusing everybody.
+
+    PANIC if some are, but fewer than `panic_share` of all (Envoy: 0.5).
+    """
     if total <= 0:
         return Mode.EMPTY
-    return Mode.NORMAL if targets_ready > 0 else Mode.ALL_DOWN
+    if targets_ready <= 0:
+        return Mode.ALL_DOWN
+    return Mode.NORMAL if targets_ready >= panic_share * total else Mode.PANIC
 
 
 def may_eject(ejected: int, total: int, share_max: float = 0.5) -> bool:
@@ -54,50 +46,8 @@ def may_eject(ejected: int, total: int, share_max: float = 0.5) -> bool:
     return ejected + 1 < total and ejected + 1 <= share_max * total
 
 
-class Override:
-    """An operator's word about one target: a state, why, and until when (None: until lifted)."""
-
-    __slots__ = ("_faded_at", "_health", "_over_s")
-
-    def __init__(self) -> None:
-        self._health: Health | None = None
-        self._over_s = 0.0
-        self._faded_at = -inf
-
-    def force(
-        self, state: State, why: str, until: float | None = None, *, now: float = -inf, over_s: float = 0.0
-    ) -> None:
-        """Pin `state` until `until` (monotonic seconds). The newest word replaces the one before.
-
-        The share of new work it may still take falls from what it is at `now` as 1 does to 0 in `over_s`: a word
-        repeated gives nothing back.
-        """
-        before = self.read(now)
-        share = 1.0 if before is None else before.share
-        self._health = Health(state, why, until, forced=True)
-        self._over_s = over_s
-        self._faded_at = now + share * over_s if over_s > 0.0 else -inf
-
-    def lift(self) -> None:
-        """Take the word back. Idempotent."""
-        self._health = None
-
-    def fading(self, now: float) -> bool:
-        """Whether what it leaves of new work is still shrinking."""
-        return self._health is not None and now < self._faded_at
-
-    def read(self, now: float) -> Health | None:
-        """The word if it is in force at `now`."""
-        health = self._health
-        if health is None or (health.until is not None and now >= health.until):
-            return None
-        if now < self._faded_at:
-            return msgspec.structs.replace(health, share=min(1.0, (self._faded_at - now) / self._over_s))
-        return health
-
-
 class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Thresholds of a HealthMachine. Counts of consecutive events, and seconds."""
+    """Thresholds of a HealthMachine, and of a set of them. Counts of consecutive events, seconds, and shares 0..1."""
 
     rise: int = 2  # probes that succeed before a DOWN target is UP (one is enough for a target never heard of)
     fall: int = 3  # probes that fail before it is DOWN
@@ -106,6 +56,12 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
     refused_s: float = 1.0  # the back-off after a refused connection; doubles likewise
     trial_s: float = 30.0  # how long a trial may go unanswered before another is let through
     fresh_s: float = 30.0  # how long evidence of life is good for
+    slow_start_s: float = 10.0  # for how long one that comes up is eased in; 0: not
+    eject_share_max: float = 0.5  # of the targets that do the same work, at most so many are ejected
+    panic_share: float = 0.5  # with fewer of them ready, ejections are overlooked; 0: never
+    outlier_factor: float = (
+        3.0  # so many times slower than its own usual, beside its peers, is an outlier; 0: nothing is
+    )
 
     def __post_init__(self) -> None:
         for name in ("rise", "fall", "streak"):
@@ -114,14 +70,23 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("eject_s", "refused_s", "trial_s", "fresh_s"):
             if not 0.0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
+        for name in ("eject_share_max", "panic_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must be a share from 0 to 1, not {getattr(self, name)!r}")
+        if not 0.0 <= self.slow_start_s < inf:
+            raise ValueError(f"slow_start_s must be 0 or more seconds, not {self.slow_start_s!r}")
+        if not (self.outlier_factor == 0.0 or 1.0 < self.outlier_factor < inf):
+            raise ValueError(f"outlier_factor must be 0 or above 1, not {self.outlier_factor!r}")
 
 
 _BACKOFF_MAX = 10.0  # times the base; 30 s -> 300 s, as Envoy
+_STRAINED_SHARE = 0.5  # of its capacity: what is too hot or too full gets less to do, and is not taken out
 _DEFAULT = HealthConfig()
 
 _STREAK = "requests failed in a row"
 _REFUSED = "connection refused"
 _UNPROVEN = Health(State.DOWN, "not heard of yet")
+_UNREADY = Health(State.DOWN, "alive, not ready")
 _PROBES_FAIL = Health(State.DOWN, "probes fail")
 _A_PROBE_FAILED = Health(State.SUSPECT, "a probe failed")
 _REQUESTS_FAIL = Health(State.SUSPECT, "requests fail")
@@ -132,14 +97,16 @@ _HALF_OPEN = Health(State.SUSPECT, "one trial after ejection")
 class HealthMachine:
     """One target's health from active probes and from what its requests met.
 
-    Probes alone move it between UP and DOWN by `rise` and `fall`. An ejection (a streak of failed requests, or a
-    refused connection) lies over that: DOWN until its back-off ends, then half open: one trial goes through, whose
-    success ends the ejection and whose failure renews it for twice as long. A probe's success ends the ejection of a
-    refused connection early, but not that of a streak: a probe does not see what requests see.
+    Probes alone move it between UP and DOWN by `rise` and `fall`. An ejection (a streak of failed requests, something
+    broken said in an answer, an outlier among its peers, or a refused connection) lies over that: DOWN until its
+    back-off ends, then half open: one trial goes through, whose success ends the ejection and whose failure renews it
+    for twice as long. A probe's success ends the ejection of a refused connection early, but no other: a probe does
+    not see what requests see. `warm`: at work before we saw it, so a first probe that succeeds brings it up whole.
     """
 
     __slots__ = (
         "_backoff",
+        "_calm_at",
         "_config",
         "_ejected_until",
         "_ejected_why",
@@ -148,15 +115,21 @@ class HealthMachine:
         "_probe_fails",
         "_probe_oks",
         "_probed_up",
+        "_ramp",
         "_request_fails",
+        "_strain",
         "_trial_until",
+        "_unready",
+        "answered_at",
         "override",
     )
 
-    def __init__(self, config: HealthConfig = _DEFAULT) -> None:
+    def __init__(self, config: HealthConfig = _DEFAULT, *, warm: bool = False) -> None:
         self._config = config
         self.override = Override()
+        self._ramp = Ramp(config.slow_start_s, warm=warm)
         self._probed_up: bool | None = None  # None: never heard of
+        self._unready = False
         self._probe_oks = 0
         self._probe_fails = 0
         self._request_fails = 0
@@ -165,24 +138,36 @@ class HealthMachine:
         self._ejected_why = ""
         self._trial_until = -inf
         self._backoff = 1.0
+        self._calm_at = -inf  # from then on a success resets the back-off
         self._fault: Health | None = None
+        self._strain = ""
+        self.answered_at = -inf  # when a request was last answered well
 
-    def probed(self, ok: bool, now: float, fault: str = "") -> None:
+    def probed(self, ok: bool, now: float, fault: str = "", *, ready: bool = True, strain: str = "") -> None:
         """An active probe came back. A `fault` that no probe sees (broken hardware) takes it out at once; once it is
-        mended the probes must succeed as after any failure."""
+        mended the probes must succeed as after any failure. Not `ready`: it lives, and takes no work until it says so,
+        which is no failure. `strain`: why it should have less to do."""
         self._fault = Health(State.DOWN, fault) if fault else None
+        self._strain = strain
+        if self._probed_up is None and not (ok and ready and not fault):
+            self._ramp.cool()  # whatever it was to be, it was not at work
         if fault:
-            self._probe_oks, self._probed_up = 0, False
+            self._probe_oks, self._probed_up, self._unready = 0, False, False
         elif not ok:
             self._probe_oks = 0
             self._probe_fails = min(self._probe_fails + 1, self._config.fall)
-            if self._probe_fails >= self._config.fall or self._probed_up is None:
+            if self._probe_fails >= self._config.fall or self._probed_up is None or self._unready:
                 self._probed_up = False
+            self._unready = False
+        elif not ready:
+            self._probe_fails, self._unready = 0, True
+            self._probed_up = self._probed_up or None  # once ready, one word of it is enough
         else:
             self._answered_probe(now)
+        self._ramp.turn(self.steady, now)
 
     def _answered_probe(self, now: float) -> None:
-        self._probe_fails = 0
+        self._probe_fails, self._unready = 0, False
         self._probe_oks = min(self._probe_oks + 1, self._config.rise)
         self._evidence_until = now + self._config.fresh_s
         if self._probe_oks >= self._config.rise or self._probed_up is None:
@@ -200,11 +185,15 @@ class HealthMachine:
             if self._trial_until == -inf:
                 return
             self._readmit()
+            self._ramp.turn(self.steady, now)
         if self._probed_up is None:
             self._probed_up = True
+            self._ramp.turn(self.steady, now)
         self._request_fails = 0
-        self._backoff = 1.0
+        if now >= self._calm_at:
+            self._backoff = 1.0
         self._evidence_until = now + self._config.fresh_s
+        self.answered_at = now
 
     def failed(self, now: float, *, may_eject: bool = True) -> None:
         """A request failed by the target's fault (5xx, died, out of memory). `may_eject`: the function of that name."""
@@ -216,13 +205,31 @@ class HealthMachine:
         elif self._request_fails >= config.streak and may_eject:
             self._eject(config.eject_s, _STREAK, now)
 
+    def eject(self, why: str, now: float) -> None:
+        """Out at once, for something broken said in an answer or for how it does beside its peers. Ask `may_eject`.
+
+        Its answers may be well, only slow, so that one of them does not show it mended: until it has been back for as
+        long as it was out, another ejection is for twice as long.
+        """
+        if self._ejected_until is None or now >= self._ejected_until:
+            self._eject(self._config.eject_s, why, now)
+            assert self._ejected_until is not None
+            self._calm_at = self._ejected_until + (self._ejected_until - now)
+
     def refused(self, now: float) -> None:
         """A connection was refused: nobody is at home, so the target is out at once, whatever share is out already."""
         if self._ejected_until is None or now >= self._ejected_until:
             self._eject(self._config.refused_s, _REFUSED, now)
+            self._ramp.cool()
 
-    def admit(self, now: float) -> bool:
-        """Whether a request may be dispatched now; half open, the first to ask takes the one trial. Not for scoring."""
+    def admit(self, now: float, *, panic: bool = False) -> bool:
+        """Whether a request may be dispatched now; half open, the first to ask takes the one trial. Not for scoring.
+
+        In `panic` an ejection is overlooked, and an answer then is as good as a trial's.
+        """
+        if panic and self.held_out(now):
+            self._trial_until = max(self._trial_until, now)
+            return True
         health = self.read(now)
         if health is _HALF_OPEN:
             self._trial_until = now + self._config.trial_s
@@ -232,13 +239,31 @@ class HealthMachine:
     @property
     def steady(self) -> bool:
         """Whether it is able to take work, and nothing but a failure, a probe or an override will end that."""
-        return self._probed_up is True and self._ejected_until is None
+        return self._probed_up is True and not self._unready and self._ejected_until is None
+
+    @property
+    def on_the_brink(self) -> bool:
+        """Whether one more failed request would eject it, if it may be."""
+        return self._request_fails + 1 >= self._config.streak
+
+    def held_out(self, now: float) -> bool:
+        """Whether nothing but what its requests met keeps it out: that is what panic overlooks. A refused connection
+        is not of that kind, since nobody is at home."""
+        alive = self._probed_up is True and not self._unready and self.override.read(now) is None
+        return alive and self._ejected_until is not None and self._ejected_why != _REFUSED
+
+    def share(self, now: float) -> float:
+        """How much of its capacity it may use (0..1]: less while it is eased in, or strained."""
+        share = self._ramp.share(now)
+        return share * _STRAINED_SHARE if self._strain else share
 
     def read(self, now: float) -> Health:
         """The health at `now`. Changes nothing."""
         forced = self.override.read(now)
         if forced is not None:
             return forced
+        if self._unready:
+            return _UNREADY
         if self._probed_up is None:
             return _UNPROVEN
         if self._probed_up is False:
@@ -255,13 +280,14 @@ class HealthMachine:
             return _A_PROBE_FAILED
         if self._request_fails >= self._config.streak:
             return _REQUESTS_FAIL
-        return Health(State.UP, "proven", self._evidence_until)
+        return Health(State.SUSPECT if self._strain else State.UP, self._strain or "proven", self._evidence_until)
 
     def _eject(self, base_s: float, why: str, now: float) -> None:
         self._ejected_until = now + base_s * self._backoff
         self._ejected_why = why
         self._trial_until = -inf
         self._backoff = min(self._backoff * 2.0, _BACKOFF_MAX)
+        self._ramp.turn(False, now)
 
     def _readmit(self) -> None:
         """End the ejection. The back-off is kept until a request succeeds, or a flapping target would never grow it."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.balance.chain import DEPTH_MAX
+from farhop.balance.nodes import NodeMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +29,6 @@ NODES_MAX = 262_144  # in all entries together: 8 B each in the tuples, some 36 
 ENTRY_NODES_MAX = 1024
 RESTRICTED_MAX = 1 << 20
 _NOBODY: frozenset[str] = frozenset()
-_PARTS = 64
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -60,7 +60,9 @@ class Journal:
         self._trie, self._entries_max, self._nodes_max = trie, entries_max, nodes_max
         self._entries: dict[int, _Entry] = {}
         self._n_nodes = 0
-        self._restricted: dict[int, frozenset[str]] = {}
+        self._restricted = NodeMap()  # node -> its audience's place in `_audiences`
+        self._audiences: list[frozenset[str]] = []
+        self._places: dict[frozenset[str], int] = {}
         self._audience: Audience = _NOBODY  # of the insert under way; what is inserted past us is told to nobody
         self._recording = False
         self._sealed = 0  # the last entry that was read, to which nothing may be added
@@ -76,10 +78,10 @@ class Journal:
         if audience is None and trie.listener is None:
             trie.insert(location, chain)  # nobody to tell, and nothing to keep from anybody
             return
-        if audience is not None and len(self._restricted) + len(chain) > RESTRICTED_MAX:
+        if audience is not None and not self._may_restrict(len(chain)):
             return  # rather no hint at all than one without its law
         trie.listener = self
-        if self._restricted:
+        if self._restricted.most:
             self._widen(chain, audience)  # first, so that nobody is told of a node before its parent
         self._audience = audience
         try:
@@ -95,7 +97,7 @@ class Journal:
         if before is None or not self._trie.nodes:
             return
         self._trie.listener = self
-        self._restricted = dict.fromkeys(self._trie.all_nodes(), _NOBODY)
+        self._restricted = NodeMap.alike(self._trie.shards, self._place(_NOBODY))
         self._record(Cleared(), None, 1)
 
     def _widen(self, chain: Sequence[int], audience: Audience) -> None:
@@ -103,7 +105,7 @@ class Journal:
         restricted = self._restricted
         parent, run, told = 0, list[int](), audience
         for above, node in zip((0, *chain), chain, strict=False):
-            known = restricted.get(node)
+            known = self._known_to(node)
             wider = None if known is None or audience is None else known | audience
             is_wider = known is not None and wider != known
             if run and (not is_wider or wider != told):
@@ -112,27 +114,45 @@ class Journal:
             if not is_wider:
                 continue
             if wider is None:
-                del restricted[node]
+                restricted.pop(node)
             else:
-                restricted[node] = wider
+                restricted.put((node,), self._place(wider))
             if not run:
                 parent, told = above, wider
             run.append(node)
         if run:
             self._record(Stored(parent, tuple(run)), told, len(run))
 
+    def _may_restrict(self, more: int) -> bool:
+        restricted = self._restricted
+        return restricted.most + more <= RESTRICTED_MAX or len(restricted) + more <= RESTRICTED_MAX
+
+    def _place(self, audience: frozenset[str]) -> int:
+        """The audience's place; few different ones are asked for, again and again."""
+        if audience not in self._places:
+            if not len(self._restricted):
+                self._places, self._audiences = {}, []
+            self._places[audience] = len(self._audiences)
+            self._audiences.append(audience)
+        return self._places[audience]
+
+    def _known_to(self, node: int) -> Audience:
+        place = self._restricted.get(node)
+        return None if place is None else self._audiences[place]
+
     # -- by the trie
 
     def stored(self, parent: int, nodes: Sequence[int]) -> None:
         """See trie.Listener."""
         if self._audience is not None:
-            for node in nodes:
-                self._restricted.setdefault(node, self._audience)
+            place, restricted = self._place(self._audience), self._restricted
+            restricted.put([node for node in nodes if node not in restricted], place)
         self._record(Stored(parent, tuple(nodes)), self._audience, len(nodes))
 
     def evicted(self, node: int) -> None:
         """See trie.Listener."""
-        audience = self._restricted.pop(node, None) if self._restricted else None
+        place = self._restricted.pop(node) if self._restricted.most else None
+        audience = None if place is None else self._audiences[place]
         if not self._recording or audience == _NOBODY:
             return
         last = self._entries.get(self.seq)
@@ -150,7 +170,7 @@ class Journal:
 
     def cleared(self) -> None:
         """See trie.Listener."""
-        self._restricted.clear()
+        self._restricted = NodeMap()
         self._record(Cleared(), None, 1)
 
     def _record(self, what: Stored | Cleared | list[int], audience: Audience, n_nodes: int) -> None:
@@ -183,7 +203,7 @@ class Journal:
         self._entries.clear()
         self._n_nodes = 0
         self.floor = self.seq
-        if not self._restricted:
+        if not len(self._restricted):
             self._trie.listener = None
 
     def reaches(self, seq: int) -> bool:
@@ -215,36 +235,36 @@ class Journal:
         """All that `region` may know, in slices of about `nodes_max` nodes, parents first; the trie may change between
         two slices. Entries read from the seq at which the iteration began then complete it.
         """
-        # In parts, since a set of 200,000 takes 10 ms to grow.
-        trie, sent = self._trie, tuple(set[int]() for _ in range(_PARTS))
-        size = looked = 0
+        sent = NodeMap()
+        work = 0  # about as much as it is to tell so many nodes of one path
         slice_: list[Stored] = []
-        nodes = trie.all_nodes()
-        yield slice_  # empty: the copy was work enough for one turn
-        for node in nodes:
-            looked += 1
+        for node in self._trie.all_nodes():
+            work += 1
             path = self._unsent(node, region, sent)
             if path:
                 slice_.append(path)
-                size += len(path.nodes)
-            if size >= nodes_max or looked >= 8 * nodes_max:
+                work += 3 + len(path.nodes)
+            if work >= nodes_max:
                 yield slice_
-                slice_, size, looked = [], 0, 0
+                slice_, work = [], 0
         yield slice_
+        for count, _ in enumerate(sent.drain()):
+            if count % (2 * nodes_max) == 0:
+                yield []  # to forget so many is work, too
 
-    def _unsent(self, node: int, region: str, sent: tuple[set[int], ...]) -> Stored | None:
+    def _unsent(self, node: int, region: str, sent: NodeMap) -> Stored | None:
         """The path down to `node` from the first node that was not sent; marks it as sent."""
-        if node in sent[node % _PARTS] or not self._trie.is_held(node):
+        if node in sent or not self._trie.is_held(node):
             return None
         nodes: list[int] = []
         restricted, parent = self._restricted, self._trie.parent
-        while node and node not in sent[node % _PARTS]:
-            # Chains made to collide could lead in a ring, or above what the region may know.
-            if len(nodes) > DEPTH_MAX or (restricted and region not in restricted.get(node, (region,))):
+        while node and node not in sent:
+            # Chains made to collide could lead above what the region may know.
+            audience = self._known_to(node) if restricted.most else None
+            if len(nodes) > DEPTH_MAX or (audience is not None and region not in audience):
                 return None
             nodes.append(node)
             node = parent(node)
-        for each in nodes:
-            sent[each % _PARTS].add(each)
+        sent.put(nodes)
         nodes.reverse()
         return Stored(node, tuple(nodes))

@@ -7,7 +7,7 @@ are imperative. Every word names its request, because a completion may wake anot
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -22,13 +22,30 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """Something of a request's head that an operator's rule looks for: a header or a cookie of this name and value."""
+
+    kind: Literal["header", "cookie"]
+    name: str
+    value: str
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """A prompt as its model's tokenizer reads it: `ids`, four bytes each, least first. `cache_salt` is the client's."""
+
+    ids: bytes
+    cache_salt: str = ""
+
+
 class Request(msgspec.Struct, frozen=True):
     """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the prompt.
 
     `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
     the request came straight from a client. `narrow` are lists of places to stay within (one of each): never a
     widening. `key` names the API key, `issuer` the global balancer that forwarded the request here. `session` is a hash
-    of what the client calls its session, 0 without one, or where nothing asks for it.
+    of what the client calls its session, 0 without one, or where nothing asks for it. `version` is the model's version
+    that the client asks for, `marks` are those of the rules' that it bears: both empty where nothing asks for them.
+    `tokens` are the prompt's, where a tokenizer is configured here; they never travel.
     """
 
     id: str
@@ -48,6 +65,9 @@ class Request(msgspec.Struct, frozen=True):
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
     session: int = 0
+    version: str = ""
+    marks: tuple[Mark, ...] = ()
+    tokens: Tokens | None = None
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -85,12 +105,13 @@ class AttemptBegan(Event, frozen=True):
 
 
 class AttemptEnded(Event, frozen=True):
-    """The upstream's answer was relayed whole."""
+    """The upstream's answer was relayed whole. `fault`: what it said of the engine that gave it, if that is broken."""
 
     id: str
     attempt: int
     status: int
     usage: Usage | None
+    fault: Outcome | None = None
 
 
 class AttemptRefused(Event, frozen=True):

@@ -47,6 +47,9 @@ def catalogue() -> tuple[Outcome, ...]:
 
 SERVED = _declare(Source.ENGINE, "served")
 ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own 4xx or 5xx: relayed, never retried
+# What an engine's answer says of the engine itself (farhop.relay.faults): relayed, never retried, and heeded.
+ENGINE_OUT_OF_MEMORY = _declare(Source.ENGINE, "engine_out_of_memory")
+ENGINE_BROKEN = _declare(Source.ENGINE, "engine_broken")
 
 MALFORMED_HTTP = _declare(Source.CLIENT, "malformed_http")
 HEAD_TOO_LARGE = _declare(Source.CLIENT, "head_too_large")

@@ -1,120 +1,70 @@
 """Which location (replica or region) holds which node of the prefix trie, each mirrored as the bounded cache it is.
 
 Invariants: a location that holds a node holds its ancestors, so holding is monotone in depth; the bytes of a mirror
-never exceed its capacity less what running sequences pin; a node that nobody holds is gone. Never holds text, never
-decides. Nodes come from farhop.balance.chain: a node is the hash of its whole path, so its parent is unique.
+never exceed its capacity less what running sequences pin, save that no call lets go of more than TURN_NODES at once to
+make room (the next one about that location goes on); a node that nobody holds is gone; but for an `evict` without a
+limit, no call's time grows with what is held. Never holds text, never decides. Nodes come
+from farhop.balance.chain: a node is the hash of its whole path, so its parent is unique; of chains that somebody made
+collide, what contradicts that is left out.
 
-Why an LRU of nodes evicts leaves first: a path is touched from leaf to root, hence every ancestor is younger than its
-descendants (a later touch of the ancestor only makes it younger still), hence the oldest node of a mirror has no child
-in it. An OrderedDict keeps that order at O(1) per touch.
-
-What the garbage collector sees is one OrderedDict per location and one dict of the nodes that branch; the rest is dicts
-of integers, which it does not track. Frozen (gc.freeze()) once there has been some traffic, those cost no pause either.
+Memory: at most 200 B per node and location, its integer included (`farhop bench trie`, docs/performance.md); beside it
+a mask of one bit per location for each distinct set of holders, which the nodes of a path mostly have in common.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from farhop.balance.chain import BLOCK_BYTES, DEPTH_MAX, depth_at
+import numpy as np
+
+from farhop.balance.mirror import TURN_NODES, Mirror, Mirrors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-LOCATIONS_MAX = 4096
+    from numpy.typing import NDArray
+
+    from farhop.balance.mirror import Listener
+
+LOCATIONS_MAX = 16_384
+_SWEEP_NODES = 256  # of cleared locations, with every insert
+_CLEARED_MAX = 64
 _GROUPS_MAX = 1024
-
-
-class Listener(Protocol):
-    """Who is told which nodes came to be held and which nobody holds any more, in order (farhop.balance.journal)."""
-
-    def stored(self, parent: int, nodes: Sequence[int]) -> None:
-        """These, each the parent of the next, are held now; some may have been before. `parent` 0: of a root."""
-
-    def evicted(self, node: int) -> None:
-        """Nobody holds it any more. Told of a node before its parent."""
-
-    def cleared(self) -> None:
-        """Nobody holds anything any more; no node is told apart."""
-
-
-class _Mirror:
-    """One location's cache as imagined here: its nodes, least recently used first, with the bytes of each."""
-
-    __slots__ = ("bit", "capacity_bytes", "lru", "pinned_bytes", "used_bytes")
-
-    def __init__(self, bit: int, capacity_bytes: int) -> None:
-        self.bit = bit
-        self.capacity_bytes = capacity_bytes
-        self.pinned_bytes = 0
-        self.used_bytes = 0
-        self.lru: OrderedDict[int, int] = OrderedDict()
-
-    @property
-    def limit_bytes(self) -> int:
-        return max(self.capacity_bytes - self.pinned_bytes, 0)
-
-
-class _Branches:
-    """Parent and children of every node below the first. Most nodes have one child: only those with more own a dict."""
-
-    __slots__ = ("_many", "_only", "_parent")
-
-    def __init__(self) -> None:
-        self._parent: dict[int, int] = {}
-        self._only: dict[int, int] = {}
-        self._many: dict[int, dict[int, None]] = {}
-
-    def link(self, parent: int, child: int) -> None:
-        self._parent[child] = parent
-        if parent in self._many:
-            self._many[parent][child] = None
-        elif self._only.setdefault(parent, child) != child:
-            self._many[parent] = {self._only.pop(parent): None, child: None}
-
-    def unlink(self, child: int) -> None:
-        parent = self._parent.pop(child, None)
-        if parent is None:
-            return  # of depth 1: there is nothing above it
-        if self._only.pop(parent, None) is not None:
-            return
-        many = self._many[parent]
-        del many[child]
-        if len(many) == 1:
-            self._only[parent] = next(iter(many))
-            del self._many[parent]
-
-    def parent(self, child: int) -> int:
-        return self._parent.get(child, 0)
-
-    def children(self, parent: int) -> Iterator[int]:
-        if parent in self._only:
-            yield self._only[parent]
-        else:
-            yield from self._many.get(parent, ())
-
-    def __len__(self) -> int:
-        return len(self._parent)
+_GROUP_NAMES_MAX = 64
 
 
 class PrefixTrie:
     """A map from node to the set of locations that hold it, and a bounded mirror per location.
 
-    A location that was never added, or was dropped, is a KeyError in every call that names one. `listener` is told what
-    changes for all locations together; it costs nothing while it is None.
+    A location that was never added, or was dropped, is a KeyError in every call that names one. What a
+    location held that was cleared is gone from every answer about locations at once; its nodes, if there are many and
+    nobody else holds them, go with `sweep`.
     """
 
-    __slots__ = ("_bits_free", "_branches", "_groups", "_mirrors", "_names", "_nodes", "listener")
+    __slots__ = (
+        "_all", "_cleared", "_graves", "_groups", "_hidden", "_mirrors", "_names", "_slots", "_slots_free", "version",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.listener: Listener | None = None
-        self._nodes: dict[int, int] = {}  # node -> bitmask of locations, never 0
-        self._branches = _Branches()
-        self._mirrors: dict[str, _Mirror] = {}
-        self._names: dict[int, str] = {}  # bit -> location
+        self._all = Mirrors()
+        self._mirrors: dict[str, Mirror] = {}
+        self._names: dict[int, str] = {}  # slot -> location
         self._groups: dict[int, tuple[str, ...]] = {}  # mask -> locations, what _group() has worked out
-        self._bits_free: list[int] = []  # bits of dropped locations: reused, so that masks stay as short as can be
+        self._slots = 0
+        self._slots_free: list[int] = []  # of dropped locations: reused, so that masks stay as short as can be
+        self._cleared: list[Mirror] = []  # what is still to be swept
+        self._hidden = 0  # their bits
+        self._graves: list[dict[int, int]] = []  # what a reset left, given back part by part
+        self.version = 0  # of the slots: one more whenever a location gets or loses one
+
+    @property
+    def listener(self) -> Listener | None:
+        """Who is told what changes for all locations together; it costs nothing while it is None."""
+        return self._all.listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        self._all.listener = listener
 
     # --- locations -------------------------------------------------------------------------------------------------
 
@@ -125,39 +75,80 @@ class PrefixTrie:
         if len(self._mirrors) >= LOCATIONS_MAX:
             raise ValueError(f"{LOCATIONS_MAX} locations are mirrored already: drop() one before adding {location!r}")
         _check_bytes("capacity_bytes", capacity_bytes)
-        bit = self._bits_free.pop() if self._bits_free else 1 << len(self._mirrors)
-        self._names[bit] = location
-        self._mirrors[location] = _Mirror(bit, capacity_bytes)
+        self._begin(location, capacity_bytes, 0)
+
+    def _begin(self, location: str, capacity_bytes: int, pinned_bytes: int) -> None:
+        if self._slots_free:
+            slot = self._slots_free.pop()
+        else:
+            slot, self._slots = self._slots, self._slots + 1
+        mirror = self._mirrors[location] = Mirror(slot, capacity_bytes, pinned_bytes)
+        self._all.stand(mirror)
+        self._names[slot] = location
+        self.version += 1
 
     def drop(self, location: str) -> None:
         """Forget the location and all it held."""
         self.clear(location)
-        bit = self._mirrors.pop(location).bit
-        del self._names[bit]
+        mirror = self._mirrors.pop(location)
+        self._forget_name(mirror)
+        self._end(mirror)
+
+    def _forget_name(self, mirror: Mirror) -> None:
+        del self._names[mirror.slot]
         self._groups.clear()
-        self._bits_free.append(bit)
+        self.version += 1
+
+    def _end(self, mirror: Mirror) -> None:
+        self._all.end(mirror)
+        self._slots_free.append(mirror.slot)
 
     def clear(self, location: str) -> None:
         """The location's cache is empty (restart, all blocks cleared). What running sequences pin stays as told."""
         mirror = self._mirrors[location]
-        listener = self.listener
-        if listener is not None and mirror.lru and len(mirror.lru) == self.entries:
-            self.listener = None  # nobody else holds anything: one word instead of one per node
-        for node in mirror.lru:  # oldest first, so a node goes before its ancestors
-            self._forget(node, mirror.bit)
-        if self.listener is not listener:
-            self.listener = listener
-            assert listener is not None
-            listener.cleared()
-        mirror.lru.clear()
-        mirror.used_bytes = 0
+        if not mirror.nodes:
+            return
+        if mirror.nodes == self._all.entries:
+            self._reset()  # nobody else holds anything: one word instead of one per node
+            if self._all.listener is not None:
+                self._all.listener.cleared()
+        elif mirror.nodes <= TURN_NODES:
+            self._all.shrink(mirror, mirror.nodes)
+        else:
+            if len(self._cleared) >= _CLEARED_MAX:
+                self.sweep(self._cleared[-1].nodes)  # many large caches at once, and no insert between: rather late
+            self._forget_name(mirror)
+            self._cleared.append(mirror)
+            self._hidden |= mirror.bit
+            self._begin(location, mirror.capacity_bytes, mirror.pinned_bytes)
+
+    def _reset(self) -> None:
+        self._graves += self._all.forest.shards
+        self._graves += self._all.forest.extra
+        self._all = Mirrors(self._all.listener)
+        for mirror in self._mirrors.values():
+            self._all.stand(mirror)
+
+    def sweep(self, nodes_max: int = TURN_NODES) -> None:
+        """Give back some of what cleared locations held. Every insert does a little of it."""
+        if self._graves:
+            self._graves.pop()
+        while self._cleared and nodes_max > 0:
+            mirror = self._cleared[-1]
+            part = min(mirror.nodes, nodes_max)
+            nodes_max -= part
+            self._all.shrink(mirror, part)
+            if not mirror.nodes:
+                self._cleared.pop()
+                self._hidden ^= mirror.bit
+                self._end(mirror)
 
     def set_capacity(self, location: str, capacity_bytes: int) -> None:
         """The cache is of this size now; what no longer fits is evicted."""
         _check_bytes("capacity_bytes", capacity_bytes)
         mirror = self._mirrors[location]
         mirror.capacity_bytes = capacity_bytes
-        self._evict(mirror)
+        self._all.evict(mirror)
 
     def hold(self, location: str, pinned_bytes: int) -> None:
         """Running sequences pin `pinned_bytes` of the cache (the whole of it, not a change); the rest is the mirror's.
@@ -167,7 +158,7 @@ class PrefixTrie:
         _check_bytes("pinned_bytes", pinned_bytes)
         mirror = self._mirrors[location]
         mirror.pinned_bytes = pinned_bytes
-        self._evict(mirror)
+        self._all.evict(mirror)
 
     def __contains__(self, location: object) -> bool:
         return location in self._mirrors
@@ -177,6 +168,16 @@ class PrefixTrie:
         """The locations mirrored."""
         return tuple(self._mirrors)
 
+    def slots(self, locations: Sequence[str]) -> NDArray[np.intp]:
+        """The slot of each, by which `holders` names them, as long as `version` stays."""
+        mirrors = self._mirrors
+        return np.array([mirrors[location].slot for location in locations], dtype=np.intp)
+
+    @property
+    def slots_known(self) -> int:
+        """Above every slot."""
+        return self._slots
+
     # --- paths -----------------------------------------------------------------------------------------------------
 
     def insert(self, location: str, chain: Sequence[int]) -> None:
@@ -185,84 +186,87 @@ class PrefixTrie:
         Of a path longer than the whole room only the beginning is added: what can never fit pushes nothing out.
         """
         mirror = self._mirrors[location]
-        lru, bit, nodes = mirror.lru, mirror.bit, self._nodes
-        touch, link = lru.move_to_end, self._branches.link
-        # Leaf to root: see the head of the module. Each node is looked up, although a chain's held ones come first: of
-        # chains that somebody made collide, that need not be true, and they may spoil a guess but nothing else.
-        depth = first_new = min(len(chain), depth_at(mirror.limit_bytes))
-        for i in range(depth - 1, -1, -1):
-            node = chain[i]
-            if node in lru:
-                touch(node)
-            else:
-                lru[node] = BLOCK_BYTES[i]
-                mirror.used_bytes += BLOCK_BYTES[i]
-                mask = nodes.get(node)
-                if mask is None:
-                    nodes[node] = bit  # the one object per location, not a new integer per node
-                    first_new = i
-                    if i:
-                        link(chain[i - 1], node)
-                else:
-                    nodes[node] = mask | bit
-        if first_new < depth and self.listener is not None:
-            self.listener.stored(chain[first_new - 1] if first_new else 0, chain[first_new:depth])
-        self._evict(mirror)
+        if self._cleared or self._graves:
+            self.sweep(_SWEEP_NODES + len(chain))
+        self._all.insert(mirror, 0, chain)
 
     def extend(self, location: str, parent: int, nodes: Sequence[int]) -> bool:
         """As `insert`, for a path known by the node it goes on from (0: it begins at the root).
 
         False, and nothing done, if the location does not hold `parent`.
         """
-        if parent and not self.holds(location, parent):
+        if not parent:
+            self.insert(location, nodes)
+            return True
+        mirror = self._mirrors[location]
+        row = self._all.place(mirror, parent)
+        if not row:
             return False
-        self.insert(location, (*self.path(parent), *nodes))
+        if self._cleared or self._graves:
+            self.sweep(_SWEEP_NODES + len(nodes))
+        self._all.insert(mirror, row, nodes)
         return True
 
-    def evict(self, location: str, node: int) -> None:
-        """The location holds this node no more, nor what descends from it."""
+    def evict(self, location: str, node: int, nodes_max: int | None = None) -> int:
+        """The location holds this node no more, nor what descends from it; how many it held of these.
+
+        Of more than `nodes_max` only so many go, leaves first: as many as that, and there may be more.
+        """
         mirror = self._mirrors[location]
-        if node in mirror.lru:
-            self._prune(mirror, node)
+        row = self._all.place(mirror, node)
+        return self._all.prune(mirror, row, mirror.nodes if nodes_max is None else nodes_max) if row else 0
 
     def holds(self, location: str, node: int) -> bool:
         """Whether the location holds this node."""
-        return node in self._mirrors[location].lru
+        return self._all.place(self._mirrors[location], node) > 0
 
     def path(self, node: int) -> list[int]:
-        """From the root down to `node`, if it is held anywhere; [] for 0. At most DEPTH_MAX of it, from below."""
-        path: list[int] = []
-        parent = self._branches.parent
-        while node and len(path) < DEPTH_MAX:  # lies about ancestors could make a ring
-            path.append(node)
-            node = parent(node)
+        """From the root down to `node`, if it is held anywhere; else []."""
+        forest, path = self._all.forest, list[int]()
+        row = forest.find(node)
+        while row:
+            path.append(forest.key[row])
+            row = forest.parent[row]
         path.reverse()
         return path
 
     def parent(self, node: int) -> int:
         """The node above; 0 for a root and for what nobody holds."""
-        return self._branches.parent(node)
+        forest = self._all.forest
+        return forest.key[forest.parent[forest.find(node)]]
 
     def match(self, chain: Sequence[int]) -> dict[str, int]:
-        """How deep each location holds this path: {location: nodes held}, those that hold none left out.
+        """How deep each location holds this path: {location: nodes held}, those that hold none left out."""
+        found: dict[str, int] = {}
+        for depth, mask in self.holders(chain):
+            group = self._groups.get(mask) or self._group(mask)
+            if len(group) == 1:
+                found[group[0]] = depth
+            else:
+                found.update(dict.fromkeys(group, depth))
+        return found
+
+    def holders(self, chain: Sequence[int]) -> list[tuple[int, int]]:
+        """How deep who holds this path: (nodes held, mask of the slots), no slot twice; `slots_of` spells a mask out.
 
         A binary search over depth for all locations at once: holding is monotone, so at any depth the set of holders
         splits into those to look for deeper and those to look for above. One split costs no more than one location.
         """
-        found: dict[str, int] = {}
+        found: list[tuple[int, int]] = []
         if not chain:
             return found
-        get = self._nodes.get
-        mask = get(chain[0], 0)
-        if not mask:
-            return found
-        names = self._names
-        ranges = [(1, len(chain), mask)]
+        shards, set_id, masks = self._all.forest.shards, self._all.forest.set_id, self._all.holders.masks
+        node = chain[0]
+        mask = masks[set_id[shards[node & 255].get(node, 0)]]
+        if self._hidden:
+            mask &= ~self._hidden
+        ranges = [(1, len(chain), mask)] if mask else []
         while ranges:
             low, high, mask = ranges.pop()
             while low < high:
                 middle = (low + high + 1) >> 1
-                deeper = get(chain[middle - 1], 0) & mask
+                node = chain[middle - 1]
+                deeper = masks[set_id[shards[node & 255].get(node, 0)]] & mask
                 if not deeper:
                     high = middle - 1
                     continue
@@ -270,15 +274,20 @@ class PrefixTrie:
                     ranges.append((low, middle - 1, mask ^ deeper))
                     mask = deeper
                 low = middle
-            if mask in names:
-                found[names[mask]] = low
-            else:
-                found.update(dict.fromkeys(self._group(mask), low))
+            found.append((low, mask))
         return found
 
     def match_one(self, location: str, chain: Sequence[int]) -> int:
         """How many nodes of this path the location holds."""
-        return self._depth(self._mirrors[location].bit, chain)
+        mirror, place = self._mirrors[location], self._all.place
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if place(mirror, chain[middle - 1]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def correct(self, location: str, chain: Sequence[int], depth: int) -> None:
         """The engine's own truth: it held the first `depth` nodes of this path and no more.
@@ -288,10 +297,9 @@ class PrefixTrie:
         """
         if not 0 <= depth <= len(chain):
             raise ValueError(f"depth must lie within 0 and the chain's {len(chain)} nodes, not {depth!r}")
-        mirror = self._mirrors[location]
-        held = self._depth(mirror.bit, chain)
+        held = self.match_one(location, chain)
         if held > depth:
-            self._prune(mirror, chain[depth])
+            self.evict(location, chain[depth])
         elif held < depth:
             self.insert(location, chain[:depth])
 
@@ -299,25 +307,37 @@ class PrefixTrie:
 
     @property
     def nodes(self) -> int:
-        """Distinct nodes held anywhere."""
-        return len(self._nodes)
+        """Distinct nodes kept."""
+        return len(self._all.forest)
 
     @property
     def entries(self) -> int:
-        """Pairs of node and location; memory grows with these."""
-        return sum(len(mirror.lru) for mirror in self._mirrors.values())
+        """Pairs of node and location kept; memory grows with these."""
+        return self._all.entries
 
-    def all_nodes(self) -> tuple[int, ...]:
-        """All nodes held anywhere, copied, in no order: about 1 ms for 200,000 (a mirror's own order takes 20)."""
-        return tuple(self._nodes)
+    @property
+    def shards(self) -> Sequence[Mapping[int, int]]:
+        """All nodes kept, in the parts of a NodeMap; not to be kept."""
+        return self._all.forest.shards
+
+    def all_nodes(self) -> Iterator[int]:
+        """All nodes kept, in no order; each that stays is told once, whatever changes meanwhile."""
+        for shard in self._all.forest.shards:
+            yield from tuple(shard)
 
     def count(self, location: str) -> int:
         """How many nodes the location holds."""
-        return len(self._mirrors[location].lru)
+        return self._mirrors[location].nodes
+
+    def goes_on(self, node: int) -> bool:
+        """Whether anybody holds a path that goes on below this node."""
+        forest = self._all.forest
+        row = forest.find(node)
+        return row > 0 and forest.child[row] > 0
 
     def is_held(self, node: int) -> bool:
-        """Whether anybody holds it."""
-        return node in self._nodes
+        """Whether anybody holds it (or did, and it is not swept yet)."""
+        return self._all.forest.find(node) > 0
 
     def bytes_held(self, location: str) -> int:
         """Prompt bytes covered by what the location is believed to hold."""
@@ -325,57 +345,25 @@ class PrefixTrie:
 
     # --- within ----------------------------------------------------------------------------------------------------
 
-    def _depth(self, bit: int, chain: Sequence[int]) -> int:
-        get = self._nodes.get
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high + 1) >> 1
-            if get(chain[middle - 1], 0) & bit:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
     def _group(self, mask: int) -> tuple[str, ...]:
-        """The locations of a mask. Kept, since hot prefixes ask for the same few: 60 bits take 20 us to spell out."""
-        group = self._groups.get(mask)
-        if group is None:
+        """The locations of a mask. Small ones are kept, since hot prefixes ask for the same few."""
+        group = tuple(self._names[slot] for slot in slots_of(mask))
+        if len(group) <= _GROUP_NAMES_MAX:
             if len(self._groups) >= _GROUPS_MAX:
                 self._groups.clear()
-            group = self._groups[mask] = tuple(name for bit, name in self._names.items() if bit & mask)
+            self._groups[mask] = group
         return group
 
-    def _forget(self, node: int, bit: int) -> None:
-        """Take the bit off a node none of whose children has it."""
-        mask = self._nodes[node] ^ bit
-        if mask:
-            self._nodes[node] = mask
-        else:
-            del self._nodes[node]
-            self._branches.unlink(node)
-            if self.listener is not None:
-                self.listener.evicted(node)
 
-    def _evict(self, mirror: _Mirror) -> None:
-        lru, limit_bytes = mirror.lru, mirror.limit_bytes
-        while mirror.used_bytes > limit_bytes:
-            node, block_bytes = lru.popitem(last=False)
-            mirror.used_bytes -= block_bytes
-            self._forget(node, mirror.bit)
+def slots_of(mask: int) -> list[int]:
+    """The slots of a mask, ascending."""
+    return spread(mask, mask.bit_length()).nonzero()[0].tolist()
 
-    def _prune(self, mirror: _Mirror, top: int) -> None:
-        """Drop `top` and its descendants from one mirror."""
-        lru = mirror.lru
-        doomed = [top]
-        mirror.used_bytes -= lru.pop(top)
-        for node in doomed:  # grows as it goes: parents before their children
-            for child in self._branches.children(node):
-                block_bytes = lru.pop(child, None)
-                if block_bytes is not None:
-                    mirror.used_bytes -= block_bytes
-                    doomed.append(child)
-        for node in reversed(doomed):
-            self._forget(node, mirror.bit)
+
+def spread(mask: int, n_slots: int) -> NDArray[np.bool_]:
+    """The mask as an array: whether each of the first `n_slots` is in it; none of the others is."""
+    octets = np.frombuffer(mask.to_bytes((n_slots + 7) // 8, "little"), dtype=np.uint8)
+    return np.unpackbits(octets, count=n_slots, bitorder="little").view(np.bool_)
 
 
 def _check_bytes(name: str, value: int) -> None:

@@ -16,6 +16,8 @@ from farhop.balance.outcome import Outcome
 _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.SERVED: (200, ""),
     outcome.ENGINE_ERROR: (502, "server_error"),  # an engine's own status is relayed; this stands for one without
+    outcome.ENGINE_OUT_OF_MEMORY: (502, "server_error"),
+    outcome.ENGINE_BROKEN: (502, "server_error"),
     outcome.MALFORMED_HTTP: (400, "invalid_request_error"),
     outcome.HEAD_TOO_LARGE: (431, "invalid_request_error"),
     outcome.BODY_TOO_LARGE: (413, "invalid_request_error"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
-from farhop.relay import answers
+from farhop.relay import answers, faults
 from farhop.relay.tap import BodyTap, StreamTap
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class AttemptRun:
         self._status = 0
         self._onward = b""
         self._length: int | None = None
-        self._tap: StreamTap | BodyTap | None = None
+        self._tap: StreamTap | BodyTap | faults.FaultTap | None = None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
         self.began = False
@@ -85,11 +85,16 @@ class AttemptRun:
         known = answer.known
         self._status, self._onward = answer.status, answer.onward
         self.timing = known.get(b"server-timing", b"")
-        if self._relay.upstream_is_tier and (word := known.get(b"x-farhop-outcome")):
-            self._refusal = answers.read_hop_outcome(word)
-            return
+        if self._relay.upstream_is_tier:
+            if word := known.get(b"x-farhop-outcome"):
+                self._refusal = answers.read_hop_outcome(word)
+                return
+            if version := known.get(b"x-farhop-version"):
+                self._onward += b"x-farhop-version: " + version + b"\r\n"
         content_type = known.get(b"content-type", b"").lower()
-        if content_type.startswith(b"text/event-stream"):
+        if faults.looks_at(answer.status) and not self._relay.upstream_is_tier:
+            self._tap, self._length = faults.FaultTap(), answer.length
+        elif content_type.startswith(b"text/event-stream"):
             self._tap = StreamTap(self.journey.hide_usage)
         elif content_type.startswith(b"application/json"):
             self._tap, self._length = BodyTap(), answer.length
@@ -122,7 +127,8 @@ class AttemptRun:
             self._begin(rest)
         elif rest:
             self.journey.exchange.write(rest)
-        self._relay.ended(self, self._status, self.usage)
+        fault = self._tap.fault if self._tap is not None else None
+        self._relay.ended(self, self._status, self.usage, fault)
 
     def lost(self, reason: Outcome) -> None:
         """The upstream is gone, or never came."""

@@ -46,7 +46,8 @@ _LENGTH_DIGITS_MAX = 15
 _ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via", b"server-timing"}
 
 
-def _passes(name: bytes) -> bool:
+def passes(name: bytes) -> bool:
+    """Whether a client's header of this name, in lower case, goes on to the tier below and to engines."""
     return not (name in _NOT_FORWARDED or name.startswith(_INTERNAL))
 
 
@@ -54,7 +55,7 @@ def _answer_passes(name: bytes) -> bool:
     return not (name in _ANSWER_OURS or name.startswith(b"x-farhop-"))
 
 
-_fields = Fields(_passes, lambda name: not _passes(name))
+_fields = Fields(passes, lambda name: not passes(name))
 _answer_fields = Fields(_answer_passes, lambda name: name == b"content-type" or not _answer_passes(name))
 
 

@@ -152,9 +152,20 @@ class Relay:
         """How many requests are neither answered nor given up."""
         return len(self._live)
 
-    def start(self, exchange: Exchange, request: Request, body: bytes, *, hide_usage: bool, context: Any) -> None:
-        """Take a request that was read whole and identified."""
+    def start(
+        self,
+        exchange: Exchange,
+        request: Request,
+        body: bytes,
+        *,
+        hide_usage: bool,
+        context: Any,
+        arrived_at: float | None = None,
+    ) -> None:
+        """Take a request that was read whole and identified; `arrived_at` if that was not just now."""
         journey = Journey(self, exchange, request, body, hide_usage, context)
+        if arrived_at is not None:
+            journey.arrived_at = arrived_at
         exchange.body = b""  # the journey has it, perhaps changed
         exchange.journey = self._live[request.id] = journey
         self.react(machine.RequestArrived(request))
@@ -209,16 +220,16 @@ class Relay:
         self.react(machine.AttemptBegan(journey.request.id, attempt.number, status))
         return journey.attempt is attempt
 
-    def ended(self, attempt: AttemptRun, status: int, usage: Usage | None) -> None:
-        """The answer is whole."""
+    def ended(self, attempt: AttemptRun, status: int, usage: Usage | None, fault: Outcome | None = None) -> None:
+        """The answer is whole. `fault`: what it said of its engine."""
         journey = attempt.journey
         if journey.attempt is not attempt:
             return
-        reason = outcome.SERVED if status < 400 else outcome.ENGINE_ERROR
+        reason = fault or (outcome.SERVED if status < 400 else outcome.ENGINE_ERROR)
         self._forget(journey)
         journey.exchange.finish()
         self._end_attempt(journey, reason)
-        self.react(machine.AttemptEnded(journey.request.id, attempt.number, status, usage))
+        self.react(machine.AttemptEnded(journey.request.id, attempt.number, status, usage, fault))
         self._conclude(journey, reason)
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:

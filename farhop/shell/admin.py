@@ -62,7 +62,8 @@ def composed(door: Door, keeper: KeyKeeper, question: Question) -> Request:
         raise ExplainError(kind.detail)
     try:
         caller = keeper.trusted(question.tenant, narrowing(question.allow))
-        return door.compose(caller, kind, bytes(question.body), path)[0]
+        body = bytes(question.body)
+        return door.spelled(kind, *door.compose(caller, kind, body, path), body)
     except bodies.BodyError as error:
         raise ExplainError(error.detail) from None
 

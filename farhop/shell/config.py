@@ -233,7 +233,7 @@ def load(kind: type[_P], path: Path) -> _P:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(str(path), [_line(e["loc"], e["msg"]) for e in error.errors()]) from None
+        raise ConfigError(str(path), problems_of(error)) from None
 
 
 _QUOTED = re.compile(r"'[^']*'")
@@ -253,9 +253,15 @@ class _Strict(yaml.SafeLoader):
 
 def _read(path: Path) -> Any:
     try:
-        return yaml.load(path.read_bytes(), Loader=_Strict)  # noqa: S506 - a SafeLoader, stricter
+        return parsed(path.read_bytes(), str(path))
     except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
+
+
+def parsed(document: bytes, source: str) -> Any:
+    """What a YAML or JSON document says, unchecked. Raises ConfigError with `source` as where it stands."""
+    try:
+        return yaml.load(document, Loader=_Strict)  # noqa: S506 - a SafeLoader, stricter
     except yaml.MarkedYAMLError as error:
         # Not the error's own text: that quotes the line, and a line may hold what should have been a secret.
         mark = error.problem_mark or error.context_mark
@@ -267,7 +273,12 @@ def _read(path: Path) -> Any:
         problem = "is nested too deeply"
     except ValueError:
         problem = "is not YAML: it holds a date or a number that does not exist; quote it"
-    raise ConfigError(str(path), [problem])
+    raise ConfigError(source, [problem])
+
+
+def problems_of(error: ValidationError, at: str = "") -> list[str]:
+    """A line for each thing wrong, with its path below `at`. Never a value: one may be a secret."""
+    return [f"{at}{_line(e['loc'], e['msg'])}" for e in error.errors()]
 
 
 def _line(where: tuple[int | str, ...], message: str) -> str:

@@ -11,24 +11,31 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.balance import chain, outcome
 from farhop.balance.machine import Request
 from farhop.relay import answers, bodies, openai, paths
 from farhop.relay.paths import Kind, PathRefusal
+from farhop.shell.marks import VERSION_HEADER
 from farhop.shell.observe import Visit
+from farhop.shell.tokens import INLINE_BYTES_MAX
 
 if TYPE_CHECKING:
+    import asyncio
     from random import Random
 
+    from farhop.balance.machine import Tokens
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
     from farhop.relay.inbound import Exchange
     from farhop.relay.prompt import Prompt
     from farhop.relay.relay import Relay
     from farhop.shell.clock import Clock
+    from farhop.shell.marks import MarkReader
     from farhop.shell.observe import Observer
     from farhop.shell.session import SessionReader
+    from farhop.shell.tokens import Tokenizers
 
 NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
@@ -73,9 +80,17 @@ class Door:
     """A listener's gate. `relay` is set once it exists: the two need one another."""
 
     def __init__(
-        self, keeper: Keeper, observer: Observer, clock: Clock, rng: Random, session: SessionReader | None = None
+        self,
+        keeper: Keeper,
+        observer: Observer,
+        clock: Clock,
+        rng: Random,
+        session: SessionReader | None = None,
+        marks: MarkReader | None = None,
+        tokenizers: Tokenizers | None = None,
     ) -> None:
-        self._keeper, self._observer, self._clock, self._rng, self._session = keeper, observer, clock, rng, session
+        self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
+        self._session, self._marks, self._tokenizers = session, marks, tokenizers
         self.relay: Relay | None = None
 
     def head(self, exchange: Exchange) -> Reply | None:
@@ -127,21 +142,58 @@ class Door:
         if kind is Kind.MODELS:
             return _model_list(self._keeper.models(caller))
         try:
-            request, prompt = self.compose(caller, kind, exchange.body, exchange.head.path, exchange.head.onward)
+            head = exchange.head
+            version = head.get(VERSION_HEADER)
+            request, prompt = self.compose(caller, kind, exchange.body, head.path, head.onward, version)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
         # A model may have a rule of its own, and its name is known only now.
         if visit.recorded and not self._keeper.recorded(caller, request.model):
             self._observer.mute(visit)
-        body = openai.ask_for_usage(exchange.body) if prompt.hide_usage else exchange.body
-        self.relay.start(exchange, request, body, hide_usage=prompt.hide_usage, context=visit)
+        if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
+            self._start(exchange, request, prompt)
+        elif len(exchange.body) <= INLINE_BYTES_MAX:
+            self._start(exchange, self.spelled(kind, request, prompt, exchange.body), prompt)
+        else:
+            _Reading(self, exchange, request, prompt).begin(self._tokenizers, kind)
         return None
 
+    def _start(self, exchange: Exchange, request: Request, prompt: Prompt, since: float | None = None) -> None:
+        """Begin the journey; `since` when it would have begun, had its prompt not been read before."""
+        assert self.relay is not None
+        body = openai.ask_for_usage(exchange.body) if prompt.hide_usage else exchange.body
+        self.relay.start(
+            exchange, request, body, hide_usage=prompt.hide_usage, context=exchange.context, arrived_at=since
+        )
+
+    def spelled(self, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
+        """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
+        if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
+            return request
+        tokens = self._tokenizers.now(kind, request.model, body, prompt.cache_salt)
+        return replace(request, tokens=tokens) if tokens is not None else request
+
+    def _broke(self, exchange: Exchange) -> None:
+        """A bug, past the connection's own last line of defence."""
+        reply = answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")
+        self._observer.turned_away(exchange.context, outcome.INTERNAL, reply.status)
+        if exchange.is_open and not exchange.started:
+            exchange.reply(reply)
+
     def compose(
-        self, caller: Caller, kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b""
+        self,
+        caller: Caller,
+        kind: Kind,
+        body: bytes,
+        path: bytes = b"",
+        headers: bytes = b"",
+        version: bytes | None = None,
     ) -> tuple[Request, Prompt]:
-        """The machine's Request for a body (as bodies.read takes it). Raises bodies.BodyError."""
-        prompt = bodies.read(kind, body, path, headers)
+        """The machine's Request for a body (as bodies.read takes it); `version` is the header that asks for one.
+
+        Raises bodies.BodyError.
+        """
+        prompt, marks = bodies.read(kind, body, path, headers), self._marks
         seed = chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
         request = Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
@@ -162,8 +214,52 @@ class Door:
             narrow=caller.narrow,
             promised_ttft_ms=caller.promised_ttft_ms,
             session=self._session.read(caller.tenant, body, headers) if self._session is not None else 0,
+            version=marks.version(prompt.model, version) if marks is not None else "",
+            marks=marks.marks(prompt.model, headers) if marks is not None else (),
         )
         return request, prompt
+
+
+class _Reading:
+    """A request whose prompt is being tokenized: in the place of its journey, until that can begin."""
+
+    def __init__(self, door: Door, exchange: Exchange, request: Request, prompt: Prompt) -> None:
+        self._door, self._exchange, self._request, self._prompt = door, exchange, request, prompt
+        self._future: asyncio.Future[bytes] | None = None
+        self._since = 0.0
+
+    def begin(self, tokenizers: Tokenizers, kind: Kind) -> None:
+        """Start, now or when it is read."""
+        exchange, model, self._since = self._exchange, self._request.model, self._door._clock.now()
+        self._future = tokenizers.later(kind, model, exchange.body, self._prompt.cache_salt, self._read)
+        if self._future is None:
+            self._door._start(exchange, self._request, self._prompt)
+        else:
+            exchange.journey = self
+
+    def _read(self, tokens: Tokens | None) -> None:
+        if self._exchange.journey is not self:
+            return
+        self._exchange.journey = None
+        try:
+            request = replace(self._request, tokens=tokens) if tokens is not None else self._request
+            self._door._start(self._exchange, request, self._prompt, self._since)
+        except Exception:
+            self._door._broke(self._exchange)
+            raise  # the loop's handler has it logged
+
+    def client_left(self) -> None:
+        """See exchange.Journey."""
+        self._exchange.journey = None
+        if self._future is not None:
+            self._future.cancel()
+        self._door._observer.turned_away(self._exchange.context, outcome.CLIENT_LEFT, 0)
+
+    def pause(self) -> None:
+        """See exchange.Journey. Nothing is written yet."""
+
+    def resume(self) -> None:
+        """See exchange.Journey."""
 
 
 def narrow_of(value: bytes | None) -> tuple[str, ...] | None:

@@ -73,6 +73,9 @@ class Reasons(Protocol):
     def predicted_hit_tokens(self, decision: Any) -> float:
         """How much of the prompt was expected to be cached where it went."""
 
+    def hit_source(self, decision: Any) -> str:
+        """What that rested on: one of telemetry.metrics.HIT_SOURCES."""
+
     def predicted_ttft_ms(self, decision: Any) -> float | None:
         """How long the first token was expected to take from there."""
 
@@ -149,6 +152,11 @@ class Observer:
         """An attempt went past a region that is hot or not fully returned to."""
         self._metrics.spilled(to)
 
+    def versioned(self, journey: Journey, version: str, split: str, status: int) -> None:
+        """A request that is over was served in this version of its model, which it got by this word of a split."""
+        ttft_s = journey.began_at - journey.context.arrived_at if journey.began_at and journey.status < 400 else None
+        self._metrics.versioned(version, split, status, ttft_s)
+
     def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
         """An attempt ended."""
         visit: Visit = journey.context
@@ -173,7 +181,9 @@ class Observer:
         if usage is not None:
             self._metrics.used(usage)
             if usage.cached_tokens is not None and journey.reasons is not None:
-                self._metrics.prefix(self._reasons.predicted_hit_tokens(journey.reasons), usage.cached_tokens)
+                reasons, decision = self._reasons, journey.reasons
+                predicted = reasons.predicted_hit_tokens(decision)
+                self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if visit.trace.sampled:
             self._decided(journey, visit, self._clock.now())  # one that sent it nowhere, or that a later one overtook
         self._keep(journey, visit, reason, status, usage)

@@ -42,17 +42,10 @@ class SessionReader:
         return xxh3_64_intdigest(b"%d:%b%b" % (len(tenant), tenant.encode(), name[:NAME_BYTES_MAX])) or 1
 
     def _in_header(self, headers: bytes) -> bytes:
-        return next(iter(_values(headers, self._header)), b"")
+        return next(iter(values(headers, self._header)), b"")
 
     def _in_cookie(self, headers: bytes) -> bytes:
-        if not self._cookie:
-            return b""
-        for line in _values(headers, b"cookie: "):
-            for pair in line.split(b";"):
-                pair = pair.strip()
-                if pair.startswith(self._cookie):
-                    return pair[len(self._cookie) :].strip(b'"')
-        return b""
+        return cookie(headers, self._cookie) if self._cookie else b""
 
     def _in_body(self, body: bytes) -> bytes:
         if not self._field or self._quoted not in body:
@@ -64,8 +57,18 @@ class SessionReader:
             return b""
 
 
-def _values(headers: bytes, name: bytes) -> list[bytes]:
-    """The values of the lines that begin with `name` and its colon."""
+def cookie(headers: bytes, name: bytes) -> bytes:
+    """The value of the first cookie of this name, given with its `=`; b"" without one. `headers` as for `values`."""
+    for line in values(headers, b"cookie: "):
+        for pair in line.split(b";"):
+            pair = pair.strip()
+            if pair.startswith(name):
+                return pair[len(name) :].strip(b'"')
+    return b""
+
+
+def values(headers: bytes, name: bytes) -> list[bytes]:
+    """The values of the lines that begin with `name` and its colon. `headers` are lines with names in lower case."""
     if not name or name not in headers:
         return []
     return [line[len(name) :] for line in headers.split(b"\r\n") if line.startswith(name)]

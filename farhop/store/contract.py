@@ -22,6 +22,8 @@ POLICY_PREFIX = f"{ROOT}policy/"
 PICK_PREFIX = f"{ROOT}pick/"
 ROUTE_PREFIX = f"{ROOT}route/"
 STEER_PREFIX = f"{ROOT}steer/"
+SPLIT_PREFIX = f"{ROOT}split/"
+REPLICA_PREFIX = f"{ROOT}replica/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
 KEYS_LIMIT = 100_000  # in one list or snapshot
 
@@ -161,6 +163,16 @@ def pick_key(region: str) -> str:
 def route_key(region: str) -> str:
     """Where stands by which routes a region's global balancers choose. ValueError for a name that would not parse."""
     return f"{ROUTE_PREFIX}{_segment(region)}"
+
+
+def split_key(region: str) -> str:
+    """Where stands how a region splits traffic between versions. Raises ValueError for a name that would not parse."""
+    return f"{SPLIT_PREFIX}{_segment(region)}"
+
+
+def replica_prefix(region: str) -> str:
+    """Under which a region's replicas stand, each by its name. Raises ValueError for a name that would not parse."""
+    return f"{REPLICA_PREFIX}{_segment(region)}/"
 
 
 def parse_report_key(key: str) -> tuple[str, str] | None:

@@ -43,9 +43,10 @@ class ReportError(ValueError):
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """Capacity of one model and version at one balancer instance. Tokens are the model's own, slots are sequences.
 
-    `wait_ms` is what a new request would wait before its prefill begins; `usable_share` (0..1) is what health, slow
-    start and draining leave; `headroom_foreign_tokens` are prompt tokens it takes from other regions; `used_share` (0
-    and up) is requests here per slot, or the share of KV tokens taken, whichever is more.
+    Replicas, slots, KV tokens, in flight and `headroom_foreign_tokens` (prompt tokens taken from other regions) are of
+    the replicas this instance owns; queue and `wait_ms` (until a new request's prefill would begin) are its own.
+    `usable_share` (0..1) is what health, slow start and draining leave of all replicas it can send to, whoever owns
+    them; `used_share` (0 and up) is their requests per slot, or the share of KV tokens taken, whichever is more.
     """
 
     model: str
@@ -145,10 +146,10 @@ def check(report: RegionReport) -> None:
     _check_count("incarnation", report.incarnation, INCARNATION_LIMIT)
     _check_count("seq", report.seq)
     _check_number("clock_ms", report.clock_ms, CLOCK_LIMIT_MS)
-    _check_address("tier_address", report.tier_address)
-    _check_address("control_address", report.control_address)
+    check_address("tier_address", report.tier_address)
+    check_address("control_address", report.control_address)
     if report.admin_address:
-        _check_address("admin_address", report.admin_address)
+        check_address("admin_address", report.admin_address)
     _check_length("models", len(report.models), MODELS_LIMIT)
     _check_length("accepted_bytes", len(report.accepted_bytes), ACCEPTED_LIMIT)
     for balancer, tokens in report.accepted_bytes.items():
@@ -220,7 +221,8 @@ def _check_text(field: str, value: str) -> None:
         raise ReportError(field, f"must be at most {TEXT_LIMIT} printable characters")
 
 
-def _check_address(field: str, value: str) -> None:
+def check_address(field: str, value: str) -> None:
+    """Raise ReportError unless `value` is host:port, an IPv6 host in brackets."""
     match = _ADDRESS.fullmatch(value)
     if match is None or not 0 < int(match[1]) < 65536:
         raise ReportError(field, f"{value[:64]!r} is not host:port (IPv6 as [host]:port), port 1 to 65535")

@@ -48,6 +48,8 @@ ATTEMPT = "farhop.attempt"
 ATTEMPTS = "farhop.attempts"
 OUTCOME = "farhop.outcome"
 REASONS = "farhop.reasons"
+VERSION = "farhop.version"
+SPLIT = "farhop.split"
 
 STANDARD = frozenset({
     OPERATION, PROVIDER, REQUEST_MODEL, REQUEST_MAX_TOKENS, REQUEST_STREAM, RESPONSE_MODEL, RESPONSE_FIRST_CHUNK_S,

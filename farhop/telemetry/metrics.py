@@ -18,9 +18,11 @@ from farhop.balance.outcome import CLIENT_LEFT, Outcome, Source, by_reason
 from farhop.telemetry.series import OTHER, SAMPLE_MAX, Counter, Histogram, Labels
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+HIT_SOURCES = ("trie", "exact")
 TARGETS_MAX = 64
 REASONS_MAX = 32
 GAUGES_MAX = 64
+VERSIONS_MAX = 64
 
 # From one LAN round trip to a queue's patience; steps of ~1.5 where objectives are set (100 ms to 3 s).
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
@@ -46,7 +48,7 @@ class TierMetrics(Collector):
         self._instance = instance
         self.in_flight = 0
         self._targets = Labels(TARGETS_MAX)
-        self._reasons = Labels(REASONS_MAX)
+        self._reasons, self._versions = Labels(REASONS_MAX), Labels(VERSIONS_MAX)
         self._gauges: dict[str, tuple[str, str | None, Reading]] = {}
         # Read at the scrape: by reason, what was refused before it was a request.
         self.refused_unread: Callable[[], Mapping[str, float]] = dict
@@ -74,15 +76,22 @@ class TierMetrics(Collector):
             ("reason",),
         )
         self._tokens = Counter("farhop_tokens", "Tokens engines say they used.", ("kind",))
-        self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.")
-        self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.")
+        by = ("source",)
+        self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.", by)
+        self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.", by)
+        self._missed = Counter("farhop_prefix_error_tokens", "By how much each was off, either way.", by)
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
-        self._predicted_tokens = self._actual_tokens = 0.0
+        self._prefixes = {source: [0.0, 0.0, 0.0] for source in HIT_SOURCES}  # predicted, actual, off
+        self._versioned = Counter(
+            "farhop_version_requests",
+            "Requests finished at a replica whose version is known, by it and why it was that.",
+            ("version", "split", "code"),
+        )
         self._absurd = Counter("farhop_absurd_samples", "Samples outside their domain: negative, NaN or infinite.")
         self._counters = (
             self._attempts, self._spills, self._reports, self._handshakes, self._unread, self._tokens, self._predicted,
-            self._actual,
-            self._absurd,
+            self._actual, self._missed,
+            self._versioned, self._absurd,
         )  # fmt: skip
 
     def _make_histograms(self) -> None:
@@ -99,6 +108,7 @@ class TierMetrics(Collector):
         self._histograms = (duration, ttft, tpot, error)
         # Count and sum only: 64 targets of 21 bucket lines each made a scrape hold the event loop up for 27 ms.
         self._ttft_by_target: dict[str, list[float]] = {}
+        self._ttft_by_version: dict[str, list[float]] = {}
 
     def begun(self) -> None:
         """A request's head is read. Pair it with one `finished`."""
@@ -150,6 +160,20 @@ class TierMetrics(Collector):
         """A request went to region `to` because its best one was hot."""
         self._spills.add((self._targets.admit(to),))
 
+    def versioned(self, version: str, split: str, status: int, ttft_s: float | None) -> None:
+        """A request was served in this version of its model. `split` is one of few words, `status` as for `finished`.
+
+        Say it beside `finished`, not in its place.
+        """
+        version = self._versions.admit(version)
+        status_class = status // 100
+        code = _CLASSES[status_class if 0 <= status_class < len(_CLASSES) else 0]
+        self._versioned.add((version, split, code))
+        if ttft_s is not None and 0.0 <= ttft_s <= SAMPLE_MAX:
+            served = self._ttft_by_version.setdefault(version, [0, 0.0])
+            served[0] += 1
+            served[1] += ttft_s
+
     def used(self, usage: Usage) -> None:
         """What the engine says a request took."""
         cached = usage.cached_tokens or 0
@@ -160,11 +184,16 @@ class TierMetrics(Collector):
         else:
             self._absurd.add(())
 
-    def prefix(self, predicted_tokens: float, actual_tokens: float) -> None:
-        """The trie's guess against the engine's `cached_tokens`; only where the engine tells."""
+    def prefix(self, source: str, predicted_tokens: float, actual_tokens: float) -> None:
+        """What was expected to be cached against the engine's `cached_tokens`; only where the engine tells.
+
+        `source` is one of HIT_SOURCES: `trie` is our own guess, `exact` what the engine's KV events say.
+        """
         if 0 <= predicted_tokens <= SAMPLE_MAX and 0 <= actual_tokens <= SAMPLE_MAX:
-            self._predicted_tokens += predicted_tokens
-            self._actual_tokens += actual_tokens
+            sums = self._prefixes[source]
+            sums[0] += predicted_tokens
+            sums[1] += actual_tokens
+            sums[2] += abs(predicted_tokens - actual_tokens)
         else:
             self._absurd.add(())
 
@@ -216,17 +245,20 @@ class TierMetrics(Collector):
             ("completion",): self._completion_tokens,
             ("cached",): self._cached_tokens,
         }
-        self._predicted.values[()], self._actual.values[()] = self._predicted_tokens, self._actual_tokens
+        for source, totals in self._prefixes.items():
+            for counter, total in zip((self._predicted, self._actual, self._missed), totals, strict=True):
+                counter.values[(source,)] = total
         for counter in self._counters:
             yield counter.family(self._const)
         for histogram in self._histograms:
             yield histogram.family(self._const)
-        by_target = SummaryMetricFamily(
-            "farhop_target_ttft_seconds", "TTFT of requests served, by target.", labels=[*names, "target"]
-        )
-        for target, (count, total_s) in self._ttft_by_target.items():
-            by_target.add_metric([*own, target], int(count), total_s)
-        yield by_target
+        for by, sums in (("target", self._ttft_by_target), ("version", self._ttft_by_version)):
+            summary = SummaryMetricFamily(
+                f"farhop_{by}_ttft_seconds", f"TTFT of requests served, by {by}.", labels=[*names, by]
+            )
+            for value, (count, total_s) in sums.items():
+                summary.add_metric([*own, value], int(count), total_s)
+            yield summary
         in_flight = GaugeMetricFamily("farhop_in_flight", "Requests begun and not finished.", labels=names)
         in_flight.add_metric(own, self.in_flight)
         yield in_flight

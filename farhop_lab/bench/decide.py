@@ -53,7 +53,28 @@ def decide() -> list[Row]:
     data = random.Random(1).randbytes(PROMPT_BYTES)
     seed = chain.seed_of(MODEL, "", "", "")
     rows.append(_timed("prefix chain of 32 KB", lambda: chain.chain(data, seed), 2000))
+    rows += [_row(f"regional, {n:,} replicas", partial(_regional, n)) for n in (1000, 10_000)]
+    for n in (16, 1000, 10_000):
+        rows.append(_timed(f"pick of {n:,}, prompt new to all", _picking(_regional(n)), REQUESTS))
+        rows.append(_timed(f"pick of {n:,}, its beginning held by all", _picking(_begun(n)), REQUESTS))
+        rows.append(_timed(f"pick of {n:,}, the same, one of them down", _picking(_begun(n, down=1)), REQUESTS))
     return rows
+
+
+def _picking(flow: regional_flow.RegionalFlow) -> Callable[[], object]:
+    """One pick: who is able, what is cached where, scores, room, the choice and what is remembered of it."""
+    asked = _request(0)
+    return lambda: flow.outlook.consider(asked, flow.outlook.need_of(asked), 100.0)
+
+
+def _begun(replicas: int, down: int = 0) -> regional_flow.RegionalFlow:
+    """Every replica holds 1 or 3 KB of the prompt; the first `down` are broken."""
+    flow, path = _regional(replicas), _request(0).chain
+    for i in range(replicas):
+        flow.trie.insert(f"gpu-{i}", path[: 4 + 8 * (i * 7919 % 3 == 0)])
+    for i in range(down):
+        flow.handle(regional_view.ReplicaProbed(f"gpu-{i}", ok=False, fault="broken"), 99.5)
+    return flow
 
 
 def _row(what: str, make: Callable[[], Flow]) -> Row:
@@ -120,7 +141,7 @@ def _law(regions: int) -> Law:
     return Law(Topology("bench", 1, known, {"t": tenant}))
 
 
-def _regional(replicas: int) -> Flow:
+def _regional(replicas: int) -> regional_flow.RegionalFlow:
     flow = regional_flow.RegionalFlow(
         regional_flow.FlowConfig("r0"), _law(1), random.Random(1), weight_of=lambda _tenant: 1.0
     )

@@ -20,7 +20,8 @@ import uvloop
 
 from farhop.balance.machine import Event
 from farhop_lab.bench import pages, place, upstream
-from farhop_lab.bench.decide import MODEL, Row
+from farhop_lab.bench.bodies import MODEL
+from farhop_lab.bench.decide import Row
 from farhop_lab.child import Child
 from farhop_lab.ports import free_ports
 from regional_lb.config import RegionalConfig, ReplicaConfig, Watch

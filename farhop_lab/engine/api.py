@@ -1,6 +1,6 @@
 """Request bodies as vLLM takes them, and the one form the engine needs: a rendered prompt and how the answer stops.
 
-Pure. Never guesses: what this engine cannot do (n > 1, logprobs, echo) is refused by name; sampling fields it has no
+Pure. Never guesses: what this engine cannot do (logprobs, echo) is refused by name; sampling fields it has no
 use for are accepted and ignored. Every refusal is a `RefusedError` that names the field.
 """
 
@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from farhop_lab.engine.sequence import Wanted
 from farhop_lab.engine.text import TOKEN_BYTES
 
 IMAGE_TOKENS = 576  # what a 336-pixel image costs in LLaVA-1.5: 24 x 24 patches
 STOPS_MAX = 16
+ANSWERS_MAX = 64
 STOP_CHARS_MAX = 256
 COMPLETION_MAX_TOKENS = 16  # the API's default for /v1/completions; chat has none
 
@@ -93,13 +95,14 @@ class CompletionBody(_Body):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request understood. `role` is who speaks in a chat's answer, None for a completion."""
+    """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted."""
 
     wanted: Wanted
     model: str | None
     stream: bool
     include_usage: bool
     role: str | None
+    n: int = 1
 
 
 _T = TypeVar("_T")
@@ -134,7 +137,8 @@ def parse_completion(body: bytes) -> Call:
     if completion.suffix:
         raise refusal("suffix", "suffix is not currently supported")
     asked = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    return _call(completion, prompt_bytes(completion.prompt), asked, None)
+    call = _call(completion, prompt := prompt_bytes(completion.prompt), asked, None)
+    return replace(call, wanted=replace(call.wanted, ids=prompt)) if _is_ids(completion.prompt) else call
 
 
 def render_chat(chat: ChatBody) -> bytes:
@@ -186,11 +190,14 @@ def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:
     return b"".join(token.to_bytes(TOKEN_BYTES, "big") for token in prompt)
 
 
+def _is_ids(prompt: str | list[Any]) -> bool:
+    return isinstance(prompt, list) and not isinstance(prompt[0], str)
+
+
 def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) -> Call:
-    if body.n not in (None, 1):
-        raise refusal(
-            "n", f"{body.n} answers to one prompt are not supported; send the request {body.n} times with n=1"
-        )
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= ANSWERS_MAX:
+        raise refusal("n", f"n must be at least 1 and at most {ANSWERS_MAX}, got {n}.")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > STOPS_MAX or any(not 0 < len(text) <= STOP_CHARS_MAX for text in stop):
         raise refusal("stop", f"give at most {STOPS_MAX} texts of 1 to {STOP_CHARS_MAX} characters")
@@ -207,7 +214,7 @@ def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) 
         cache_salt=body.cache_salt or "",
     )
     usage = bool(body.stream_options and body.stream_options.include_usage)
-    return Call(wanted, body.model, bool(body.stream), usage, role)
+    return Call(wanted, body.model, bool(body.stream), usage, role, n)
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:

@@ -4,6 +4,7 @@ Pure: no clock, no IO. Live server and simulator drive the same object: `step(no
 driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Invariants:
 - a step computes at most `prefill_tokens_per_step` tokens (decodes included) for at most `sequences_max` sequences;
 - while there is work every step makes progress: what is submitted fits the KV cache alone, and the oldest goes first;
+- a batch uses no more adapters than fit it; a preempted sequence keeps its place before all that came later;
 - a sequence is waiting, running or gone; it holds blocks only while running;
 - at least the last prompt token is computed, never taken from the cache.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farhop_lab.engine.adapters import Adapters
 from farhop_lab.engine.kv import PagedCache
 
 if TYPE_CHECKING:
@@ -60,8 +62,8 @@ class Counters(msgspec.Struct):
 class EngineCore:
     """One replica's scheduler and KV cache. All times are of the driver's own monotonic clock, in seconds."""
 
-    def __init__(self, profile: Profile, *, waiting_max: int = 8192) -> None:
-        self.profile = profile
+    def __init__(self, profile: Profile, *, waiting_max: int = 8192, adapters: Adapters | None = None) -> None:
+        self.profile, self.adapters = profile, adapters or Adapters()
         self.kv = PagedCache(profile.kv_blocks)
         self.counters = Counters()
         self._waiting_max = waiting_max
@@ -79,6 +81,10 @@ class EngineCore:
     def running(self) -> int:
         """Sequences in the batch, the ones that the step under way finishes included."""
         return len(self._running) + len(self._leaving)
+
+    def adapters_of(self, *, running: bool) -> list[str]:
+        """The adapters of sequences in the batch, or of those that wait, by name."""
+        return sorted({one.adapter for one in (self._running if running else self._waiting) if one.adapter})
 
     @property
     def has_work(self) -> bool:
@@ -127,14 +133,13 @@ class EngineCore:
         budget = self.profile.prefill_tokens_per_step
         scheduled: list[tuple[Sequence, int]] = []
         budget, preempted = self._schedule_running(budget, scheduled)
-        if not preempted:
-            self._admit(budget, scheduled, now)
+        loading_ms = self._admit(budget, scheduled, now) if not preempted else 0.0
         assert scheduled, "work without progress"
         decodes = sum(1 for sequence, tokens in scheduled if tokens == 1 and sequence.output_tokens)
         prefill_tokens = sum(tokens for _, tokens in scheduled) - decodes
         emissions = self._compute(scheduled)
         self.counters.steps += 1
-        return Step(self.profile.step_ms(prefill_tokens, decodes), emissions, prefill_tokens, decodes)
+        return Step(self.profile.step_ms(prefill_tokens, decodes) + loading_ms, emissions, prefill_tokens, decodes)
 
     def _schedule_running(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> tuple[int, bool]:
         """Give each running sequence, oldest first, its next tokens; preempt from the young end where KV runs out."""
@@ -164,10 +169,17 @@ class EngineCore:
         self.counters.preemptions += 1
         return victim
 
-    def _admit(self, budget: int, scheduled: list[tuple[Sequence, int]], now: float) -> None:
-        """First come, first served: the head of the line waits for blocks, and everybody behind it waits with it."""
+    def _admit(self, budget: int, scheduled: list[tuple[Sequence, int]], now: float) -> float:
+        """First come, first served: the head of the line waits for blocks, and everybody behind it waits with it; who
+        waits for room for its adapter lets others pass. Returns the milliseconds that loading adapters takes."""
+        passed: list[Sequence] = []
+        used = {sequence.adapter for sequence in self._running if sequence.adapter}
+        loading_ms = 0.0
         while self._waiting and budget and len(self._running) < self.profile.sequences_max:
             sequence = self._waiting[0]
+            if not self.adapters.fits(sequence.adapter, used):
+                passed.append(self._waiting.popleft())
+                continue
             reusable = sequence.block_names((sequence.total_tokens - 1) // self.profile.block_tokens)
             depth = self.kv.match(reusable)
             self.kv.share(sequence.table, reusable[:depth])
@@ -176,12 +188,17 @@ class EngineCore:
             if not self._grant(sequence, tokens):
                 self.kv.release(sequence.table)
                 sequence.computed_tokens = 0
-                return
+                break
             self._waiting.popleft()
             self._running.append(sequence)
+            if sequence.adapter:
+                loading_ms += self.adapters.use(sequence.adapter, used)
+                used.add(sequence.adapter)
             self._admitted(sequence, now)
             scheduled.append((sequence, tokens))
             budget -= tokens
+        self._waiting.extendleft(reversed(passed))
+        return loading_ms
 
     def _admitted(self, sequence: Sequence, now: float) -> None:
         """Note the first admission; a preempted sequence comes back without being counted again."""
@@ -202,8 +219,9 @@ class EngineCore:
             return False
         full, held = computed // size, len(table.full)
         if full > held:
-            for name in sequence.block_names(full)[held:]:
-                self.kv.fill(table, name)
+            fresh = [self.kv.fill(table, name) for name in sequence.block_names(full)[held:]]
+            if self.kv.log is not None:
+                self.kv.log.stored(sequence, held, fresh)
         return True
 
     def _compute(self, scheduled: list[tuple[Sequence, int]]) -> list[Emission]:

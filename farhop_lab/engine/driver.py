@@ -8,6 +8,7 @@ Runs on one event loop, in its callbacks: no task, no lock. Invariants:
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from farhop_lab.engine.sequence import Sequence
 
 LAG_MAX_S = 0.050
+STUCK_LOOK_S = 0.02  # how often a stuck engine looks whether it still is
 
 
 class Ticket(Protocol):
@@ -26,19 +28,30 @@ class Ticket(Protocol):
     def token(self, text: str, finished: str | None, now: float) -> None:
         """One token at `now` (the driver's clock); `finished` is not None on the last. Must not raise."""
 
+    def failed(self, error: str) -> None:
+        """Nothing more comes. Must not raise."""
+
 
 class Driver:
     """Drives one core on one loop. `clock` gives monotonic seconds: uvloop's own time stands still within a callback
-    and counts whole milliseconds, too coarse for steps of a few."""
+    and counts whole milliseconds, too coarse for steps of a few. `stretch` says how many times longer than it should a
+    step takes: asked at each, infinite while the engine is stuck."""
 
-    __slots__ = ("_clock", "_core", "_loop", "_tickets", "_timer", "lag_s")
+    __slots__ = ("_clock", "_core", "_loop", "_stretch", "_tickets", "_timer", "lag_s", "scheduled")
 
-    def __init__(self, core: EngineCore, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
-        self._core = core
+    def __init__(
+        self,
+        core: EngineCore,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        stretch: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self._core, self._stretch = core, stretch
         self._clock = clock
         self._loop = loop
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.Handle | None = None
+        self.scheduled: Callable[[], None] | None = None  # called with each step, as it begins
         self.lag_s = 0.0  # time given up so far: the host was too slow for the emulated GPU
 
     def submit(self, sequence: Sequence, ticket: Ticket) -> None:
@@ -55,6 +68,13 @@ class Driver:
         self._tickets.pop(id, None)
         self._core.abort(id)
 
+    def break_off(self, error: str) -> None:
+        """All that is under way fails, as it does when the GPU's memory runs out."""
+        tickets, self._tickets = self._tickets, {}
+        for name, ticket in tickets.items():
+            self._core.abort(name)
+            ticket.failed(error)
+
     def close(self) -> None:
         """Stop the loop; nobody hears anything more."""
         if self._timer is not None:
@@ -65,8 +85,14 @@ class Driver:
         if not self._core.has_work:
             self._timer = None
             return
+        stretch = self._stretch()
+        if stretch == inf:
+            self._timer = self._loop.call_later(STUCK_LOOK_S, lambda: self._begin(self._clock()))
+            return
         step = self._core.step(now)
-        due = now + step.duration_ms / 1000
+        if self.scheduled is not None:
+            self.scheduled()
+        due = now + stretch * step.duration_ms / 1000
         self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._end, step, due)
 
     def _end(self, step: Step, due: float) -> None:

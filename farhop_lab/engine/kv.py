@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from farhop_lab.engine.kv_log import KvLog
+
 
 class BlockTable:
     """The blocks of one sequence: `full` by name, in order from the start of the text, then `private` unnamed ones."""
@@ -35,13 +37,14 @@ class BlockTable:
 class PagedCache:
     """The blocks of one GPU. Tables are passed in; a table belongs to one cache for life."""
 
-    __slots__ = ("_blank", "_cached", "_private", "_references", "capacity", "evictions")
+    __slots__ = ("_blank", "_cached", "_private", "_references", "capacity", "evictions", "log")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"kv_blocks: {capacity} is below 1; a cache needs at least one block")
         self.capacity = capacity
         self.evictions = 0
+        self.log: KvLog | None = None  # where it is told what comes and goes
         self._blank = capacity
         self._private = 0
         self._references: dict[int, int] = {}
@@ -86,7 +89,9 @@ class PagedCache:
         if blocks > self.available:
             return False
         while self._blank < blocks:
-            self._cached.popitem(last=False)
+            name, _ = self._cached.popitem(last=False)
+            if self.log is not None:
+                self.log.evicted(name)
             self._blank += 1
             self.evictions += 1
         self._blank -= blocks
@@ -94,17 +99,29 @@ class PagedCache:
         table.private += blocks
         return True
 
-    def fill(self, table: BlockTable, name: int) -> None:
-        """The first private block of `table` is full and is `name` from now on."""
+    def fill(self, table: BlockTable, name: int) -> bool:
+        """The first private block of `table` is full and is `name` from now on; whether nobody had held that."""
         assert table.private, "only a private block can be filled"
         table.private -= 1
         self._private -= 1
-        if name in self._references or name in self._cached:
+        held = name in self._references or name in self._cached
+        if held:
             self._refer(name)
             self._blank += 1
         else:
             self._references[name] = 1
         table.full.append(name)
+        return not held
+
+    def reset(self) -> bool:
+        """Forget all that is cached. False, and nothing done, while sequences hold blocks, as in vLLM."""
+        if self.referenced:
+            return False
+        self._blank += len(self._cached)
+        self._cached.clear()
+        if self.log is not None:
+            self.log.cleared()
+        return True
 
     def release(self, table: BlockTable) -> None:
         """Take everything back; full blocks stay cached. An empty table is released without effect."""

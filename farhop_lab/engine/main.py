@@ -12,11 +12,13 @@ import signal
 import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
 from aiohttp import web
 
+from farhop_lab.engine import dcgm
 from farhop_lab.engine.sequence import Voice
 from farhop_lab.engine.server import Replica
 from farhop_lab.engine.settings import EngineSettings
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from opentelemetry.trace import Tracer
+
+    from farhop_lab.engine.core import EngineCore
+    from farhop_lab.engine.faults import Faults
+    from farhop_lab.engine.kv_publisher import KvPublisher
+    from farhop_lab.engine.tokens import EngineTokenizer
 
 __all__ = ["EngineSettings", "host", "run"]
 
@@ -37,27 +44,77 @@ class ListenError(Exception):
     """A port could not be taken; the text says which and why."""
 
 
+class TokenizerError(Exception):
+    """A tokenizer cannot be used; the text says why."""
+
+
 @asynccontextmanager
 async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncIterator[list[str]]:
-    """Serve every replica of `settings` on the running loop; yields their `host:port`. ListenError where taken."""
+    """Serve every replica of `settings` on the running loop; yields their `host:port`.
+
+    ListenError where a port is taken, TokenizerError.
+    """
     voice = Voice(settings.model, settings.seed, settings.mean_output_tokens)
     async with AsyncExitStack() as stack:
         addresses: list[str] = []
-        for port in settings.listen_ports():
-            replica = Replica(settings.gpu(), voice, time.monotonic, tracer=tracer)
+        gpus: list[tuple[EngineCore, Faults]] = []
+        tokenizer = _tokenizer(settings)
+        for index, port in enumerate(settings.listen_ports()):
+            publisher = _publisher(settings, index)
+            replica = Replica(
+                settings.gpu(), voice, time.monotonic, tracer=tracer, publisher=publisher, tokenizer=tokenizer,
+                adapters=settings.loras(),
+            )  # fmt: skip
             stack.callback(replica.close)
-            runner = web.AppRunner(
-                replica.application(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_GRACE_S
-            )
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            try:
-                await web.TCPSite(runner, settings.host, port, backlog=1024).start()
-            except OSError as error:
-                why = os.strerror(error.errno) if error.errno else str(error)
-                raise ListenError(f"port {port}: cannot listen on {settings.host}:{port}: {why}") from None
-            addresses.append(f"{settings.host}:{runner.addresses[0][1]}")
+            gpus.append((replica.core, replica.faults))
+            addresses.append(await _listen(stack, replica.application(), settings.host, port))
+        if settings.dcgm_port is not None:
+            exporter = web.Application()
+            exporter.router.add_get("/metrics", partial(_exported, gpus))
+            await _listen(stack, exporter, settings.host, settings.dcgm_port)
         yield addresses
+
+
+async def _exported(gpus: list[tuple[EngineCore, Faults]], _: web.Request) -> web.Response:
+    return web.Response(body=dcgm.page(gpus), content_type="text/plain")
+
+
+async def _listen(stack: AsyncExitStack, application: web.Application, host: str, port: int) -> str:
+    """Serve until the stack unwinds; where, as `host:port`. ListenError where the port is taken."""
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_GRACE_S)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ListenError(f"port {port}: cannot listen on {host}:{port}: {why}") from None
+    return f"{host}:{runner.addresses[0][1]}"
+
+
+def _tokenizer(settings: EngineSettings) -> EngineTokenizer | None:
+    if settings.tokenizer is None:
+        return None
+    try:
+        from farhop_lab.engine.tokens import EngineTokenizer  # an extra, and slow to import: only when wanted
+    except ImportError:
+        raise TokenizerError("tokenizer: needs the extra `tokenizer`: pip install 'farhop[tokenizer]'") from None
+    try:
+        return EngineTokenizer(settings.tokenizer)
+    except ValueError as error:
+        raise TokenizerError(str(error)) from None
+
+
+def _publisher(settings: EngineSettings, index: int) -> KvPublisher | None:
+    ports = settings.kv_ports(index)
+    if ports is None:
+        return None
+    from farhop_lab.engine.kv_publisher import KvPublisher  # as above
+
+    try:
+        return KvPublisher(settings.host, *ports, settings.kv_events_schema)
+    except OSError as error:
+        raise ListenError(f"KV events: cannot publish on {error.filename}: {error.strerror}") from None
 
 
 def run(settings: EngineSettings) -> None:
@@ -66,6 +123,9 @@ def run(settings: EngineSettings) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, tracer))
+    except TokenizerError as error:
+        print(f"engine: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     except ListenError as error:
         print(f"engine: {error}; stop what holds it or choose another port", file=sys.stderr)
         raise SystemExit(2) from None

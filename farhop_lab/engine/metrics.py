@@ -6,6 +6,7 @@ recover them. Observing costs a bisection: it happens for every token.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 from farhop_lab.engine.core import FINISHED_REASONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
@@ -106,13 +107,14 @@ class Observations:
 
 
 class _VllmCollector(Collector):
-    def __init__(self, core: EngineCore, observations: Observations, model: str) -> None:
-        self._core = core
+    def __init__(self, core: EngineCore, observations: Observations, model: str, wall: Callable[[], float]) -> None:
+        self._core, self._wall = core, wall
         self._observations = observations
         self._labels = {"model_name": model, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges()
+        yield from self._adapters()
         yield from self._counters()
         seen = self._observations
         for name, about, durations in (
@@ -146,6 +148,20 @@ class _VllmCollector(Collector):
             family.add_metric(list(labels.values()), value)
             yield family
 
+    def _adapters(self) -> Iterator[Metric]:
+        """As vLLM tells them: all in labels, and the time as the value, by which the latest line is known."""
+        core = self._core
+        if not core.adapters.names:
+            return
+        labels = {
+            "max_lora": str(core.adapters.most),
+            "running_lora_adapters": ",".join(core.adapters_of(running=True)),
+            "waiting_lora_adapters": ",".join(core.adapters_of(running=False)),
+        }
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Running stats on lora requests.", labels=list(labels))
+        family.add_metric(list(labels.values()), self._wall())
+        yield family
+
     def _counters(self) -> Iterator[Metric]:
         counters = self._core.counters
         for name, about, value in (
@@ -166,11 +182,13 @@ class _VllmCollector(Collector):
 
 
 class Exposition:
-    """One replica's /metrics page."""
+    """One replica's /metrics page. `wall` is the time of day, in seconds since 1970."""
 
-    def __init__(self, core: EngineCore, observations: Observations, model: str) -> None:
+    def __init__(
+        self, core: EngineCore, observations: Observations, model: str, wall: Callable[[], float] = time.time
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_VllmCollector(core, observations, model))
+        self._registry.register(_VllmCollector(core, observations, model, wall))
 
     def page(self) -> bytes:
         """The text of the page, in Prometheus' text format 0.0.4."""

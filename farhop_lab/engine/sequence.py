@@ -6,6 +6,7 @@ turn out to be part of a stop string is held back, so what was emitted is never 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 class Wanted(msgspec.Struct, frozen=True):
     """What a request asks for. `max_tokens` None means up to the end of the context. `stop` are texts, cut before.
 
-    `generates` False: one pass over the prompt is all (embeddings, rankings), and no token comes of it.
+    `adapter` names a LoRA adapter, "" is the model itself. `generates` False: one pass over the prompt is all
+    (embeddings, rankings), and no token comes of it. `ids`: the prompt's tokens, TOKEN_BYTES each, where a tokenizer
+    says what they are; then `piece_ids` are those of the pieces that answers are made of. Without, a token is up to
+    TOKEN_BYTES bytes of the text itself.
     """
 
     prompt: bytes
@@ -31,6 +35,9 @@ class Wanted(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     cache_salt: str = ""
     generates: bool = True
+    adapter: str = ""
+    ids: bytes = b""
+    piece_ids: Mapping[bytes, bytes] = {}
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -49,7 +56,10 @@ class Sequence:
         "_held",
         "_hold",
         "_pen",
+        "_piece_ids",
         "_stop",
+        "adapter",
+        "cache_salt",
         "cached_tokens",
         "chain",
         "computed_tokens",
@@ -69,9 +79,11 @@ class Sequence:
     )
 
     def __init__(self, id: str, wanted: Wanted, voice: Voice, profile: Profile) -> None:  # noqa: A002
-        self.id = id
-        self.text = bytearray(wanted.prompt)
-        self.prompt_tokens = self.total_tokens = token_count(wanted.prompt)
+        self.id, self.adapter = id, wanted.adapter
+        self.text = bytearray(wanted.ids or wanted.prompt)
+        self.prompt_tokens = self.total_tokens = token_count(wanted.ids or wanted.prompt)
+        self.cache_salt = wanted.cache_salt
+        self._piece_ids = wanted.piece_ids
         self.max_tokens = _max_tokens(wanted, self.prompt_tokens, profile.context_tokens)
         self.min_tokens = wanted.min_tokens
         self.ignore_eos = wanted.ignore_eos
@@ -83,8 +95,10 @@ class Sequence:
         self.table = BlockTable()
         self._block_bytes = profile.block_tokens * TOKEN_BYTES
         # The first link carries what keeps caches apart; full blocks follow as they are known.
-        self.chain: list[int] = [xxhash.xxh3_64_intdigest(f"{voice.model}\0{wanted.cache_salt}".encode())]
-        self._pen = Pen(self.text, voice.seed, voice.answer_tokens_mean)
+        self.chain: list[int] = [
+            xxhash.xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())
+        ]
+        self._pen = Pen(wanted.prompt, voice.seed, voice.answer_tokens_mean)
         self._stop = wanted.stop
         self._hold = max(map(len, wanted.stop), default=1) - 1
         self._held = ""
@@ -111,7 +125,7 @@ class Sequence:
         if not piece:  # the end token: it takes a step and counts, and has no text
             self.finished = "stop"
             return self._held
-        self.text += piece
+        self.text += self._piece_ids.get(piece, piece.rjust(TOKEN_BYTES, b"\0")) if self._piece_ids else piece
         shown = piece.decode("ascii")
         if self._stop:
             shown = self._show(shown)

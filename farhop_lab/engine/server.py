@@ -9,33 +9,50 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from aiohttp import HttpVersion11, web
+from msgspec.structs import replace
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as _METRICS_TYPE
 
-from farhop_lab.engine.api import Call, RefusedError, parse_chat, parse_completion
+from farhop_lab.engine import faults
+from farhop_lab.engine.api import Call, RefusedError, decoded, parse_chat, parse_completion
 from farhop_lab.engine.core import EngineCore, EngineFullError
 from farhop_lab.engine.driver import Driver
+from farhop_lab.engine.faults import Faults
+from farhop_lab.engine.kv_log import KvLog
 from farhop_lab.engine.metrics import Exposition, Observations
-from farhop_lab.engine.render import Answer
+from farhop_lab.engine.render import Answer, broken
 from farhop_lab.engine.sequence import Sequence, Voice
 from farhop_lab.engine.tasks import Tasks
 from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from opentelemetry.trace import Tracer
 
+    from farhop_lab.engine.adapters import Adapters
+    from farhop_lab.engine.kv_publisher import KvPublisher
     from farhop_lab.engine.profiles import Profile
     from farhop_lab.engine.render import Rendering
     from farhop_lab.engine.sequence import Wanted
+    from farhop_lab.engine.tokens import EngineTokenizer
 
 BODY_BYTES_MAX = 16 * 2**20
 REQUEST_ID_CHARS_MAX = 128
 VERSION = "0.11.0"  # the vLLM whose manners these are
+
+
+class AdapterBody(msgspec.Struct):
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter. Where it lies matters to no emulation."""
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    lora_path: str = ""
+
+
+_ADAPTER = msgspec.json.Decoder(AdapterBody)
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
@@ -43,11 +60,24 @@ class Replica:
     """One emulated engine on the running loop; `clock` gives monotonic seconds. Close it in the end."""
 
     def __init__(
-        self, profile: Profile, voice: Voice, clock: Callable[[], float], *, tracer: Tracer | None = None
+        self,
+        profile: Profile,
+        voice: Voice,
+        clock: Callable[[], float],
+        *,
+        tracer: Tracer | None = None,
+        adapters: Adapters | None = None,
+        publisher: KvPublisher | None = None,
+        tokenizer: EngineTokenizer | None = None,
     ) -> None:
-        self.core = EngineCore(profile)
+        self.core = EngineCore(profile, adapters=adapters)
         self.observations = Observations()
-        self.driver = Driver(self.core, asyncio.get_running_loop(), clock)
+        self.faults = Faults(clock)
+        self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
+        self._publisher, self._tokenizer = publisher, tokenizer
+        if publisher is not None:
+            self.core.kv.log = KvLog(profile.block_tokens)
+            self.driver.scheduled = self._tell
         self._clock = clock
         self.profile = profile
         self.voice = voice
@@ -66,15 +96,31 @@ class Replica:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completion)
         Tasks(self).add_routes(app.router)
+        app.router.add_post("/reset_prefix_cache", self._reset)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
+        app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
+        app.router.add_post("/lab/fault", self._fault)
+        app.router.add_delete("/lab/fault", self._fault)
         return app
 
     def close(self) -> None:
         """Stop the driver."""
         self.driver.close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _tell(self) -> None:
+        if self._publisher is not None and self.core.kv.log is not None:
+            self._publisher.tell(self.core.kv.log)
+
+    async def _reset(self, _: web.Request) -> web.Response:
+        self.core.kv.reset()  # not while sequences run; vLLM answers 200 either way
+        self._tell()
+        return web.Response()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, parse_chat(await request.read()), "chatcmpl-")
@@ -84,28 +130,41 @@ class Replica:
 
     async def _answer(self, request: web.Request, call: Call, prefix: str) -> web.StreamResponse:
         request_id = self.request_id(request, prefix)
-        answer = Answer(request_id, self.voice.model, int(time.time()), call.role)
-        return await self.serve(request, call, answer, request_id)
+        answer = Answer(request_id, call.model or self.voice.model, int(time.time()), call.role)
+        return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:
         """A client may name its request, and two clients may choose the same name: the core has its own."""
         return prefix + (request.headers.get("X-Request-Id", "")[:REQUEST_ID_CHARS_MAX] or uuid.uuid4().hex)
 
-    async def serve(self, request: web.Request, call: Call, answer: Rendering, request_id: str) -> web.StreamResponse:
-        """Generate what is asked for, and render it as it comes or whole. RefusedError."""
+    async def serve(
+        self, request: web.Request, call: Call, answer: Rendering, request_id: str, beside: Iterable[Rendering] = ()
+    ) -> web.StreamResponse:
+        """Generate what is asked for, and render it as it comes or whole. `beside` render further answers to the same
+        prompt, each another one. RefusedError."""
         began_ns = time.time_ns()
-        sequence = self._sequence(call.model, call.wanted)
-        ticket, response = await self._ticket(request, call, sequence, answer)
+        renderings = [answer, *beside]
+        sequences = [self._sequence(call.model, call.wanted, at) for at in range(len(renderings))]
+        tickets, response = await self._tickets(request, call, sequences, renderings)
         try:
-            self.driver.submit(sequence, ticket)
-            await ticket.done
-            if isinstance(ticket, WholeTicket):
-                return web.Response(body=answer.whole(ticket.text, sequence), content_type="application/json")
+            for sequence, ticket in zip(sequences, tickets, strict=True):
+                self.driver.submit(sequence, ticket)
+            errors = [error for ticket in tickets if (error := await ticket.done)]
+            if errors and not call.stream:
+                raise _broken(errors[0])
+            if errors:  # a stream cannot take its 200 back: the error is its last event
+                await response.write(broken(errors[0]))
+            if not call.stream:
+                texts = [ticket.text for ticket in tickets if isinstance(ticket, WholeTicket)]
+                document = answer.whole(list(zip(texts, sequences, strict=True)))
+                return web.Response(body=document, content_type="application/json")
             await response.write_eof()
         finally:
             # The client left or the server stops, unless the sequence has ended: then there is nothing to abort.
-            self.driver.abort(sequence.id)
-            self._record(request, request_id, sequence, began_ns, ticket)
+            for at, (sequence, ticket) in enumerate(zip(sequences, tickets, strict=True)):
+                self.driver.abort(sequence.id)
+                name = f"{request_id}-{at}" if at else request_id
+                self._record(request, name, sequence, began_ns, ticket)
         return response
 
     async def compute(
@@ -119,7 +178,8 @@ class Replica:
             for sequence, ticket in zip(sequences, tickets, strict=True):
                 self.driver.submit(sequence, ticket)
             for ticket in tickets:
-                await ticket.done
+                if error := await ticket.done:
+                    raise _broken(error)
         except EngineFullError as error:
             raise _too_many(str(error)) from None
         finally:
@@ -134,31 +194,39 @@ class Replica:
 
     def check_model(self, model: str | None) -> None:
         """RefusedError where it is not the one served here."""
-        if model not in (None, self.voice.model):
+        if model not in (None, self.voice.model) and model not in self.core.adapters.names:
             text = f"The model `{model}` does not exist."
             raise RefusedError(text, status=404, kind="NotFoundError", param="model")
 
-    def _sequence(self, model: str | None, wanted: Wanted) -> Sequence:
+    def _sequence(self, model: str | None, wanted: Wanted, at: int = 0) -> Sequence:
+        """`at`: the how manyth answer to the prompt, which is another one."""
         self.check_model(model)
+        if self.faults.refusal:
+            raise _broken(self.faults.refusal)
         if self.core.full:
             raise _too_many("Too many requests are waiting.")
+        if self._tokenizer is not None:
+            wanted = self._tokenizer.tokenized(wanted)
         self._serial += 1
         try:
-            return Sequence(str(self._serial), wanted, self.voice, self.profile)
+            if model in self.core.adapters.names:
+                wanted = replace(wanted, adapter=model)
+            voice = self.voice if not at else replace(self.voice, seed=self.voice.seed + at)
+            return Sequence(str(self._serial), wanted, voice, self.profile)
         except ValueError as error:
             raise RefusedError(str(error)) from None
 
     def _wait(self, sequence: Sequence) -> Wait:
         return Wait(sequence, asyncio.get_running_loop().create_future(), self.observations, self._clock())
 
-    async def _ticket(
-        self, request: web.Request, call: Call, sequence: Sequence, answer: Rendering
-    ) -> tuple[Ticket, web.StreamResponse]:
-        """The ticket to wait on; a stream's response has its head sent before any token is there, as vLLM does it."""
-        wait = self._wait(sequence)
+    async def _tickets(
+        self, request: web.Request, call: Call, sequences: list[Sequence], renderings: list[Rendering]
+    ) -> tuple[Iterable[Ticket], web.StreamResponse]:
+        """The tickets to wait on; a stream's response has its head sent before any token is there, as vLLM does it."""
+        waits = [self._wait(sequence) for sequence in sequences]
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         if not call.stream:
-            return WholeTicket(wait), response
+            return [WholeTicket(wait) for wait in waits], response
         if request.version < HttpVersion11:
             raise RefusedError("stream: streaming needs HTTP/1.1 or newer", param="stream")
         response.enable_chunked_encoding()
@@ -166,22 +234,57 @@ class Replica:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left before its answer began")
-        return StreamTicket(wait, answer, transport, include_usage=call.include_usage), response
+        usage = call.include_usage
+        return [
+            StreamTicket(wait, rendering, transport, include_usage=usage)
+            for wait, rendering in zip(waits, renderings, strict=True)
+        ], response
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {
-            "id": self.voice.model,
+        base = self.voice.model
+        adapters = [self._model(name, parent=base) for name in self.core.adapters.names]
+        return _json({"object": "list", "data": [self._model(base), *adapters]})
+
+    def _model(self, name: str, parent: str | None = None) -> dict[str, Any]:
+        return {
+            "id": name,
             "object": "model",
             "created": self._started_at,
             "owned_by": "vllm",
-            "root": self.voice.model,
-            "parent": None,
-            "max_model_len": self.profile.context_tokens,
+            "root": name,
+            "parent": parent,
+            "max_model_len": self.profile.context_tokens if parent is None else None,
             "permission": [],
         }
-        return _json({"object": "list", "data": [model]})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        name = decoded(_ADAPTER, await request.read()).lora_name
+        if name == self.voice.model or not self.core.adapters.register(name):
+            text = f"The lora adapter '{name}' has already been loaded."
+            raise RefusedError(text, kind="InvalidUserInput", param="lora_name")
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name = decoded(_ADAPTER, await request.read()).lora_name
+        if not self.core.adapters.unregister(name):
+            text = f"The lora adapter '{name}' cannot be found."
+            raise RefusedError(text, status=404, kind="NotFoundError", param="lora_name")
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.faults.healthy else 503)
+
+    async def _fault(self, request: web.Request) -> web.Response:
+        """The lab's own: break on command (POST a Fault), or mend (DELETE)."""
+        if request.method == "DELETE":
+            self.faults.command(None)
+            return web.Response()
+        try:
+            self.faults.command(faults.read(await request.read()))
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        if self.faults.kind == "oom":
+            self.driver.break_off(self.faults.refusal)
         return web.Response()
 
     async def _version(self, _: web.Request) -> web.Response:
@@ -189,6 +292,10 @@ class Replica:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._exposition.page(), headers={"Content-Type": _METRICS_TYPE})
+
+
+def _broken(text: str) -> RefusedError:
+    return RefusedError(text, status=500, kind="InternalServerError")
 
 
 def _too_many(text: str) -> RefusedError:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from farhop_lab.engine.adapters import Adapters
 from farhop_lab.engine.profiles import PROFILES, Profile
 
 REPLICAS_MAX = 64
 
 
 class EngineSettings(BaseModel):
-    """One process of emulated replicas. One port and `replicas` > 1: consecutive ports. Port 0: any free one."""
+    """One process of emulated replicas. One port and `replicas` > 1: consecutive ports. Port 0: any free one.
+
+    KV events likewise: those of the second replica are on the ports after the first's.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,7 +30,15 @@ class EngineSettings(BaseModel):
     speedup: Annotated[float, Field(gt=0, le=1000)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     kv_blocks: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    adapters: list[Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]] = Field(default=[], max_length=1024)
+    max_loras: Annotated[int, Field(ge=1, le=1024)] = 1
+    lora_load_ms: Annotated[float, Field(ge=0, le=600_000)] = 200.0
+    dcgm_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     mean_output_tokens: Annotated[float, Field(ge=1, le=100_000)] = 200.0
+    kv_events_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    kv_replay_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    kv_events_schema: Literal["map", "array"] = "map"
+    tokenizer: Path | None = None
 
     @field_validator("profile")
     @classmethod
@@ -41,7 +54,16 @@ class EngineSettings(BaseModel):
         named = [port for port in self.listen_ports() if port]
         if len(set(named)) < len(named) or max(named, default=0) > 65535:
             raise ValueError("ports: each replica needs its own port, at most 65535")
+        if self.kv_replay_port is not None and self.kv_events_port is None:
+            raise ValueError("kv-replay-port: needs --kv-events-port, whose events are said again")
         return self
+
+    def kv_ports(self, index: int) -> tuple[int, int | None] | None:
+        """Where replica number `index` publishes KV events and says them again; None if it does not."""
+        if self.kv_events_port is None:
+            return None
+        replay = None if self.kv_replay_port is None else self.kv_replay_port + index
+        return self.kv_events_port + index, replay
 
     def listen_ports(self) -> list[int]:
         """The port of each replica, in order."""
@@ -49,6 +71,10 @@ class EngineSettings(BaseModel):
             return list(self.ports)
         first = self.ports[0]
         return [first + offset if first else 0 for offset in range(self.replicas)]
+
+    def loras(self) -> Adapters:
+        """The adapters of one replica, fresh."""
+        return Adapters(self.adapters, self.max_loras, self.lora_load_ms / self.speedup)
 
     def gpu(self) -> Profile:
         """The profile with this process's overrides applied."""

@@ -1,7 +1,7 @@
 """Who waits for one sequence's tokens: a stream writes each to its socket at once, a whole answer gathers them.
 
-Called by the driver, never awaits. Invariant: `done` is resolved exactly once, with the last token; a ticket whose
-client is gone writes nothing more.
+Called by the driver, never awaits. Invariant: `done` is resolved exactly once, with "" at the last token or with what
+broke; a ticket whose client is gone writes nothing more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Wait(NamedTuple):
     """What every ticket needs: the sequence, what ends the wait, where to measure, and since when."""
 
     sequence: Sequence
-    done: asyncio.Future[None]
+    done: asyncio.Future[str]
     observations: Observations
     arrived_at: float
 
@@ -62,7 +62,12 @@ class Ticket(ABC):
         if finished is not None:
             seen.e2e.observe(now - self.arrived_at)
             if not self.done.done():
-                self.done.set_result(None)
+                self.done.set_result("")
+
+    def failed(self, error: str) -> None:
+        """The engine broke: who waits is told."""
+        if not self.done.done():
+            self.done.set_result(error)
 
     @abstractmethod
     def _take(self, text: str, *, first: bool, last: bool) -> None:

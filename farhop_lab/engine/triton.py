@@ -15,6 +15,8 @@ from farhop_lab.engine.render import frame
 from farhop_lab.engine.sequence import Wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequence_
+
     from farhop_lab.engine.sequence import Sequence
 
 VERSION = "1"  # the model's only one
@@ -109,9 +111,9 @@ class Generated:
         """The chunk of the last token; nothing marks the end but the end."""
         return self.token(text)
 
-    def whole(self, text: str, sequence: Sequence) -> bytes:  # noqa: ARG002
+    def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
         """The answer as one document."""
-        return self._document(text)
+        return self._document(answers[0][0])
 
     def _document(self, text: str) -> bytes:
         return msgspec.json.encode({"model_name": self._model, "model_version": VERSION, "text_output": text})

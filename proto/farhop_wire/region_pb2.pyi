@@ -189,13 +189,13 @@ class ModelCapacity(_message.Message):
     bytes_per_token: _builtins.float
     """learned bytes of prompt per token; above 0"""
     usable_share: _builtins.float
-    """0..1 of capacity left by health, slow start and draining"""
+    """0..1 left by health, of all replicas it can send to, whoever owns them"""
     headroom_foreign_tokens: _builtins.int
     """prompt tokens it takes from other regions before it refuses"""
     usd_per_mtok: _builtins.float
     """US dollars per million tokens"""
     used_share: _builtins.float
-    """0 and up: requests here per slot, or KV tokens taken, whichever is more"""
+    """0 and up: requests per slot, or KV tokens taken, whichever is more; of the same"""
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """distinct, such as "H100-80GB" """

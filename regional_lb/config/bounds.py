@@ -32,6 +32,7 @@ class Watch(Part):
     probe_s: Seconds = 1.0
     scrape_s: Seconds = 0.5
     gpus_s: Seconds = 5.0
+    models_s: Seconds = 30.0
     timeout_s: Seconds = 2.0
     rise: Annotated[int, Field(ge=1, le=1000)] = 2
     fall: Annotated[int, Field(ge=1, le=1000)] = 3

@@ -6,21 +6,31 @@ import re
 from ipaddress import IPv6Address
 from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret, Session
 from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
+from regional_lb.config.discovery import SourceConfig
+from regional_lb.config.health import Health
+from regional_lb.config.peers import Peers
 from regional_lb.config.policy import PolicyConfig
 from regional_lb.config.replica import Model, ReplicaConfig
+from regional_lb.config.split import SplitConfig
+from regional_lb.config.tokenizer import TokenizerFiles
 
+REPLICAS_MAX = 16_384  # of one balancer, wherever they come from
+SOURCES_MAX = 32
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 class RegionalConfig(Process):
-    """One regional balancer. `advertise` is the host by which the global tier reaches it.
+    """One regional balancer. `advertise` is the host by which the global tier reaches it. `replicas` are fixed,
+    `discovery` finds more of them at work.
 
-    `policy` is for all models but those of `policies`.
+    `policy` is for all models but those of `policies`. `splits` are by model, between the versions of its replicas.
+
+    `tokenizers` are by model; an adapter that has none is read by that of its replica's first model.
 
     `prefix_nodes_per_s` bounds what each global balancer is told of the caches: 8 B a node.
     """
@@ -31,13 +41,18 @@ class RegionalConfig(Process):
     advertise: str = "127.0.0.1"
     engine_key: Secret | None = None
     engine_tls: ConnectTls | None = None
-    replicas: Annotated[list[ReplicaConfig], Field(min_length=1, max_length=4096)]
+    discovery: list[SourceConfig] = Field(default_factory=list, max_length=SOURCES_MAX)
+    replicas: list[ReplicaConfig] = Field(default_factory=list, max_length=REPLICAS_MAX, validate_default=True)
     queue: Queue = Queue()
     foreign: Foreign = Foreign()
     watch: Watch = Watch()
+    health: Health = Health()
+    peers: Peers = Peers()
     policy: PolicyConfig = PolicyConfig()
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
+    splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     session: Session = Session()
+    tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     prefix_nodes_per_s: Annotated[int, Field(ge=1000, le=10_000_000)] = 50_000
 
     @field_validator("advertise")
@@ -49,6 +64,23 @@ class RegionalConfig(Process):
             return f"[{IPv6Address(host[1:-1] if host.startswith('[') and host.endswith(']') else host)}]"
         except ValueError:
             raise ValueError("must be a host name or an address, without a port") from None
+
+    @field_validator("discovery")
+    @classmethod
+    def _once(cls, discovery: list[SourceConfig]) -> list[SourceConfig]:
+        seen: set[str] = set()
+        for source in discovery:
+            if source.label in seen:
+                raise ValueError(f"{source.label} stands twice; leave one out")
+            seen.add(source.label)
+        return discovery
+
+    @field_validator("replicas")
+    @classmethod
+    def _some(cls, replicas: list[ReplicaConfig], info: ValidationInfo) -> list[ReplicaConfig]:
+        if not replicas and not info.data.get("discovery", True):  # absent where it is itself in error
+            raise ValueError("there is none; list one or more, or say under `discovery` where they are found")
+        return replicas
 
     @field_validator("engine_key")
     @classmethod
@@ -62,7 +94,14 @@ class RegionalConfig(Process):
     def _encrypted(self) -> RegionalConfig:
         if (self.tier.tls is None) != (self.control.tls is None):
             raise ValueError("tier.tls, control.tls: give both or neither: the global tier speaks TLS to both or none")
-        if self.engine_tls is not None and not any(replica.address.tls for replica in self.replicas):
+        if self.peers.tls is not None and self.control.tls is None:
+            raise ValueError("peers.tls: control.tls is not given, and peers speak as it does; give both or neither")
+        # What is found later may have any scheme, any name and any model: then only what is listed can be wrong.
+        if (
+            self.engine_tls is not None
+            and not self.discovery
+            and not any(replica.address.tls for replica in self.replicas)
+        ):
             raise ValueError("engine_tls: no replica has an https:// url; give them one, or leave this out")
         return self
 
@@ -70,12 +109,36 @@ class RegionalConfig(Process):
     def _weighed(self) -> RegionalConfig:
         known = {replica.label for replica in self.replicas}
         for where, policy in (("policy", self.policy), *((f"policies.{m}", p) for m, p in self.policies.items())):
-            for name in policy.weights.keys() - known:
+            for name in policy.weights.keys() - known if not self.discovery else ():
                 raise ValueError(
                     f"{where}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
                 )
-        for model in self.policies.keys() - {model for replica in self.replicas for model in replica.models}:
-            raise ValueError(f"policies.{model}: no replica serves this model; correct its name, or leave it out")
+        if self.discovery or not all(replica.models for replica in self.replicas):
+            return self
+        served = {model for replica in self.replicas for model in replica.served}
+        for where, named in (("policies", self.policies.keys()), ("tokenizers", self.tokenizers.keys())):
+            for model in named - served:
+                raise ValueError(f"{where}.{model}: no replica serves this model; correct its name, or leave it out")
+        return self
+
+    def tokenizer_of(self) -> dict[str, TokenizerFiles]:
+        """By model, adapters included."""
+        known = dict(self.tokenizers)
+        for replica in self.replicas:
+            for adapter in replica.adapters:
+                if replica.models[0] in known:
+                    known.setdefault(adapter, known[replica.models[0]])
+        return known
+
+    @model_validator(mode="after")
+    def _served(self) -> RegionalConfig:
+        if self.discovery:
+            return self  # who will be found may serve it
+        for model, split in self.splits.items():
+            known = {replica.version for replica in self.replicas if model in replica.models}
+            for version in sorted(split.versions - known):
+                there = ", ".join(sorted(known - {""})[:8]) or "none: give replicas a version"
+                raise ValueError(f"splits.{model}: no replica serves this model in version {version}; there is {there}")
         return self
 
     @model_validator(mode="after")
@@ -86,7 +149,7 @@ class RegionalConfig(Process):
                 raise ValueError(f"replicas: {replica.label} stands twice; give each its own url and name")
             seen.add(replica.label)
         for what, kinds, most in (
-            ("models", {model for replica in self.replicas for model in replica.models}, MODELS_LIMIT),
+            ("models", {model for replica in self.replicas for model in replica.served}, MODELS_LIMIT),
             ("kinds of GPU", {replica.gpu for replica in self.replicas}, GPU_TYPES_LIMIT),
         ):
             if len(kinds) > most:

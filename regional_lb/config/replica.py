@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from farhop.balance.machine import Address
 from farhop.shell.config import Part
+from regional_lb.config.health import Probe
 
 # What a report may say (farhop.store.report): a configuration beyond it would keep the region from reporting at all.
 Milliseconds = Annotated[float, Field(gt=0, le=60_000)]
@@ -18,6 +20,9 @@ Model = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 
 EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "triton"]
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
+MODELS_MAX = 64  # of one replica
+_ENDPOINT = re.compile(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,64}\]):(\d{1,5})")
+_PORT_MAX = 65535
 _PATH = re.compile(r"/[!-~]{0,255}")
 
 
@@ -31,6 +36,15 @@ def _plain(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and not extra
 
 
+def _port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
+
+
+def _offset(endpoint: str, rank: int) -> str:
+    """As vLLM does it: a rank's port is so many after the first's."""
+    return f"{endpoint.rpartition(':')[0]}:{_port(endpoint) + rank}" if endpoint else ""
+
+
 def place_of(url: str) -> tuple[Address, str]:
     """Where a page is, and its path there."""
     parts = urlsplit(url)
@@ -40,20 +54,15 @@ def place_of(url: str) -> tuple[Address, str]:
     return Address(host, parts.port or 80), path
 
 
-class ReplicaConfig(Part):
-    """One engine endpoint. Slots, KV tokens and speeds are starting points: metrics and measurement correct them.
+class Traits(Part):
+    """What an engine is, wherever it is. Slots, KV tokens and speeds are starting points: metrics and measurement
+    correct them. `engine` is found out from its page where it is not told, `models` is asked of it if it is empty.
+    `version` is that of its models, for `splits`; `adapters` are LoRA adapters served beside them."""
 
-    `engine` is found out from the page where it is not told, `metrics` is where that engine has it. `dcgm` is the page
-    of its host's DCGM exporter, `gpus` are those it runs on there (index or UUID), all if it is empty.
-    """
-
-    url: str
     engine: EngineName | None = None
-    metrics: str = ""
-    dcgm: str = ""
-    gpus: Annotated[tuple[Annotated[str, Field(pattern=r"^[!-~]{1,64}$")], ...], Field(max_length=64)] = ()
-    models: Annotated[list[Model], Field(min_length=1, max_length=64)]
-    name: Annotated[str, Field(pattern=r"^[!-~]{0,128}$")] = ""
+    probe: Probe = Probe()
+    models: list[Model] = Field(default_factory=list, max_length=MODELS_MAX)
+    adapters: Annotated[tuple[Model, ...], Field(max_length=256)] = ()
     gpu: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
     slots: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     kv_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 25_000
@@ -61,6 +70,7 @@ class ReplicaConfig(Part):
     prefill_ms_per_token: Milliseconds = 0.1
     tpot_ms: Milliseconds = 25.0
     usd_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -68,6 +78,27 @@ class ReplicaConfig(Part):
         if engine is not None and engine not in ENGINE_NAMES:
             raise ValueError(f"is unknown; there is {', '.join(ENGINE_NAMES)}, and without one it is found out")
         return engine
+
+
+class ReplicaConfig(Traits):
+    """One engine endpoint.
+
+    `metrics` is where its page is if not where such engines have it. `dcgm` is the page of its host's DCGM exporter,
+    `gpus` are those it runs on there (index or UUID), all if it is empty. `kv_events` and
+    `kv_replay` are where it tells of its KV cache over ZMQ, rank 0's: those of other ranks are on the ports after them.
+    `draining`: it takes no new work.
+    """
+
+    url: str
+    metrics: str = ""
+    dcgm: str = ""
+    gpus: Annotated[tuple[Annotated[str, Field(pattern=r"^[!-~]{1,64}$")], ...], Field(max_length=64)] = ()
+    models: list[Model] = Field(max_length=MODELS_MAX)
+    kv_events: str = ""
+    kv_replay: str = ""
+    kv_ranks: Annotated[int, Field(ge=1, le=64)] = 1
+    name: Annotated[str, Field(pattern=r"^[!-~]{0,128}$")] = ""
+    draining: bool = False
 
     @field_validator("url")
     @classmethod
@@ -83,12 +114,44 @@ class ReplicaConfig(Part):
             raise ValueError("must look like http://host:port/path or https://host:port/path")
         return url
 
+    @field_validator("kv_events", "kv_replay")
+    @classmethod
+    def _endpoint(cls, endpoint: str) -> str:
+        port = _ENDPOINT.fullmatch(endpoint)
+        if endpoint and (port is None or not 0 < int(port[1]) <= _PORT_MAX):
+            raise ValueError("must look like tcp://host:port: where the engine publishes, seen from here")
+        return endpoint
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReplicaConfig:
+        if not self.kv_events and (self.kv_replay or self.kv_ranks > 1):
+            raise ValueError("kv_replay, kv_ranks: mean nothing without kv_events; give it, or leave them out")
+        for name in ("kv_events", "kv_replay"):
+            if getattr(self, name) and _port(getattr(self, name)) + self.kv_ranks - 1 > _PORT_MAX:
+                raise ValueError(f"{name}: the ports of {self.kv_ranks} ranks from there on go beyond {_PORT_MAX}")
+        twice = set(self.models) & set(self.adapters)
+        if twice:
+            raise ValueError(f"adapters: {min(twice)} stands among models, too; keep it where it belongs")
+        return self
+
+    @cached_property
+    def served(self) -> frozenset[str]:
+        """All names it answers to."""
+        return frozenset(self.models).union(self.adapters)
+
     @property
+    def kv_sources(self) -> list[tuple[str, str]]:
+        """Of each cache it has events of: where they are, and where they are said again ("" nowhere)."""
+        if not self.kv_events:
+            return []
+        return [(_offset(self.kv_events, rank), _offset(self.kv_replay, rank)) for rank in range(self.kv_ranks)]
+
+    @cached_property
     def address(self) -> Address:
         """Where the engine listens."""
         return place_of(self.url)[0]
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Its name, by default its address."""
         return self.name or str(self.address)

@@ -17,11 +17,15 @@ from farhop.balance import choose
 if TYPE_CHECKING:
     from random import Random
 
+    from regional_lb.blocks import Path
     from regional_lb.table import Column, Table
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
-    """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica."""
+    """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica.
+
+    `path` are the tokens themselves, where they are known.
+    """
 
     prompt_tokens: float
     output_tokens: float
@@ -29,6 +33,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     chain: tuple[int, ...] = ()
     session: int = 0
     tenant: str = ""
+    path: Path | None = None
 
 
 class Policy(ABC):
@@ -54,8 +59,11 @@ class Policy(ABC):
         Here: the less busy of two drawn among near ties.
         """
         least = ready.item(best)
-        ties = (ready <= least + max(self.ties_floor, self.ties_share * least)).nonzero()[0].tolist()
-        return ties[choose.pick_two(table.in_flight[ties].tolist(), rng)] if len(ties) > 1 else best
+        ties = (ready <= least + max(self.ties_floor, self.ties_share * least)).nonzero()[0]
+        if len(ties) < 2:
+            return best
+        first, second = map(ties.item, choose.two_of(len(ties), rng))  # an idle fleet is all ties: none is spelled out
+        return second if table.in_flight.item(second) < table.in_flight.item(first) else first
 
     def adopt(self, names: tuple[str, ...]) -> None:  # noqa: B027 - most keep nothing
         """These are the replicas now, of whatever model, in the order of the fleet's rows."""

@@ -11,24 +11,60 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from uhashring import HashRing
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from farhop.balance import chain, choose
 from regional_lb.policy.base import Policy, with_room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from random import Random
+
+    from numpy.typing import NDArray
 
     from regional_lb.policy.base import Need
     from regional_lb.table import Column, Table
 
+_LOOK = 16  # points looked at first
+_OWNER = np.uint64(0xFFFF)
 VNODES = 128  # a replica's share of the keys is within about 10 % of even
 
 
 def _hash(text: str) -> int:
     return xxh3_64_intdigest(text.encode())
+
+
+class _Ring:
+    """Points on a circle of 64 bits, VNODES for each name, sorted; the lowest bits of a point are its owner's index.
+
+    The points of a name are the numbers that splitmix64 (Steele, Lea and Flood 2014) draws from its hash, so they are
+    the same whoever else is there. All at once: 8 ms for 1,000 names, where hashing each point took 100.
+    """
+
+    __slots__ = ("_points", "names")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        seeds = np.array([_hash(name) for name in names], dtype=np.uint64)
+        steps = np.arange(1, VNODES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (seeds[:, np.newaxis] + steps).reshape(-1)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+        owners = np.repeat(np.arange(len(names), dtype=np.uint64), VNODES)
+        self._points = np.sort((z & ~_OWNER) | owners)
+
+    def first(self, at: int, wanted: NDArray[np.bool_]) -> str:
+        """The owner of the first point at or after `at`, clockwise, of those wanted: one at least."""
+        points, size = self._points, _LOOK
+        start = int(points.searchsorted(np.uint64(at)))
+        while True:
+            owners = points.take(np.arange(start, start + size), mode="wrap") & _OWNER
+            found = wanted[owners.astype(np.intp)]
+            nearest = int(found.argmax())
+            if found[nearest]:
+                return self.names[int(owners[nearest])]
+            start, size = start + size, 4 * size  # many are full
 
 
 class _OnRing(Policy):
@@ -38,7 +74,7 @@ class _OnRing(Policy):
 
     def __init__(self, load_factor: float) -> None:
         self._load_factor = load_factor
-        self._ring = HashRing(vnodes=VNODES, hash_fn=_hash)
+        self._ring = _Ring(())
 
     def key(self, need: Need) -> str:
         """What keeps requests together; "" if nothing does: then it goes to the less busy of two drawn."""
@@ -48,40 +84,25 @@ class _OnRing(Policy):
         """Requests in flight."""
         return table.in_flight.copy()
 
-    def choose(self, best: int, ready: Column, need: Need, table: Table, rng: Random) -> int:
+    def choose(self, best: int, ready: Column, need: Need, table: Table, rng: Random) -> int:  # noqa: ARG002
         """See the module's head."""
         key = self.key(need)
         if not key:
             rows = with_room(ready)
             return rows[choose.pick_two(ready[rows].tolist(), rng)]
         bound = self._load_factor * (float(table.in_flight.sum()) + 1.0) / len(table)
-        at = table.of.at
-        passed: int | None = None
-        for name in self._clockwise(key):
-            place = at.get(name)
-            load = ready.item(place) if place is not None else inf
-            if place is None or load == inf:
-                continue
-            if load <= bound:
-                return place
-            if passed is None:
-                passed = place
-        return best if passed is None else passed
-
-    def _clockwise(self, key: str) -> Iterator[str]:
-        yield self._ring.get_node(key)  # mostly the last one asked for: iterating copies half of the ring
-        yield from self._ring.iterate_nodes(key)
+        fits = ready <= bound if bound < inf else ready < inf
+        if not fits.any():
+            fits = ready < inf
+        of, ring = table.of, self._ring
+        on_ring = np.zeros(len(ring.names), dtype=np.bool_)
+        on_ring[of.rows] = fits
+        return of.at[ring.first(_hash(key), on_ring)]
 
     def adopt(self, names: tuple[str, ...]) -> None:
         """See Policy."""
-        now, before = set(names), set(self._ring.get_nodes())
-        if len(now ^ before) > 2:
-            self._ring = HashRing(list(names), vnodes=VNODES, hash_fn=_hash)
-            return
-        for name in before - now:
-            self._ring.remove_node(name)
-        for name in now - before:
-            self._ring.add_node(name)
+        if names != self._ring.names:
+            self._ring = _Ring(names)
 
 
 class Prefix(_OnRing):

@@ -6,15 +6,23 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
+from farhop.store import word
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdSettings
+from farhop_cli import by_model
+from farhop_cli.fleet import Fleet
 from farhop_cli.main import app
 from farhop_lab import world_file
+from farhop_lab.etcd import EmbeddedEtcd
 from farhop_lab.world_file import RegionFile, WorldFile
 from topology.load import shipped
 
@@ -232,3 +240,70 @@ class Made:
 @pytest.fixture
 def made() -> Made:
     return Made()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def embedded_etcd():
+    async with EmbeddedEtcd() as process:
+        yield process
+
+
+class Steering:
+    """A world over a real etcd. Its regional balancers follow at once if `follows`, and none has what is `unserved`."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint, self.follows = endpoint, True
+        self.unserved: list[str] = []
+
+    def _with_store(self, work):
+        async def run():
+            store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
+            await store.open()
+            try:
+                return await work(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(run())
+
+    def put(self, what: str, document: bytes) -> None:
+        """Somebody writes by hand."""
+        self._with_store(lambda store: store.put(f"/farhop/v1/{what}/virginia", document))
+
+    def stands(self, what: str) -> Any:
+        """What stands there by model, and its signature; None if nothing does."""
+        entry = self._with_store(lambda store: store.get(f"/farhop/v1/{what}/virginia"))
+        if entry is None:
+            return None
+        by_model, signature = word.parted(entry.value)
+        return msgspec.json.decode(by_model), signature
+
+    async def status_of(self, region: str) -> dict[str, Any]:
+        """As the region's balancer would tell."""
+        told = {}
+        store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
+        await store.open()
+        for what, kind in (("policies", "pick"), ("splits", "split")):
+            entry = await store.get(f"/farhop/v1/{kind}/{region}")
+            signature = word.parted(entry.value)[1] if entry is not None and self.follows else None
+            told[what] = {"at": signature.at.isoformat()} if signature is not None else None
+        await store.close()
+        return {"overrides": told, "splits": {"llama": {"unserved": self.unserved}}}
+
+
+@pytest.fixture
+def steering(embedded_etcd, tmp_path, monkeypatch):
+    made = Steering(embedded_etcd.endpoint)
+    monkeypatch.setattr(Fleet, "status_of", lambda _self, region: made.status_of(region))
+    monkeypatch.setattr(by_model, "KNOWN_WITHIN_S", 1.0)
+    urls = {name: RegionFile(*(f"http://127.0.0.1:{n}" for n in (1, 2, 3))) for name in REGIONS}
+    file = WorldFile(os.getpid(), 1.0, str(shipped("three-regions")), made.endpoint, "", "m", {}, urls)
+    world_file.write(tmp_path / "world.json", file)
+    monkeypatch.setenv(world_file.ENVIRONMENT, str(tmp_path / "world.json"))
+    yield made
+
+    async def clear(store):
+        for what in ("pick", "split"):
+            await store.delete(f"/farhop/v1/{what}/virginia")
+
+    made._with_store(clear)

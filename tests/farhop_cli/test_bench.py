@@ -10,6 +10,7 @@ from farhop_lab.bench.decide import Row as Decided
 from farhop_lab.bench.place import BenchError
 from farhop_lab.bench.results import Figure, Latency, Plan, Row, Told
 from farhop_lab.bench.soak import Mark
+from farhop_lab.bench.trie import Row as Tried
 
 ROWS = [
     Row(
@@ -69,7 +70,7 @@ def test_json_is_all_there_is(cli):
 
 
 def test_what_nobody_measures(cli):
-    assert "there is decide, relay, soak, scrape" in cli.failed(cli.run("bench", "nonsense"), 2)
+    assert "there is decide, relay, soak, scrape, hits, trie" in cli.failed(cli.run("bench", "nonsense"), 2)
 
 
 def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
@@ -128,3 +129,36 @@ def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):
 
     monkeypatch.setattr(soak, "measure", measure)
     assert "bench: no etcd binary" in cli.failed(cli.run("bench", "soak"), 2)
+
+
+def test_how_well_caches_are_known(cli, monkeypatch):
+    row = bench.cached.Row("KV events", 300, 1273.0, 855.0, 877.0, 12.5, 0.5, 17.0, 58.6)
+    monkeypatch.setattr(bench.cached, "measure", lambda _say: [row])
+    told = cli.run("bench", "hits").stdout
+    assert all(word in told for word in ("300 requests", "KV events", "1,273", "855", "12.5", "50%", "58.6"))
+    assert json.loads(cli.run("bench", "hits", "--json").stdout)["rows"][0]["error_tokens"] == 12.5
+
+    def fails(_say):
+        raise BenchError("no etcd binary: install one")
+
+    monkeypatch.setattr(bench.cached, "measure", fails)
+    assert "bench: no etcd binary" in cli.failed(cli.run("bench", "hits"), 2)
+
+
+def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
+    asked = []
+
+    def measure(*, quick, say):
+        asked.append(quick)
+        say("repeat 1")
+        return [Tried("match of 32 KB, warm", "µs", 6.25, 6.0, 7.5, 10.0), Tried("touch", "µs", 3.5, 3.0, 4.0)]
+
+    monkeypatch.setattr(bench.tries, "measure", measure)
+    said = cli.run("bench", "trie", "--quick").stdout
+    (row,) = [line.split() for line in said.splitlines() if "32 KB" in line]
+    assert row[-5:] == ["6.2", "6.0", "7.5", "µs", "10.0"]
+    told = json.loads(cli.run("bench", "trie", "--json").stdout)
+    assert told["rows"][1] == {
+        "what": "touch", "unit": "µs", "median": 3.5, "least": 3.0, "most": 4.0, "limit": None,
+    }  # fmt: skip
+    assert asked == [True, False]

@@ -72,6 +72,15 @@ def test_what_is_wrong_is_one_line(config, tmp_path, capsys):
     assert "--config" in ended(capsys, none, tmp_path / "no.yaml", None)
 
 
+async def test_a_regions_own_balancer_is_asked_where_it_is_known(world, made, tmp_path):
+    world.status["tokyo", "regional_admin"] = made.regional_status("r1")
+    world.silent.add(("virginia", "regional_admin"))
+    found = fleet.find(world.path, None, None)
+    assert (await found.status_of("tokyo"))["tier"] == "regional"
+    assert await found.status_of("virginia") is None
+    assert await fleet.find(tmp_path / "none.json", None, "10.0.0.1:2379").status_of("tokyo") is None
+
+
 async def test_who_is_silent_is_left_out(world, made):
     for name in world.file.regions:
         world.status[name, "global_admin"] = made.global_status(virginia="up")

@@ -70,6 +70,16 @@ async def test_what_another_version_leaves_out_is_a_dash(healthy, cli):
     assert "–" in result.stdout
 
 
+async def test_splits_are_a_table_where_there_are_any(healthy, cli):
+    assert "traffic split" not in (await cli.in_thread("status")).stdout
+    split = {"weights": {"v1": 95.0, "v2": 5.0}, "rules": ["tenant acme: v1"], "sticky": "session", "unserved": ["v2"]}
+    healthy.status["tokyo", "regional_admin"] |= {"splits": {"llama": split, "odd": {}, "none": 5}}
+    result = await cli.in_thread("status")
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines() if " llama " in line]
+    assert rows == [["tokyo", "llama", "v1=95", "v2=5", "1", "session", "v2"]]
+
+
 def test_no_world(cli, tmp_path):
     said = cli.failed(cli.run("status", "--world", str(tmp_path / "none.json")), 2)
     assert "farhop up" in said

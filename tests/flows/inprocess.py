@@ -62,7 +62,7 @@ class Engine:
     """One replica: `behaviour` says what it does with a request, `seen` holds the heads and bodies it got."""
 
     def __init__(self) -> None:
-        self.behaviour = "serve"
+        self.behaviour, self.complaint = "serve", "no"
         self.page = PAGE
         self.healthy = True
         self.release = asyncio.Event()
@@ -97,7 +97,7 @@ class Engine:
         body = msgspec.json.decode(await request.read())
         self.seen.append(({name.lower(): value for name, value in request.headers.items()}, body))
         if self.behaviour == "error":
-            return web.json_response({"error": {"message": "no", "code": "bad"}}, status=500)
+            return web.json_response({"error": {"message": self.complaint, "code": "bad"}}, status=500)
         if self.behaviour == "wait":
             await self.release.wait()
         usage = {"prompt_tokens": 11, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}

@@ -114,7 +114,7 @@ def test_a_wrong_type_is_a_bad_request_that_names_the_field(client: openai.OpenA
 
 def test_what_only_an_engine_can_judge_is_its_own_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=_messages("Hi"), n=3)
+        client.chat.completions.create(model=MODEL, messages=_messages("Hi"), logprobs=True)
     assert caught.value.status_code == 400
 
 

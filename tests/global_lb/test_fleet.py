@@ -64,6 +64,29 @@ def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions
     assert regions.best_instance("mars", MODEL) is None
 
 
+def test_who_owns_no_replica_is_asked_all_the_same_and_offers_what_all_have(regions: Regions) -> None:
+    owner = instance("london", "a", wait_ms=50.0, slots_free=7, slots_total=8, usable_share=1.0, used_share=0.9)
+    other = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, usable_share=1.0, used_share=0.9)
+    regions.adopt(seen(owner, other).view, 1.0)
+    assert regions.best_instance("london", MODEL) == other  # where the wait is least
+    asked = request("q"), 100.0, frozenset({"london"}), 1.0
+    london = regions.field(*asked).scored(0, 0.0)
+    assert (london.slots_free, london.wait_ms, london.headroom) == (7, 5.0, 7.0)
+    regions.reckoning_of(other).sent(400)  # still the better one, and one slot less
+    assert regions.field(*asked).scored(0, 0.0).headroom == 6.0
+    # 100 tokens at 0.05 ms, prefilled by the one replica that they share.
+    assert regions.field(*asked).scored(0, 0.0).wait_ms == pytest.approx(10.0)
+
+
+def test_a_region_is_as_hot_as_its_instances_say_whoever_owns_its_slots(regions: Regions) -> None:
+    busy = {"used_share": 0.95, "usable_share": 1.0}
+    for at in range(8):
+        one = instance("london", "a", slots_total=8, received_at=float(at), **busy)
+        two = instance("london", "b", slots_total=0, replicas_ready=0, received_at=float(at), **busy)
+        regions.adopt(seen(*((one, two) if at % 2 else (two,))).view, float(at))
+    assert regions.guards["london", MODEL].hot
+
+
 def test_counts_of_an_instance_that_left_are_forgotten(regions: Regions) -> None:
     regions.reckoning_of(instance("london")).sent(1000)
     regions.adopt(View({}), 0.0)

@@ -125,6 +125,56 @@ async def test_what_came_of_a_broken_snapshot_stays_and_the_next_begins_anew() -
     assert told.held == {1}
 
 
+async def test_however_many_snapshots_break_nothing_they_told_is_forgotten_until_one_is_whole() -> None:
+    told = Told()
+    for n in range(1, 30):
+        stream = told.stream()
+        await stream.take(slice_(0, path(0, n), seq=9))
+        stream.ended(float(n))
+    assert told.held == set(range(1, 30))
+    assert len(stream._instance.stale) <= room._STALE_MAX
+    await told.prefixes.tidy(30.0)
+    assert told.held == set(range(1, 30))
+    await whole(told, path(0, 40))
+    assert told.held == {40}
+
+
+async def test_what_broken_snapshots_told_is_forgotten_with_their_instance() -> None:
+    told = Told()
+    for n in range(1, 4):
+        stream = told.stream()
+        await stream.take(slice_(0, path(0, n), seq=9))
+        stream.ended(0.0)
+    await told.prefixes.tidy(1.0 + room.FORGET_S)
+    assert told.held == set()
+
+
+@pytest.mark.parametrize("what", ["evicted", "cleared", "renewed"])
+async def test_no_message_holds_the_loop_for_long(what: str) -> None:
+    told = Told()
+    told.trie.set_capacity(TOKYO, 1 << 30)
+    nodes = [path(0, *range(n + 1, n + 51)) for n in range(0, 5000, 50)]
+    stream = await whole(told, *nodes)
+    messages = {
+        "evicted": delta(1, evicted(*range(5000, 0, -1))),
+        "cleared": delta(1, CLEARED),
+        "renewed": slice_(0, path(0, 9000), last=True),
+    }
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    await stream.take(messages[what])
+    beside.cancel()
+    assert told.held == ({9000} if what == "renewed" else set())
+    assert turns >= 5000 // (2 * room._TURN_NODES)
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, global_config, send, topology, until
+from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Forward, Request
 from farhop.identity.hop import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier
@@ -107,6 +108,13 @@ def test_the_token_says_all_that_the_region_needs() -> None:
     assert said.expires_ms == 1_000_000.0 - 7_000.0 + 30_000.0
 
 
+def test_a_version_asked_for_goes_on_to_the_region() -> None:
+    passage = Passage()
+    assert b"x-farhop-version" not in tier().upstream_headers(passage)  # type: ignore[arg-type]
+    passage.request = replace(passage.request, version="v2")
+    assert b"\r\nx-farhop-version: v2\r\n" in tier().upstream_headers(passage)  # type: ignore[arg-type]
+
+
 def test_each_instance_gets_an_expiry_in_its_own_clock() -> None:
     first = claims(tier().upstream_headers(Passage(address=Address("10.0.0.1", 1))), clock_ms=1_005_000.0)  # type: ignore[arg-type]
     assert first.expires_ms == 1_000_000.0 + 5_000.0 + 30_000.0
@@ -144,6 +152,7 @@ def test_the_reasons_of_a_decision() -> None:
     assert record["not_serving"] == {"tokyo": "suspect: no recent report"}
     assert reasons.attributes(decision)["farhop.region"] == "tokyo"
     assert reasons.predicted_ttft_ms(decision) == 9.5
+    assert reasons.hit_source(decision) == "trie"
     nowhere = Decision(verdict, {}, (), None)
     assert "farhop.region" not in reasons.attributes(nowhere)
     assert (reasons.predicted_hit_tokens(nowhere), reasons.predicted_ttft_ms(nowhere)) == (0.0, None)

@@ -7,7 +7,7 @@ from worlds import MODEL, OTHER_MODEL, capacity, instance, seen
 
 from farhop.balance.machine import Address
 from farhop.store.report import ModelReport, RegionReport
-from global_lb.view import Capacity, instance_of
+from global_lb.view import Capacity, instance_of, pooled
 
 # Every figure another than all the others and than its default: one that is left out or mixed up shows.
 FIGURES = {
@@ -44,3 +44,19 @@ def test_models_of_regions() -> None:
     view = seen(instance("london"), instance("london", "b", models=both), instance("tokyo", models={})).view
     assert view.models(frozenset({"london", "tokyo", "mars"})) == [MODEL, OTHER_MODEL]
     assert view.models(frozenset({"tokyo"})) == []
+
+
+def test_what_instances_share_is_the_sum_of_what_each_reports() -> None:
+    one = instance(
+        "london", "a", replicas_ready=2, slots_free=3, slots_total=8, headroom_foreign_tokens=10.0, wait_ms=1
+    )
+    two = instance("london", "b", replicas_ready=0, slots_free=0, headroom_foreign_tokens=0.0, wait_ms=2)
+    three = instance("london", "c", replicas_ready=1, slots_free=4, slots_total=4, headroom_foreign_tokens=5.0)
+    gone = instance("london", "d", draining=True, replicas_ready=1, slots_free=4, slots_total=4)
+    pool = pooled(seen(one, two, three, gone).view.regions["london"])
+    assert {name for _, name, _ in pool} == {"a", "b", "c", "d"}
+    for capacity_ in pool.values():
+        assert (capacity_.replicas_ready, capacity_.slots_free, capacity_.slots_total) == (3, 7, 12)
+        assert capacity_.headroom_foreign_tokens == 15.0
+    assert [pool["london", name, MODEL].wait_ms for name in "ab"] == [1, 2]  # its own
+    assert pooled(seen(one).view.regions["london"]) == {}

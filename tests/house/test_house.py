@@ -80,7 +80,20 @@ def test_tests_mirror_sources(path: Path) -> None:
 MACHINES = [
     ROOT / tier / f"{room}.py"
     for tier in ("regional_lb", "global_lb")
-    for room in ("view", "admission", "policy", "pick", "fleet", "table", "flow", "queue")
+    for room in (
+        "view",
+        "admission",
+        "policy",
+        "pick",
+        "fleet",
+        "instances",
+        "table",
+        "row",
+        "flow",
+        "queue",
+        "split",
+        "outlook",
+    )
     if (ROOT / tier / f"{room}.py").exists()
 ] + [path for tier in ("regional_lb", "global_lb") for path in sorted((ROOT / tier / "policy").glob("*.py"))]
 

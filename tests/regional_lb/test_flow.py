@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 from referee import Referee, Rider
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
-from farhop.balance.health import HealthConfig, State
+from farhop.balance.health import HealthConfig, Mode, State
 from farhop.balance.machine import Forward, Usage
+from regional_lb.adapters import LOAD_MS
 from regional_lb.flow import K_WAITING
+from regional_lb.split import Rule, SplitsChanged
 from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.view import Replica, ReplicaProbed, Sample
-from topology.model import Rule
+from topology.model import Rule as LawRule
 
 NAMES = ("r1", "r2", "r3")
 LAWS = (
     law(epoch=1),
-    law(epoch=2, anyone=Rule(allow=("eu",))),
-    law(epoch=3, other=Rule(allow=("world",), deny=("GB",))),
+    law(epoch=2, anyone=LawRule(allow=("eu",))),
+    law(epoch=3, other=LawRule(allow=("world",), deny=("GB",))),
 )
 FAILURES = (
     outcome.CONNECT_FAILED,
@@ -40,6 +45,13 @@ ODDITIES = (
     {"lawful": frozenset({"tokyo"})},
     {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1"},
 )
+SPLITS: tuple[dict[str, dict[str, Any]], ...] = (
+    {},
+    {MODEL: {"weights": {"v1": 1.0, "v2": 1.0}}},
+    {MODEL: {"weights": {"v1": 0.0, "v2": 1.0}, "fallback": False}},
+    {MODEL: {"weights": {"v1": 1.0, "v2": 0.0}}, OTHER_MODEL: {"rules": (Rule("v9", tenant="other"),)}},
+)
+FAULTS = (outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN, outcome.ENGINE_ERROR)
 MODELS_OF = {"r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}}
 
 
@@ -61,6 +73,8 @@ class RegionalMachine(RuleBasedStateMachine):
         self.referee = Referee(self.flow, self._lawful, self._forwarded)
 
     def _replica(self, name: str, **fields) -> Replica:
+        version = {"r1": "v1", "r2": "v2"}.get(name, "")
+        fields = {"version": version, **fields}
         return replica(
             name, models=frozenset(MODELS_OF[name]), kv_tokens=3000, prefill_tokens_max=900, **{"slots": 3, **fields}
         )
@@ -73,8 +87,14 @@ class RegionalMachine(RuleBasedStateMachine):
         assert "london" in rider.lawful & self._lawful(rider.request)
         target = self.flow.view.replicas[forward.target]
         assert rider.request.model in target.models
-        health = self.flow.health[forward.target].read(now)
-        assert health.state in (State.UP, State.SUSPECT) or health.why == "a trial is under way"
+        assigned, split = self.flow._live[forward.id].assigned, self.flow.splits.of(rider.request.model)
+        if assigned is not None and split is not None and not split.terms.fallback:
+            assert target.version == assigned.version
+        machine = self.flow.health[forward.target]
+        health = machine.read(now)
+        if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
+            assert self.flow.outlook.mode(rider.request.model, now) is Mode.PANIC
+            assert machine.held_out(now)
         # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
         load = self.flow.ledger.load(forward.target)
         if load.in_flight > 1:
@@ -122,11 +142,11 @@ class RegionalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
 
     @precondition(lambda self: self.referee.states("started"))
-    @rule(n=st.integers(0, 9), told=st.booleans())
-    def attempt_ends(self, n: int, told: bool) -> None:
+    @rule(n=st.integers(0, 9), told=st.booleans(), fault=st.sampled_from((None, None, *FAULTS)))
+    def attempt_ends(self, n: int, told: bool, fault: outcome.Outcome | None) -> None:
         if rider := self._one(n, "started"):
             usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if told else None
-            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage))
+            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage, fault))
 
     @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
@@ -162,9 +182,9 @@ class RegionalMachine(RuleBasedStateMachine):
             if name in self.referee.riders:
                 self._tell(machine.TimerFired(name))
 
-    @rule(name=st.sampled_from(NAMES), ok=st.booleans())
-    def probe(self, name: str, ok: bool) -> None:
-        self._tell(ReplicaProbed(name, ok))
+    @rule(name=st.sampled_from(NAMES), ok=st.booleans(), ready=st.sampled_from((True, True, False)))
+    def probe(self, name: str, ok: bool, ready: bool = True) -> None:
+        self._tell(ReplicaProbed(name, ok, ready=ready))
         self._work_is_conserved()
 
     @rule()
@@ -185,6 +205,11 @@ class RegionalMachine(RuleBasedStateMachine):
         self._tell(swapped(*(self._replica(name, slots=slots, sample=sample) for name in NAMES if name != gone)))
         self._work_is_conserved()
 
+    @rule(splits=st.sampled_from(SPLITS))
+    def splits_change(self, splits: dict[str, dict[str, Any]]) -> None:
+        self._tell(SplitsChanged(splits))
+        self._work_is_conserved()
+
     @rule(epoch=st.sampled_from((1, 2)), n=st.none() | st.integers(0, 9))
     def law_changes(self, epoch: int, n: int | None) -> None:
         """And perhaps an attempt fails right then."""
@@ -200,7 +225,7 @@ class RegionalMachine(RuleBasedStateMachine):
                 continue
             for waiting in flow.queue.first(model, K_WAITING):
                 live = flow._live[waiting.id]
-                choice = flow.outlook.consider(live.request, live.need, self.now, live.tried)
+                choice = flow.outlook.consider(live.request, live.need, self.now, live.tried, assigned=live.assigned)
                 assert choice is None or choice.chosen is None
 
     # -- what always holds
@@ -224,6 +249,12 @@ class RegionalMachine(RuleBasedStateMachine):
             assert load.kv_tokens == sum(h.kv_tokens for h in held)
 
     @invariant()
+    def who_waits_is_in_the_line_of_what_it_is_for(self) -> None:
+        flow = self.flow
+        assert all(waiting.model == flow._live[name].line for name, waiting in flow.queue._by_id.items())
+        assert sum(flow.outlook.queued(model) for model in (MODEL, OTHER_MODEL)) == len(flow.queue)
+
+    @invariant()
     def bounds_hold(self) -> None:
         queue = self.flow.queue
         assert len(queue) <= 6
@@ -245,7 +276,43 @@ class RegionalMachine(RuleBasedStateMachine):
                     self._tell(machine.ClientLeft(name))
             assert not self.referee.riders
             self.at_rest_nothing_is_held()
+            # What failed fast counts on for a while, and then no more: no slot is lost for good.
+            for name in NAMES:
+                self._tell(ReplicaProbed(name, True))
+            self.now += 1000.0
+            for model in (MODEL, OTHER_MODEL):
+                table = self.flow.outlook.able(model, self.now)
+                assert not table.in_flight.any()
+                assert not table.kv_taken_tokens.any()
 
 
 TestRegionalMachine = RegionalMachine.TestCase
 TestRegionalMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+
+
+def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = request("a", 64 * 1024), request("b", 64 * 1024)
+    for n, asked in enumerate((first, replace(second, chain=(*first.chain[:20], *second.chain[20:])))):
+        flow.handle(machine.RequestArrived(asked), n)
+        flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + 0.1)
+        flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
+    assert flow.trie.match_one("r1", first.chain) == 20  # the first was gone, but for what the second brought back
+    assert flow.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
+
+
+def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
+    both = (replace(replica(n), models=frozenset({MODEL, "sql"}), adapters=frozenset({"sql"})) for n in ("r1", "r2"))
+    flow = regional(*both)
+    targets, promised = [], []
+    for n in range(6):
+        asked = replace(request(f"{n}", model="sql"), stream=True)
+        (forward,) = [c for c in flow.handle(machine.RequestArrived(asked), n) if isinstance(c, Forward)]
+        targets.append(forward.target)
+        promised.append(forward.promised_ttft_ms)
+        flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + (0.03 if n else 0.9))
+        flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(256, 10)), n + 0.95)
+    assert len(set(targets)) == 1
+    assert promised[0] >= LOAD_MS > max(promised[1:])
+    assert LOAD_MS < flow.adapters.load_ms < 900.0
+    assert flow.adapters.loaded(targets[0]) == ("sql",)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regional_lb.exposition import PageError
-from regional_lb.gpus import Gpu, fault, read_gpus
+from regional_lb.gpus import Gpu, fault, read_gpus, strain
 
 PAGE = (Path(__file__).parent / "pages" / "dcgm.txt").read_bytes()
 FIRST, SECOND = Gpu("0", "GPU-5f0c1d2e", 31, 61.0, 4021.0), Gpu("1", "GPU-9a8b7c6d", 79, 92.0, 80994.0)
@@ -51,3 +51,20 @@ def test_another_page_is_refused(text: bytes) -> None:
 def test_a_fault_is_of_the_gpus_that_are_mine(mine: tuple[str, ...], told: str) -> None:
     """XID 31 of the first is its application's own."""
     assert fault((FIRST, SECOND), mine) == told
+
+
+@pytest.mark.parametrize(
+    ("mine", "hottest_c", "least_mib", "told"),
+    [
+        ((), 95.0, 0.0, ""),
+        ((), 90.0, 0.0, "GPU 1: 92 °C, above 90"),
+        (("0",), 90.0, 0.0, ""),
+        ((), 95.0, 5000.0, "GPU 0: 4021 MiB free, below 5000"),
+        (("GPU-9a8b7c6d",), 95.0, 5000.0, ""),
+    ],
+)
+def test_a_strain_is_of_the_gpus_that_are_mine(
+    mine: tuple[str, ...], hottest_c: float, least_mib: float, told: str
+) -> None:
+    assert strain((FIRST, SECOND), mine, hottest_c, least_mib) == told
+    assert strain((Gpu("0", "u"),), mine, hottest_c, least_mib) == ""  # what is not told strains nobody

@@ -13,8 +13,8 @@ from regional_lb.policy import Need, Predictive
 
 def test_nothing_is_chosen_before_something_was_picked() -> None:
     need = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
-    live = Live(request("a"), need)
+    live = Live(request("a"), need, "llama")
     assert live.chosen is None
-    live.pick = pick(need, fleet(replica("r1")).whole, {}, Predictive(), 0.0, Random(1))
+    live.pick = pick(need, fleet(replica("r1")).whole, (), Predictive(), 0.0, Random(1))
     assert live.chosen is not None
     assert live.chosen.replica == "r1"

@@ -1,32 +1,55 @@
-"""Policies changed at work: by steps of a watch, and by a store while requests come."""
+"""Policies and splits changed at work: by steps of a watch, and by a store while requests come."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
 from random import Random
 
 import pytest
 from inprocess import HOP_KEY, Engine, both, chat, send, topology, until
 
-from farhop.store.contract import Change, ChangeKind, Entry, pick_key
+from farhop.balance.machine import Event
+from farhop.store.contract import Change, ChangeKind, Entry, pick_key, split_key
 from farhop.store.memory import MemoryStore
-from regional_lb.overrides import DOCUMENT_LIMIT_BYTES, Overrides
+from farhop.store.word import DOCUMENT_LIMIT_BYTES, Signature, signed
+from regional_lb import overrides
 from regional_lb.policy import Choice, PoliciesChanged
+from regional_lb.split import Rule, SplitsChanged
 
-KEY = pick_key("tokyo")
-PREFIX = b'{"": "p2c", "llama": {"name": "prefix", "load_factor": 2}}'
-READ = PoliciesChanged({"": Choice("p2c"), "llama": Choice("prefix", load_factor=2.0)})
-NONE = PoliciesChanged({})
+AT = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+class Kind:
+    """One of the two documents: where it stands, a good one, and what it says."""
+
+    def __init__(self, name: str, key_of: Callable[[str], str], document: bytes, read: Event, none: Event) -> None:
+        self.name, self.key_of, self.document, self.read, self.none = name, key_of, document, read, none
+        self.key = key_of("tokyo")
+
+
+POLICIES = Kind(
+    "policies", pick_key, b'{"": "p2c", "llama": {"name": "prefix", "load_factor": 2}}',
+    PoliciesChanged({"": Choice("p2c"), "llama": Choice("prefix", load_factor=2.0)}), PoliciesChanged({}),
+)  # fmt: skip
+SPLITS = Kind(
+    "splits", split_key, b'{"llama": {"weights": {"v1": 9, "v2": 1}, "rules": [{"tenant": "acme", "version": "v2"}]}}',
+    SplitsChanged({"llama": {"weights": {"v1": 9.0, "v2": 1.0}, "rules": (Rule("v2", tenant="acme"),)}}),
+    SplitsChanged({}),
+)  # fmt: skip
+both_kinds = pytest.mark.parametrize("kind", [POLICIES, SPLITS], ids=lambda kind: kind.name)
 
 
 class Stage:
-    """The watcher of policies, and what it told."""
+    """The watcher of one document, and what it told."""
 
-    def __init__(self) -> None:
-        self.told: list[PoliciesChanged] = []
+    def __init__(self, kind: Kind) -> None:
+        self.told: list[Event] = []
         self.refused: list[str] = []
-        self.overrides = Overrides(MemoryStore(Random(1)), "tokyo", self.told.append, self.refused.append)
+        make = getattr(overrides, kind.name)
+        self.overrides = make(MemoryStore(Random(1)), "tokyo", self.told.append, self.refused.append)
 
-    def tell(self, *changes: Change) -> list[PoliciesChanged]:
+    def tell(self, *changes: Change) -> list[Event]:
         """What these steps made it say."""
         self.told.clear()
         for change in changes:
@@ -34,48 +57,75 @@ class Stage:
         return list(self.told)
 
 
-def put(value: bytes, key: str = KEY) -> Change:
+def put(value: bytes, key: str) -> Change:
     return Change(ChangeKind.PUT, 2, key, value)
 
 
-def snapshot(**values: bytes) -> Change:
-    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(Entry(pick_key(r), v, 1) for r, v in values.items()))
+def snapshot(kind: Kind, **values: bytes) -> Change:
+    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(Entry(kind.key_of(r), v, 1) for r, v in values.items()))
 
 
-DELETE = Change(ChangeKind.DELETE, 3, KEY)
 LOST = Change(ChangeKind.LOST, why="gone")
 
 
-def test_a_word_its_end_and_an_outage() -> None:
-    stage = Stage()
-    assert stage.tell(snapshot()) == []
-    assert stage.tell(put(PREFIX), LOST, snapshot(tokyo=PREFIX)) == [READ]
-    assert stage.tell(DELETE, DELETE) == [NONE]
-    assert stage.tell(snapshot(tokyo=PREFIX), LOST, snapshot()) == [READ, NONE]
+@both_kinds
+def test_a_word_its_end_and_an_outage(kind: Kind) -> None:
+    stage, delete, word = Stage(kind), Change(ChangeKind.DELETE, 3, kind.key), kind.document
+    assert stage.tell(snapshot(kind)) == []
+    assert stage.tell(put(word, kind.key), LOST, snapshot(kind, tokyo=word)) == [kind.read]
+    assert stage.tell(delete, delete) == [kind.none]
+    assert stage.tell(snapshot(kind, tokyo=word), LOST, snapshot(kind)) == [kind.read, kind.none]
     assert stage.refused == []
 
 
-def test_another_regions_word_is_not_ours() -> None:
-    stage = Stage()
-    assert stage.tell(snapshot(tokyo2=PREFIX), put(PREFIX, pick_key("tokyo2"))) == []
-    stage.tell(put(PREFIX))
-    assert stage.tell(Change(ChangeKind.DELETE, 3, pick_key("tokyo2"))) == []
+@both_kinds
+def test_another_regions_word_is_not_ours(kind: Kind) -> None:
+    stage = Stage(kind)
+    elsewhere = kind.key_of("tokyo2")
+    assert stage.tell(snapshot(kind, tokyo2=kind.document), put(kind.document, elsewhere)) == []
+    stage.tell(put(kind.document, kind.key))
+    assert stage.tell(Change(ChangeKind.DELETE, 3, elsewhere)) == []
+
+
+@both_kinds
+def test_a_signed_word_says_the_same_and_who_it_was(kind: Kind) -> None:
+    stage, bare = Stage(kind), kind.document
+    word = b'{"models": %b, "author": "ann", "why": "try", "at": "2026-11-21T00:00:00Z"}' % bare
+    assert stage.overrides.told() is None
+    assert stage.tell(put(word, kind.key)) == [kind.read]
+    assert stage.overrides.told() == {"author": "ann", "why": "try", "at": AT.isoformat()}
+    stage.tell(put(word.replace(b'"ann"', b'""'), kind.key))
+    assert (stage.overrides.told() or {}).get("author") == "ann"
+    stage.tell(put(bare, kind.key))
+    assert stage.overrides.told() is None
+    assert stage.tell(put(signed({}, Signature("ann", "none", AT)), kind.key)) == [kind.none]
+    assert stage.refused == [f"{kind.name}_malformed"]
+
+
+ABSURD = [
+    b"p2c", b"[]", b'"p2c"', b"\xff", b"[" * 10_000, b" " * DOCUMENT_LIMIT_BYTES + b"{}", b'{"a b": {}}',
+    b'{"llama": {"nonsense": 1}}', b'{"llama": 1}',
+]  # fmt: skip
+ABSURD_POLICIES = [
+    b'{"": "fastest"}', b'{"llama": {"name": "p2c", "load_factor": 2}}',
+    b'{"": {"name": "prefix", "load_factor": NaN}}',
+]  # fmt: skip
+ABSURD_SPLITS = [
+    b'{"": {"weights": {"v1": 1}}}', b'{"llama": {"weights": {"v1": 0}}}', b'{"llama": {"weights": {"v1": NaN}}}',
+    b'{"llama": {"weights": {"v1": 1}}, "qwen": {"rules": [{"version": "v1"}]}}',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "document",
-    [
-        b"p2c", b"[]", b'"p2c"', b'{"": "fastest"}', b'{"llama": {"name": "p2c", "load_factor": 2}}', b"\xff",
-        b'{"a b": "p2c"}', b'{"": {"name": "prefix", "load_factor": NaN}}', b"[" * 10_000,
-        b" " * DOCUMENT_LIMIT_BYTES + b"{}",
-    ],
-)  # fmt: skip
-def test_what_is_absurd_changes_nothing_and_is_counted(document: bytes) -> None:
-    stage = Stage()
-    stage.tell(put(PREFIX))
-    assert stage.tell(put(document)) == []
-    assert stage.refused == ["policies_malformed"]
-    assert stage.tell(put(PREFIX), DELETE) == [NONE]  # the last good was in force
+    ("kind", "document"),
+    [(kind, word) for kind, more in ((POLICIES, ABSURD_POLICIES), (SPLITS, ABSURD_SPLITS)) for word in ABSURD + more],
+)
+def test_what_is_absurd_changes_nothing_and_is_counted(kind: Kind, document: bytes) -> None:
+    stage, good = Stage(kind), put(kind.document, kind.key)
+    stage.tell(good)
+    assert stage.tell(put(document, kind.key)) == []
+    assert stage.refused == [f"{kind.name}_malformed"]
+    assert stage.tell(good, Change(ChangeKind.DELETE, 3, kind.key)) == [kind.none]  # the last good was in force
 
 
 async def test_a_balancer_changes_its_policy_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from worlds import fleet, replica
 
 from farhop.balance.ledger import Reservation
-from regional_lb.pick import FIELD_MAX, expected_wait_ms, pick
+from regional_lb.pick import FIELD_MAX, Known, expected_wait_ms, least, pick
 from regional_lb.policy import Need, Predictive
+from regional_lb.split import Assigned
 from regional_lb.view import Sample
 
 NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
@@ -24,10 +28,21 @@ def table(*replicas, reserved=()):
 
 
 def choose(*replicas, hits=None, reserved=(), seed=1):
-    return pick(NEED, table(*replicas, reserved=reserved), hits or {}, Predictive(), 0.0, Random(seed))
+    rows = table(*replicas, reserved=reserved)
+    held = [(depth, rows.of.at[name]) for name, depth in (hits or {}).items()]
+    return pick(NEED, rows, held, Predictive(), 0.0, Random(seed))
 
 
 FULL = (Reservation("r1", 0, 10), Reservation("r1", 0, 10))
+
+
+def test_why_it_has_its_version_in_one_word_of_few() -> None:
+    choice = choose(replica("r1"))
+    assert (choice.version, choice.split) == ("", "")
+    choice.version, choice.assigned = "v2", Assigned("v2", "llama v2", "rule 17")
+    assert choice.split == "rule"
+    choice.version = "v1"
+    assert choice.split == "fallback"
 
 
 def test_the_choice_comes_with_its_field_and_who_was_full() -> None:
@@ -41,7 +56,7 @@ def test_the_choice_comes_with_its_field_and_who_was_full() -> None:
 
 def test_the_field_is_what_was_seen_whatever_comes_after() -> None:
     both = fleet(replica("r1"), replica("r2"))
-    choice = pick(NEED, both.whole, {}, Predictive(), 0.0, Random(1))
+    choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
     before = choice.field
     both.ledger.reserve("q", Reservation("r1", 700, 700))
     both.served("r2", 1e4, 1e5, 100)
@@ -80,3 +95,28 @@ def test_what_others_run_at_an_engine_counts_for_its_wait() -> None:
     theirs = replica("r1", sample=sample(waiting=7, running=4), tpot_ms=20.0)
     # Eight go first or are it, four run: one leaves every 1.28 s.
     assert expected_wait_ms(table(theirs), 0, 0.0) == pytest.approx(8 * 1280.0)
+
+
+def test_a_delay_is_part_of_the_score_and_told() -> None:
+    both = table(replica("r1"), replica("r2"))
+    delay = np.array([50.0, 0.0])
+    choice = pick(NEED, both, (), Predictive(), 0.0, Random(1), Known({"r2": 0.0}, {}), delay)
+    assert {s.replica: (s.delay_ms, s.exact) for s in choice.field} == {"r1": (50.0, False), "r2": (0.0, True)}
+    best, other = choice.field
+    assert (best.replica, other.score - best.score) == ("r2", pytest.approx(50.0))
+    many = table(*(replica(f"r{i:03}") for i in range(2 * FIELD_MAX)))
+    delays = np.arange(2.0 * FIELD_MAX)
+    short = pick(NEED, many, (), Predictive(), 0.0, Random(1), delay_ms=delays)
+    assert [s.delay_ms for s in short.field][:FIELD_MAX] == delays[:FIELD_MAX].tolist()
+
+
+@given(st.integers(9, 400), st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 6))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_least_are_as_sorting_would_have_them(count: int, seed: int, most: int, kinds: int) -> None:
+    scores = Random(seed).choices(
+        [2.0, 1.0, np.inf, 1.5, 0.0, 7.0][:kinds], weights=[20, 2, 20, 1, 1, 9][:kinds], k=count
+    )
+    column = np.array(scores)
+    rows = least(column, most)
+    assert len(set(rows.tolist())) == most
+    assert sorted(column[rows]) == sorted(scores)[:most]

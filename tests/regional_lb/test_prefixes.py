@@ -242,3 +242,20 @@ def test_no_node_reaches_a_balancer_outside_the_law_of_all_who_inserted_it(serve
             assert reader.heard - last <= {node for node, regions in may.items() if region in regions}
 
     asyncio.run(run())
+
+
+async def test_what_a_cleared_replica_held_is_told_though_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farhop.balance.trie.TURN_NODES", 10)
+    monkeypatch.setattr("regional_lb.prefixes.SWEEP_NODES", 7)
+    flow = regional(replica("a", kv_tokens=CACHE), replica("b", kv_tokens=CACHE))
+    async with calling(told_by(flow)) as stub:
+        reader = Reader(stub, asked())
+        await reader.until(lambda r: r.snapshots)
+        for n in range(1, 30):
+            flow.journal.insert("a", (1, 100 + n), None)
+        flow.journal.insert("b", (1, 2), None)
+        await reader.until(lambda r: {1, 2, 129} <= r.nodes)
+        flow.trie.clear("a")
+        assert flow.trie.nodes > 20
+        await reader.until(lambda r: r.nodes == {1, 2})
+    assert flow.trie.nodes == 2

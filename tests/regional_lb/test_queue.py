@@ -52,6 +52,23 @@ def test_models_are_served_by_band_then_by_age() -> None:
     assert [w.id for w in queue.first("old", 8)] == ["a"]
 
 
+def test_who_moves_to_another_line_keeps_its_age_and_its_band() -> None:
+    queue = room(tokens_max=400)
+    for n, (name, model, priority) in enumerate(
+        (("a", "old", 0), ("b", "new", 0), ("c", "old", 1), ("d", "old", 0), ("e", "apart", 0))
+    ):
+        push(queue, name, f"t{n}", model=model, priority=priority, now=float(n), tokens=80.0)
+    apart = queue.first("apart", 8)
+    queue.reline({"a": "new", "c": "new", "d": "newest", "b": "new", "gone": "new"})
+    assert [w.id for w in queue.first("new", 8)] == ["c", "a", "b"]
+    assert [(w.id, w.since) for w in queue.first("newest", 8)] == [("d", 3.0)]
+    assert (queue.waiting("old"), len(queue), queue.tokens) == (0, 5, 400.0)
+    assert queue.first("apart", 8) == apart  # whoever has nothing to do with it is left alone
+    served = [queue.remove(name, served=True) for name in "abcde"]
+    assert [w.model for w in served if w is not None] == ["new", "new", "new", "newest", "apart"]
+    assert (len(queue), queue.models(), queue.tokens) == (0, [], 0.0)
+
+
 def test_only_what_is_served_counts_against_a_tenant() -> None:
     """Ten of A's give up unserved: its eleventh is as near to its turn as B's first."""
     queue = room()

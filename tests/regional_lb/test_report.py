@@ -14,7 +14,7 @@ from reporting import ADDRESSES, Watched, calling, live, publishing, reporter
 from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
 from farhop.balance.ledger import Reservation
-from farhop.balance.machine import RequestArrived, Usage
+from farhop.balance.machine import AttemptBegan, RequestArrived, Usage
 from farhop.store.contract import ChangeKind, report_key
 from farhop.store.report import (
     ACCEPTED_LIMIT,
@@ -29,6 +29,8 @@ from farhop.store.report import (
 )
 from regional_lb import report
 from regional_lb.report import moved
+from regional_lb.shares import PeerHeard, PeerLoad, PeersChanged
+from regional_lb.split import Rule
 from regional_lb.view import ReplicaProbed, Sample
 
 # -- what is said
@@ -58,6 +60,39 @@ async def test_each_models_queue_is_its_own() -> None:
     by_model = {m.model: m for m in reporter(flow, lambda: 0.0).build().models}
     assert by_model[MODEL].queued_requests == flow.queue.waiting(MODEL) == 2
     assert by_model[OTHER_MODEL].queued_requests == 0
+
+
+async def test_a_model_that_is_split_is_reported_whole_and_its_headroom_by_share() -> None:
+    flow = regional(replica("a", version="v1", slots=4), replica("b", version="v2", slots=1))
+    flow.splits.override({MODEL: {"weights": {"v1": 3.0, "v2": 1.0}, "rules": (Rule("v2", tenant="other"),)}})
+    before = reporter(flow, lambda: 0.0).build().models[0]
+    for n in range(3):
+        flow.handle(RequestArrived(request(f"q{n}", tenant="other")), 0.0)
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.model, told.replicas_ready, told.queued_requests) == (MODEL, 2, 2)
+    assert 0 < told.headroom_foreign_tokens <= 0.75 * before.headroom_foreign_tokens
+    assert told.wait_ms == pytest.approx(0.25 * flow.outlook.wait_ms(f"{MODEL} v2", 0.0))
+
+
+async def test_what_stands_by_after_a_flip_is_not_on_offer() -> None:
+    """Else a region whose green is full would seem half empty, and never hot."""
+    flow = regional(replica("blue", version="v1", slots=4), replica("green", version="v2", slots=2))
+    flow.splits.override({MODEL: {"weights": {"v1": 0.0, "v2": 1.0}}})
+    for n in range(2):
+        flow.handle(RequestArrived(request(f"q{n}")), 0.0)
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.replicas_total, told.slots_total, told.slots_free) == (1, 2, 2, 0)
+    assert told.used_share == 1.0
+    flow.splits.override({MODEL: {"weights": {"v1": 1.0, "v2": 3.0}}})
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.slots_total, told.slots_free) == (2, 6, 4)
+    assert told.used_share == pytest.approx(0.75)  # for a quarter of what comes all is free
+    for n in range(2):
+        flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.0)
+    for _ in range(3):
+        flow.handle(ReplicaProbed("green", False), 0.0)
+    told = reporter(flow, lambda: 0.0).build().models[0]
+    assert (told.replicas_ready, told.slots_total, told.used_share) == (1, 4, 0.0)  # blue takes it all now
 
 
 async def test_a_region_without_a_ready_replica_still_reports() -> None:
@@ -378,3 +413,34 @@ async def test_numbers_only_grow_and_are_not_spent_on_what_nobody_is_told(faster
     async with publishing(flow) as (told, store):
         await until(lambda: len(store.written) >= 4)
         assert told._latest.seq <= len(store.written) + 2
+
+
+async def test_the_reports_of_all_who_share_replicas_add_up_to_one_that_has_them_alone() -> None:
+    names = [f"g{n}" for n in range(1, 7)]
+    alone = regional(*map(replica, names))
+    together = {me: regional(*map(replica, names), instance=me) for me in ("r1", "r2", "r3")}
+    for me, flow in together.items():
+        others = frozenset(together) - {me}
+        for peer in others:
+            loads = {n: PeerLoad(str(replica(n).address)) for n in names}
+            flow.handle(PeerHeard(peer, loads, {MODEL: 2} if peer == "r2" else {}, whole=True), 0.0)
+        flow.handle(PeersChanged(others, others), 0.0)
+    load = PeerLoad(str(replica("g2").address), 1, 100, 200, 1)
+    for flow in (alone, together["r1"]):
+        flow.ledger.reserve("q", Reservation("g2", 100, 200))
+    for me in ("r2", "r3"):
+        together[me].handle(PeerHeard("r1", {"g2": load}, {}), 0.0)
+    told = {me: reporter(flow).build().models[0] for me, flow in together.items()}
+    whole = reporter(alone).build().models[0]
+    for field in (
+        "replicas_ready", "replicas_total", "slots_total", "slots_free", "kv_tokens_total", "kv_tokens_free",
+        "in_flight",
+    ):  # fmt: skip
+        assert sum(getattr(one, field) for one in told.values()) == getattr(whole, field), field
+    assert all(one.replicas_total for one in told.values())
+    assert {one.usable_share for one in told.values()} == {1.0}
+    assert told["r1"].used_share == pytest.approx((1 + 2) / 12)  # with what waits at r2
+    assert told["r1"].queued_requests == 0
+    together["r1"].handle(PeersChanged(frozenset(), frozenset(), serving=False), 0.0)
+    given_up = reporter(together["r1"]).build().models[0]
+    assert (given_up.replicas_total, given_up.slots_total, given_up.in_flight, given_up.usable_share) == (0, 0, 0, 1.0)

@@ -24,16 +24,19 @@ from inprocess import (
     topology,
     until,
 )  # fmt: skip
+from msgspec.structs import replace
 
 from farhop.identity.hop import HopClaims, HopSigner
 from farhop.relay.listener import PortTakenError
 from farhop.store.memory import MemoryStore
 from farhop.store.report import check
+from farhop.telemetry.attributes import admit
 from regional_lb.main import RegionalBalancer
 from regional_lb.pick import Pick
 from regional_lb.policy import Choice
 from regional_lb.policy.turns import RoundRobin
 from regional_lb.serve import PickReasons
+from regional_lb.split import Assigned
 
 WORLD = topology(tenant("split", models={"weights-70b": {"allow": ["us"]}}, residency={
     "processing": {"allow": ["world"]}, "logging": {"allow": ["jp"]},
@@ -173,7 +176,38 @@ async def test_a_replica_that_is_down_makes_it_unready(up: Both, engine: Engine)
     engine.healthy = False
     await until(lambda: not up.regional.desk.ready())
     (replica,) = up.regional.desk.status()["replicas"]
-    assert (replica["state"], replica["why"]) == ("down", "probes fail")
+    assert (replica["state"], replica["why"]) == ("down", "alive, not ready")  # 503 is its own word for it
+    assert up.regional.desk.status()["modes"] == {MODEL: "all_down"}
+
+
+async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_told(engine: Engine) -> None:
+    replicas = [{"url": f"http://{engine.address}", "models": [MODEL], "name": name} for name in ("one", "two")]
+    async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+        await until(lambda: all(r["state"] == "up" for r in up.regional.desk.status()["replicas"]))
+        engine.behaviour, engine.complaint = "error", "CUDA out of memory. Tried to allocate 2.00 GiB"
+        answer = await send(up.client, chat())
+        assert (answer.status, answer.json["error"]["message"]) == (500, engine.complaint)  # as the engine said it
+        hit = answer.headers["x-farhop-replica"]
+        status = up.regional.desk.status()
+        told = {replica["replica"]: replica for replica in status["replicas"]}
+        assert (told[hit]["state"], told[hit]["why"]) == ("down", "an answer said: out of GPU memory")
+        assert 25.0 < told[hit]["until_s"] <= 30.0
+        other = told["two" if hit == "one" else "one"]
+        assert (other["state"], other["share"], other["failing_share"]) == ("up", 1.0, 0.0)
+        assert status["ejections"] == {"engine_out_of_memory": 1.0}
+        assert status["modes"] == {MODEL: "normal"}
+        page = up.regional.metrics.render().decode()
+        labels = 'region="virginia",tier="regional"'
+        for line in (
+            f'farhop_attempts_total{{outcome="engine_out_of_memory",{labels.replace(",", f",target=%{hit}%,")}}} 1.0',
+            f'farhop_replica_ejections{{reason="engine_out_of_memory",{labels}}} 1.0',
+            f"farhop_replicas{{{labels.replace(',', ',state=%down%,')}}} 1.0",
+            f"farhop_replica_share{{{labels.replace(',', f',replica=%{hit}%,')}}} 0.0",
+            f'farhop_models_by_mode{{mode="normal",{labels}}} 1.0',
+        ):
+            assert line.replace("%", '"') in page
+        engine.behaviour = "serve"
+        assert (await send(up.client, chat())).headers["x-farhop-replica"] == other["replica"]
 
 
 async def test_on_the_way_out_it_is_not_ready(engine: Engine) -> None:
@@ -215,12 +249,26 @@ def test_the_reasons_of_a_pick() -> None:
     assert reasons.attributes(pick)["farhop.reasons"] == ["one 12.5 turns"]
     assert reasons.attributes(pick)["farhop.policy"] == record["policy"] == "round-robin"
     assert reasons.predicted_hit_tokens(pick) == 64.0
+    assert (reasons.hit_source(pick), record["candidates"][0]["hit_exact"]) == ("trie", False)
+    pick.chosen = replace(pick.chosen, exact=True)
+    assert reasons.hit_source(pick) == "exact"
     assert reasons.predicted_ttft_ms(pick) == (100.0 + 36.0) * 0.5
     nobody = seen(room=False)
     assert reasons.attributes(nobody) == {}
     record = reasons.record(nobody)
     assert (record["chosen"], record["candidates"][0]["full"]) == (None, True)
     assert (reasons.predicted_hit_tokens(nobody), reasons.predicted_ttft_ms(nobody)) == (0.0, None)
+
+
+def test_the_version_of_a_pick_is_said_with_why() -> None:
+    pick, reasons = seen(room=True), PickReasons()
+    pick.chosen = pick.scored(0)
+    assert not {"farhop.version", "farhop.split"} & set(reasons.attributes(pick))
+    pick.version, pick.assigned = "v1", Assigned("v2", f"{MODEL} v2", "rule 3")
+    said, record = reasons.attributes(pick), reasons.record(pick)
+    assert (said["farhop.version"], said["farhop.split"]) == ("v1", "rule 3: v2, fallback")
+    assert (record["version"], record["split"]) == ("v1", "rule 3: v2, fallback")
+    assert admit(said)[1] == 0
 
 
 async def test_a_session_comes_through_both_tiers_as_a_hash(up: Both) -> None:

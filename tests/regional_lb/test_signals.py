@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from regional_lb.config import ENGINE_NAMES
 from regional_lb.exposition import PageError
 from regional_lb.signals import ANY, COUNT_MAX, ENGINES, read_page
-from regional_lb.view import Sample
+from regional_lb.view import Lora, Sample
 
 PAGES = Path(__file__).parent / "pages"
 PAGE = (PAGES / "vllm.txt").read_text()
@@ -172,3 +172,32 @@ def test_a_line_that_tempts_the_parser_to_backtrack_is_quick() -> None:
     with pytest.raises(PageError):
         read("vllm:num_requests_waiting{" + 'a="b",' * 100_000 + "\n")
     assert time.perf_counter() - began < 2.0
+
+
+LORA = 'vllm:lora_requests_info{max_lora="%s",running_lora_adapters="%s",waiting_lora_adapters="%s"} %s\n'
+WAITING = "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\n"
+
+
+def test_of_the_adapters_the_latest_line_counts() -> None:
+    page = (
+        WAITING
+        + LORA % ("2", "", "", "1.5e9")
+        + LORA % ("2", "sql,chat", "x", "1.7e9")
+        + LORA % ("2", "x", "", "1.6e9")
+    )
+    dropped: list[str] = []
+    told = read_page(page.encode(), 0.0, dropped.append).lora
+    assert told == Lora(2, frozenset({"sql", "chat"}), frozenset({"x"}))
+    assert read_page(WAITING.encode(), 0.0, dropped.append).lora is None
+    assert dropped == []
+
+
+def test_adapters_that_make_no_sense_are_dropped_and_counted() -> None:
+    for line in (LORA % ("-1", "a", "", "1"), LORA % ("None", "a", "", "1"), LORA % ("2", "a", "", "NaN")):
+        dropped: list[str] = []
+        assert read_page((WAITING + line).encode(), 0.0, dropped.append).lora is None
+        assert dropped == ["value"]
+    many = LORA % ("99999", ",".join(f"a{n}" for n in range(5000)), "", "1")
+    told = read_page((WAITING + many).encode(), 0.0, pytest.fail).lora
+    assert told is not None
+    assert (told.max, len(told.running)) == (1024, 1024)

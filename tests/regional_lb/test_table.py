@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from worlds import fleet, replica
 
-from farhop.balance.ledger import Reservation
-from regional_lb.table import Table
+from farhop.balance.ledger import Load, Reservation
+from regional_lb.table import Eased, Table
 from regional_lb.view import Sample
 
 OUTPUT_TOKENS = 100.0
@@ -53,3 +53,36 @@ def test_a_part_keeps_its_order_and_its_numbers() -> None:
     assert part.slots.tolist() == [1.0, 3.0]
     assert whole.only(whole.of.without(())) is whole
     assert len(whole.only(whole.of.without(("a", "b", "c")))) == 0
+
+
+def test_who_is_eased_has_fewer_slots_and_what_failed_counts() -> None:
+    table = rows(replica("r", slots=4), reserved=[Reservation("r", 0, 100)])
+    known = fleet(replica("r", slots=4)).view.replicas["r"]
+    for eased, fits, in_flight, kv_tokens in (
+        (None, True, 1.0, 100.0),
+        (Eased(2), True, 1.0, 100.0),
+        (Eased(1), False, 1.0, 100.0),
+        (Eased(4, requests=2, kv_tokens=9000), True, 3.0, 9100.0),
+        (Eased(4, requests=2, kv_tokens=9301), False, 3.0, 9401.0),
+        (Eased(3, requests=2), False, 3.0, 100.0),
+    ):
+        table.burden(0, known, Load(1, 0, 100), eased)
+        assert table.room(0.0, 100.0, now=0.0).tolist() == [fits], eased
+        assert (table.in_flight[0], table.kv_taken_tokens[0]) == (in_flight, kv_tokens)
+    table.burden(0, known, Load(), Eased(1))
+    assert table.room(1e9, 100.0, now=0.0).all()  # idle: it may have its one
+    table.allow(0, 3)
+    assert table.slots.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("apart", [(), (7,), (0, 299), tuple(range(0, 300, 2))])
+def test_a_large_part_has_the_numbers_of_its_rows(apart: tuple[int, ...]) -> None:
+    whole = rows(*(replica(f"r{i}", slots=1 + i, kv_tokens=1000 + i) for i in range(600)))
+    part = whole.only(whole.of.without(tuple(f"r{i}" for i in apart)))
+    kept = [i for i in range(600) if i not in apart]
+    assert part.slots.tolist() == [1 + i for i in kept]
+    assert part.kv_tokens.tolist() == [1000 + i for i in kept]
+    assert part.rates().tolist() == [[whole.rates_of(i)[n] for i in kept] for n in range(3)]
+    assert part.room(0.0, 0.0, now=0.0).all()
+    with pytest.raises(AttributeError):
+        _ = part.colour

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worlds import MODEL, OTHER_MODEL, replica
 
-from regional_lb.view import view_of
+from regional_lb.view import line_of, model_of, view_of
 
 
 def test_replicas_are_found_by_name_and_by_model() -> None:
@@ -15,6 +15,14 @@ def test_replicas_are_found_by_name_and_by_model() -> None:
     assert view.by_model == {MODEL: ("r1", "r2"), OTHER_MODEL: ("r1",)}
     with pytest.raises(AttributeError):
         view.by_model = {}  # type: ignore[misc]
+
+
+def test_a_line_is_a_model_or_a_version_of_it() -> None:
+    first, second, plain = (replica(name, version=version) for name, version in (("a", "v1"), ("b", "v2"), ("c", "")))
+    view = view_of([first, second, plain])
+    assert view.by_model == {MODEL: ("a", "b", "c")}
+    assert view.by_line == {MODEL: ("a", "b", "c"), line_of(MODEL, "v1"): ("a",), line_of(MODEL, "v2"): ("b",)}
+    assert line_of(MODEL, "") == model_of(line_of(MODEL, "v1")) == model_of(MODEL) == MODEL
 
 
 def test_a_region_may_be_empty() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +15,8 @@ from inprocess import HOP, HOP_KEY, until
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
 from farhop.balance.machine import Event
-from regional_lb import watch
-from regional_lb.config import RegionalConfig
+from regional_lb import members, watch
+from regional_lb.config import RegionalConfig, ReplicaConfig
 from regional_lb.fleet import Fleet
 from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, View, ViewSwapped
 from regional_lb.watch import Watcher
@@ -57,10 +58,19 @@ class Heard:
     def __init__(self) -> None:
         self.fleet = Fleet(HealthConfig(), Estimates())
         self.views = 0
+        self.answers = False  # whether requests are answered all the time
         self.probes: list[tuple[str, bool]] = []
         self.faults: list[str] = []
+        self.ready: list[bool] = []
+        self.strains: list[str] = []
         self.samples: list[Sample] = []
         self.refused: list[str] = []
+        self.said: list[tuple[str, str]] = []
+        self.in_flight: dict[str, int] = {}
+        self.watcher: Watcher
+
+    def probed(self, name: str) -> int:
+        return sum(one == name for one, _ in self.probes)
 
     @property
     def view(self) -> View:
@@ -76,6 +86,9 @@ class Heard:
         elif isinstance(event, ReplicaProbed):
             self.probes.append((event.target, event.ok))
             self.faults.append(event.fault)
+            self.ready.append(event.ready)
+            self.strains.append(event.strain)
+            self.fleet.hear(event, 0.0)
 
     def waiting(self, name: str) -> int | None:
         sample = self.view.replicas[name].sample if name in self.view.replicas else None
@@ -84,7 +97,13 @@ class Heard:
 
 @asynccontextmanager
 async def watching(
-    monkeypatch: pytest.MonkeyPatch, urls: dict[str, str], said: dict[str, object] | None = None, **more: float
+    monkeypatch: pytest.MonkeyPatch,
+    urls: dict[str, str],
+    said: dict[str, Any] | None = None,
+    speed: float = 1.0,
+    *,
+    top: dict[str, Any] | None = None,
+    **more: float,
 ) -> AsyncIterator[Heard]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     config = RegionalConfig.model_validate({
@@ -93,9 +112,15 @@ async def watching(
         "replicas": [
             {"url": url, "models": ["m"], "name": name, "kv_tokens": 77, **(said or {})} for name, url in urls.items()
         ],
+        "health": {"gpu_temperature_c_max": 90},
+        **(top or {}),
     })  # fmt: skip
-    heard = Heard()
-    watcher = Watcher(config, heard.react, heard.refused.append, asyncio.get_running_loop().time, Random(1))
+    heard, loop = Heard(), asyncio.get_running_loop()
+    watcher = heard.watcher = Watcher(
+        config, heard.react, heard.refused.append, lambda: loop.time() * speed, Random(1),
+        answered_at=lambda _name: loop.time() * speed if heard.answers else -inf,
+        in_flight=lambda name: heard.in_flight.get(name, 0), say=lambda *said: heard.said.append(said),
+    )  # fmt: skip
     await watcher.open()
     try:
         yield heard
@@ -265,12 +290,12 @@ async def test_an_engine_is_looked_for_where_it_has_its_page(monkeypatch: pytest
         said = {"engine": "triton", "metrics": f"{url}/elsewhere"}
         async with watching(monkeypatch, {"one": url}, said) as heard:
             await until(lambda: heard.waiting("one") == 7 and heard.probes)
-        assert set(asked) == {"/v2/health/ready", "/elsewhere"}
+        assert set(asked) == {"/v2/health/ready", "/elsewhere", "/v1/models"}
         asked.clear()
         async with watching(monkeypatch, {"one": url}, {"engine": "trtllm"}) as heard:
             await until(lambda: heard.refused and heard.probes)
             assert set(heard.refused) == {"metrics_missing"}  # it speaks as another engine
-        assert set(asked) == {"/health", "/prometheus/metrics"}
+        assert set(asked) == {"/health", "/prometheus/metrics", "/v1/models"}
 
 
 async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,12 +311,97 @@ async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch
             assert set(heard.faults) == {""}  # GPU 1 is another's, and GPU 0 had an application's error
         async with watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as heard:
             await until(lambda: heard.faults and heard.faults[-1] == "GPU 1: XID 79, fell off the bus")
+            assert heard.strains[-1] == "GPU 1: 92 °C, above 90"
             pages[0] = pages[0].replace("} 79\n", "} 0\n")
             await until(lambda: heard.faults[-1] == "")
             pages[0] = (PAGES / "dcgm.txt").read_text()
             await until(lambda: heard.faults[-1] != "")
             pages[0] = ""  # the exporter fails: its last word holds a while, and not for ever
             await until(lambda: "gpus_status" in heard.refused and heard.faults[-1] == "")
+
+
+class Model:
+    """An engine whose health page and completions answer as told."""
+
+    def __init__(self) -> None:
+        self.health, self.completions, self.hangs, self.asked = 200, 200, False, 0
+        self.app = web.Application()
+        self.app.router.add_get("/metrics", _text(PAGE))
+        self.app.router.add_get("/health", self._health)
+        self.app.router.add_post("/v1/completions", self._complete)
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _complete(self, _request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        return web.Response(status=self.completions)
+
+
+async def test_an_engine_that_loads_is_alive_and_takes_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    model.health = 503
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: len(heard.probes) >= 5)
+        assert set(heard.probes) == {("one", True)}
+        assert not any(heard.ready)
+        assert heard.fleet.health["one"].read(0.0).why == "alive, not ready"
+        model.health = 200
+        await until(lambda: heard.ready[-1] and len(heard.fleet.able("m", 0.0)) == 1)
+
+
+async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_was_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model()
+    model.completions = 500
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as heard:
+        await until(lambda: model.asked >= 2)
+        assert not len(heard.fleet.able("m", 0.0))  # its health is green, and it does not serve
+        assert ("one", False) in heard.probes
+        model.completions, before = 200, model.asked
+        await until(lambda: len(heard.fleet.able("m", 0.0)))
+        assert model.asked - before >= 3
+        warmed = model.asked
+        told = len(heard.probes)
+        await until(lambda: len(heard.probes) >= told + 5)
+        assert model.asked == warmed
+        model.health = 500
+        await until(lambda: heard.probes[-3:] == [("one", False)] * 3)
+        model.health = 200
+        await until(lambda: model.asked == warmed + 3)
+        await until(lambda: heard.ready[-1] and heard.probes[-1] == ("one", True))
+
+
+async def test_who_cannot_be_asked_to_complete_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine for embeddings."""
+    model = Model()
+    model.completions = 404
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as heard:
+        await until(lambda: len(heard.fleet.able("m", 0.0)))
+        assert heard.refused.count("generate_status") == model.asked == 1
+
+
+async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model()
+    model.hangs = True
+    said, speed = {"probe": {"generate_s": 1.0}}, 20.0
+    monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, said, speed) as heard:
+        heard.answers = True
+        await until(lambda: len(heard.probes) >= 15)
+        assert model.asked == 0  # answers show it well enough
+        heard.answers = False
+        await until(lambda: "generates nothing" in heard.faults[-1])
+        assert not len(heard.fleet.able("m", 0.0))
+        assert heard.probes[-1] == ("one", True)
+        model.hangs = False
+        await until(lambda: heard.faults[-1] == "" and len(heard.fleet.able("m", 0.0)))
+        assert model.asked >= 2
 
 
 async def test_a_replica_keeps_what_was_known_while_its_page_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,3 +421,150 @@ async def test_a_replica_keeps_what_was_known_while_its_page_is_bad(monkeypatch:
         pages[0] = page(waiting="9")
         await until(lambda: heard.waiting("one") == 9)
         assert heard.view.replicas["one"].kv_tokens == known.kv_tokens  # a page without it changes nothing
+
+
+# -- replicas that come and go
+
+
+def announced(url: str, name: str, **more: Any) -> ReplicaConfig:
+    return ReplicaConfig.model_validate({"url": url, "name": name, "models": ["m"], **more})
+
+
+async def test_who_comes_is_watched_and_who_goes_is_until_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(_text(PAGE)) as url, served(_text(PAGE)) as other, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: heard.probed("one"))
+        heard.watcher.announce([announced(url, "one", kv_tokens=77), announced(other, "two")])
+        await until(lambda: heard.probed("two") and heard.waiting("two") == 3)
+        heard.in_flight["one"] = 1
+        heard.watcher.announce([announced(other, "two")])
+        assert heard.view.replicas["one"].draining
+        count = heard.probed("one")
+        await until(lambda: heard.probed("one") >= count + 8)  # whoever works is looked at, to the end
+        assert set(heard.view.replicas) == {"one", "two"}
+        heard.in_flight.clear()
+        await until(lambda: set(heard.view.replicas) == {"two"})
+        gone = heard.probed("one")
+        count = heard.probed("two")
+        await until(lambda: heard.probed("two") >= count + 5)
+        assert heard.probed("one") == gone
+        await until(lambda: len(heard.watcher._tasks) == 3)  # a probe, a scrape, its models: nobody lets go of anybody
+        views = heard.views
+        heard.watcher.announce([announced(other, "two")])
+        assert heard.views == views  # the same words cost nothing
+
+
+async def test_what_is_seen_of_a_process_is_not_said_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = asyncio.Event()
+
+    async def later(_request: web.Request) -> web.Response:
+        await held.wait()
+        return web.Response(text=PAGE)
+
+    async with (
+        served(later, later) as old,
+        served(_text(page(waiting="9"))) as new,
+        watching(monkeypatch, {"one": old}, timeout_s=5.0) as heard,
+    ):
+        heard.watcher.announce([announced(new, "one")])
+        held.set()
+        await until(lambda: heard.waiting("one") == 9)
+        assert [sample.waiting for sample in heard.samples if sample.waiting != 9] == []
+
+
+def listing(*ids: str, **more: Any) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": name, "object": "model", **more} for name in ids]}
+
+
+@asynccontextmanager
+async def engine(models: list[Any], asked: list[str | None] | None = None) -> AsyncIterator[str]:
+    """`models[0]` is what it lists: a document, or a status."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if asked is not None:
+            asked.append(request.headers.get("authorization"))
+        return web.Response(status=models[0]) if isinstance(models[0], int) else web.json_response(models[0])
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(text=PAGE)
+
+    async def health(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/v1/models", answer)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/health", health)
+    async with served(app) as url:
+        yield url
+
+
+async def test_a_replica_answering_for_another_model_is_not_able_until_it_is_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models: list[Any] = [listing("other")]
+    async with engine(models) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as heard:
+        await until(lambda: heard.view.replicas["one"].missing == {"m"})
+        assert heard.view.by_model["m"] == ("one",)
+        await until(lambda: heard.said)
+        assert heard.said == [("one", "does not serve m: not in its /v1/models; correct `models`")]
+        assert heard.refused.count("models_other") == 1
+        models[0] = 500  # no evidence: what it said last stands
+        await until(lambda: heard.probed("one") >= 4)
+        assert heard.view.replicas["one"].missing == {"m"}
+        models[0] = listing("served-name", root="m")
+        await until(lambda: not heard.view.replicas["one"].missing)
+
+
+@pytest.mark.parametrize("says", [404, 401, {"data": []}, {"error": "no"}, listing("a", parent="m")])
+async def test_what_is_no_evidence_leaves_a_replica_able(monkeypatch: pytest.MonkeyPatch, says: Any) -> None:
+    async with engine([says]) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as heard:
+        await until(lambda: heard.probed("one") >= 4)
+        assert heard.view.replicas["one"].missing == frozenset()
+        assert heard.said == []
+
+
+async def test_what_many_engines_say_at_once_is_one_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SWAP_S", 0.3)
+    async with engine([listing("a")]) as url, watching(monkeypatch, {"fine": url}, {"models": ["a"]}) as heard:
+        await until(lambda: heard.probed("fine") >= 3)
+        assert heard.views == 1  # it serves what it should: nothing to take in
+        many = [announced(url, f"r{number}", models=[]) for number in range(20)]
+        heard.watcher.announce(many)
+        await until(lambda: len(heard.view.by_model.get("a", ())) == 20)
+        assert heard.views < 12  # the announcement, one that left, and what came within a moment or a few
+
+
+async def test_models_that_are_not_told_are_asked_for_with_the_engines_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[Any] = [503]
+    asked: list[str | None] = []
+    async with engine(models, asked) as url:
+        async with watching(monkeypatch, {"one": url}, {"models": []}, models_s=0.02) as heard:
+            await until(lambda: heard.said)
+            assert "cannot be read (status 503): give it `models`" in heard.said[0][1]
+            assert heard.view.by_model == {}
+            models[0] = listing("a", "b")
+            await until(lambda: heard.view.by_model == {"a": ("one",), "b": ("one",)})
+            models[0] = 503  # it restarts: what it said last stands
+            await until(lambda: len(asked) >= 8)
+            assert set(heard.view.by_model) == {"a", "b"}
+            models[0] = listing("c")
+            await until(lambda: set(heard.view.by_model) == {"c"})
+        assert set(asked) == {None}
+        monkeypatch.setenv("FARHOP_TEST_ENGINE", "sk-engine")
+        more: dict[str, Any] = {"engine_key": "env:FARHOP_TEST_ENGINE"}
+        async with watching(monkeypatch, {"one": url}, {"models": []}, top=more) as heard:
+            await until(lambda: set(heard.view.by_model) == {"c"})
+        assert asked[-1] == "Bearer sk-engine"
+
+
+async def test_more_models_than_a_report_can_say_leave_a_replica_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "MODELS_LIMIT", 2)
+    async with (
+        engine([listing("a", "b")]) as first,
+        engine([listing("b", "c")]) as second,
+        watching(monkeypatch, {"one": first, "two": second}, {"models": []}) as heard,
+    ):
+        await until(lambda: heard.said)
+        assert len(heard.view.replicas) == 1
+        assert heard.refused.count("discovery_limit") == 1
+        assert heard.said[0][1].startswith("left out: more than 2 models")

@@ -75,7 +75,7 @@ def test_estimates_stay_in_their_domain(samples: list[tuple[int, int, int]], max
 def test_a_speed_is_its_guess_until_measured() -> None:
     speed = Speed(0.2, 25.0)
     assert (speed.prefill_ms_per_token, speed.tpot_ms, speed.service_ms) == (0.2, 25.0, OUTPUT_TOKENS * 25.0)
-    speed.began(525.0, 1000.0)  # one decode step of 25 ms is not prefill
+    assert speed.began(525.0, 1000.0)  # one decode step of 25 ms is not prefill
     assert speed.prefill_ms_per_token == pytest.approx(0.5)
     speed.ended(decode_ms=1000.0, service_ms=1525.0, completion_tokens=101)
     assert (speed.tpot_ms, speed.service_ms) == (pytest.approx(10.0), pytest.approx(1525.0))
@@ -83,7 +83,7 @@ def test_a_speed_is_its_guess_until_measured() -> None:
 
 def test_what_says_nothing_of_a_speed_changes_nothing() -> None:
     speed = Speed(0.2, 25.0)
-    speed.began(500.0, 63.0)  # too small: a step's own cost
+    assert not speed.began(500.0, 63.0)  # too small: a step's own cost
     speed.ended(decode_ms=0.0, service_ms=500.0, completion_tokens=1)
     assert (speed.prefill_ms_per_token, speed.tpot_ms) == (0.2, 25.0)
 

@@ -23,7 +23,22 @@ RUN = settings(max_examples=250, deadline=None, derandomize=True)
 CONFIG = HealthConfig(rise=2, fall=3, streak=3, eject_s=30.0, refused_s=1.0, trial_s=20.0, fresh_s=1000.0)
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["ok", "bad", "succeeded", "failed", "failed_kept", "refused", "admit", "force", "lift"]),
+        st.sampled_from(
+            [
+                "ok",
+                "bad",
+                "unready",
+                "strained",
+                "succeeded",
+                "failed",
+                "failed_kept",
+                "ejected",
+                "refused",
+                "admit",
+                "force",
+                "lift",
+            ]
+        ),
         st.sampled_from([0.0, 0.5, 1.0, 5.0, 20.0, 31.0, 301.0]),
     ),
     max_size=40,
@@ -43,6 +58,12 @@ def state(machine: HealthMachine | Liveness, now: float) -> State:
 def apply(machine: HealthMachine, event: str, now: float) -> None:
     if event in ("ok", "bad"):
         machine.probed(event == "ok", now)
+    elif event == "unready":
+        machine.probed(True, now, ready=False)
+    elif event == "strained":
+        machine.probed(True, now, strain="GPU 0: 99 °C")
+    elif event == "ejected":
+        machine.eject("slower than its peers", now)
     elif event == "failed_kept":
         machine.failed(now, may_eject=False)
     elif event == "force":
@@ -54,7 +75,10 @@ def apply(machine: HealthMachine, event: str, now: float) -> None:
 
 
 def fields(thing: object) -> dict[str, object]:
-    return {name: copy.deepcopy(getattr(thing, name)) for name in type(thing).__slots__ if name != "override"}
+    kept = {name: copy.deepcopy(getattr(thing, name)) for name in type(thing).__slots__ if name != "override"}
+    if "_ramp" in kept:
+        kept["_ramp"] = fields(kept["_ramp"])
+    return kept
 
 
 @given(EVENTS)
@@ -66,7 +90,7 @@ def test_up_needs_recent_evidence_and_the_forced_wins_until_it_expires(events: l
     for event, dt_s in events:
         now += dt_s
         apply(machine, event, now)
-        if event in ("ok", "succeeded"):
+        if event in ("ok", "strained", "succeeded"):
             heard_at = now
         forced_until = {"force": now + 10.0, "lift": None}.get(event, forced_until)
         for later in (now, now + 9.0, now + 11.0, now + 26.0, now + 1e6):
@@ -74,6 +98,7 @@ def test_up_needs_recent_evidence_and_the_forced_wins_until_it_expires(events: l
             health = machine.read(later)
             assert fields(machine) == before
             assert health == machine.read(later)
+            assert 0.0 < machine.share(later) <= 1.0
             assert health.forced == (forced_until is not None and later < forced_until)
             if health.forced:
                 assert health == Health(State.DRAINING, "operator", forced_until, forced=True)
@@ -355,15 +380,3 @@ def test_a_new_incarnation_has_no_part_in_how_relaying_failed() -> None:
     assert life.read(1.0).state is State.SUSPECT
     life.reported(1.0, renewed=True)
     assert life.read(1.0).state is State.UP
-
-
-def test_a_word_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
-    override = Override()
-    assert not override.fading(0.0)
-    override.force(State.DRAINING, "why", now=0.0, over_s=10.0)
-    assert [override.fading(now) for now in (0.0, 9.9, 10.0)] == [True, True, False]
-    override.force(State.DRAINING, "why", now=5.0)
-    assert not override.fading(5.0)
-    override.force(State.DRAINING, "why", now=20.0, over_s=10.0)
-    override.lift()
-    assert not override.fading(21.0)

@@ -167,7 +167,7 @@ def test_every_reader_knows_what_it_may_and_nothing_else(steps: Any, amid: Any, 
             act(step)
     for region, reader in readers.items():
         assert reader.heard <= ever[region]
-    assert set(source._restricted) <= set(source._trie._nodes)
+    assert set(source._restricted) <= set(source._trie.all_nodes())
     assert source._n_nodes <= nodes_max
     assert len(source._entries) == source.seq - source.floor
 
@@ -249,7 +249,7 @@ def test_rather_no_hint_than_one_without_its_law(monkeypatch: pytest.MonkeyPatch
     source = journal("a")
     source.insert("a", nodes_of((1, 2)), AUDIENCES["eu"])
     source.insert("a", nodes_of((3, 4)), AUDIENCES["eu"])
-    assert set(source._trie._nodes) == set(nodes_of((1, 2)))
+    assert set(source._trie.all_nodes()) == set(nodes_of((1, 2)))
 
 
 def test_the_journal_is_bounded_in_entries() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
+from collections.abc import Sequence
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from trie_checks import assert_sound, held_by
 from xxhash import xxh3_64_intdigest
 
 from farhop.balance.chain import bytes_at, chain, depth_at
-from farhop.balance.trie import LOCATIONS_MAX, PrefixTrie
+from farhop.balance.mirror import TURN_NODES
+from farhop.balance.trie import LOCATIONS_MAX, PrefixTrie, slots_of
 
 Path = tuple[int, ...]
 NAMES = ("a", "b", "c")
@@ -144,13 +150,13 @@ class TrieMachine(RuleBasedStateMachine):
         held: set[Path] = set()
         for name, naive in self.naive.items():
             assert self.trie.bytes_held(name) == naive.used() <= naive.limit
-            assert set(self.trie._mirrors[name].lru) == {nodes_of(path)[-1] for path in naive.paths}
+            assert set(held_by(self.trie, name)) == {nodes_of(path)[-1] for path in naive.paths}
             assert all(path[:-1] in naive.paths for path in naive.paths if len(path) > 1)  # ancestor closure
             held |= set(naive.paths)
         assert self.trie.locations == tuple(self.naive)
         assert self.trie.nodes == len(held)
         assert self.trie.entries == sum(len(naive.paths) for naive in self.naive.values())
-        assert len(self.trie._branches) == sum(len(path) > 1 for path in held)
+        assert_sound(self.trie)
 
 
 TestTrieMachine = TrieMachine.TestCase
@@ -159,14 +165,6 @@ TestTrieMachine.settings = settings(
 )
 
 CHAINS = st.lists(st.integers(0, 6), max_size=8).map(tuple)
-
-
-def assert_sound(trie: PrefixTrie) -> None:
-    """What must hold even for chains that lie about their ancestors."""
-    for mirror in trie._mirrors.values():
-        assert mirror.used_bytes == sum(mirror.lru.values()) <= mirror.limit_bytes
-        assert set(mirror.lru) == {node for node, mask in trie._nodes.items() if mask & mirror.bit}
-    assert 0 not in trie._nodes.values()
 
 
 @given(
@@ -198,9 +196,8 @@ def test_chains_made_to_collide_break_nothing(calls: list[tuple[str, str, Path, 
         assert all(0 < found <= len(lie) for found in trie.match(lie).values())
     for name in NAMES:
         trie.drop(name)
-    assert (trie.nodes, trie.entries, len(trie._branches)) == (0, 0, 0)
-    assert not trie._branches._only
-    assert not trie._branches._many
+    assert (trie.nodes, trie.entries) == (0, 0)
+    assert_sound(trie)
 
 
 @given(st.lists(st.integers(0, 44), min_size=1, max_size=70), st.integers(0, 44))
@@ -228,7 +225,7 @@ def test_the_bits_of_dropped_locations_are_reused_under_their_new_names() -> Non
         assert trie.match((1, 2)) == {"b": 2}
         trie.insert(f"x{turn}", (1, 2))
         assert trie.match((1, 2)) == {"b": 2, f"x{turn}": 2}
-    assert max(trie._names) == 2
+    assert max(trie._names) == 1
 
 
 def test_real_chains_of_two_chats_meet_in_their_system_prompt() -> None:
@@ -265,13 +262,193 @@ def test_correcting_takes_off_path_descendants_along() -> None:
     assert trie.match_one("fra", (1, 2, 4, 5)) == 4
 
 
-def test_memory_is_no_load_on_the_collector() -> None:
+def random_chains(nodes: int, locations: int, depth: int = 44, stem: int = 12) -> list[tuple[str, tuple[int, ...]]]:
+    rng = Random(5)
+    stems = [tuple(rng.getrandbits(64) for _ in range(stem)) for _ in range(8)]
+    return [
+        (f"r{n % locations}", rng.choice(stems) + tuple(rng.getrandbits(64) for _ in range(depth - stem)))
+        for n in range(nodes // (depth - stem))
+    ]
+
+
+def test_a_node_is_nothing_to_the_collector() -> None:
     trie = PrefixTrie()
-    trie.add("fra", 1 << 30)
-    trie.insert("fra", tuple(range(1, 1001)))
-    for table in (trie._nodes, trie._branches._parent, trie._branches._only):
-        assert len(table) >= 999
-        assert not gc.is_tracked(table)
+    for name in ("a", "b"):
+        trie.add(name, 1 << 30)
+    trie.insert("a", (1, 2))
+    trie.insert("b", (1, 2))
+    gc.collect()
+    before = len(gc.get_objects())
+    for name, path in random_chains(20_000, 1):
+        for holder in ("a", "b") if name == "r0" else ():
+            trie.insert(holder, path)
+    gc.collect()
+    assert trie.entries > 40_000
+    assert len(gc.get_objects()) - before < 20
+
+
+@pytest.mark.parametrize("holders", [1, 3])
+def test_memory_is_bounded_per_node_and_location(holders: int) -> None:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        trie = PrefixTrie()
+        for n in range(60):
+            trie.add(f"r{n}", 1 << 30)
+        rng = Random(6)
+        for n in range(50_000 // 32 // holders):
+            path = tuple(rng.getrandbits(64) for _ in range(32))
+            for i in range(holders):
+                trie.insert(f"r{(n + 7 * i) % 60}", path)
+        del path
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert trie.entries > 49_000
+    assert used / trie.entries <= 200
+
+
+def told(trie: PrefixTrie) -> list[Any]:
+    """What its listener is told from now on."""
+    heard: list[Any] = []
+
+    class Ear:
+        def stored(self, parent: int, nodes: Sequence[int]) -> None:
+            heard.append(("stored", parent, tuple(nodes)))
+
+        def evicted(self, node: int) -> None:
+            heard.append(node)
+
+        def cleared(self) -> None:
+            heard.append("cleared")
+
+    trie.listener = Ear()
+    return heard
+
+
+def filled(nodes: int, locations: int) -> PrefixTrie:
+    trie = PrefixTrie()
+    for n in range(locations):
+        trie.add(f"r{n}", 1 << 30)
+    for name, path in random_chains(nodes, locations):
+        trie.insert(name, path)
+    return trie
+
+
+def test_a_large_location_is_cleared_at_once_and_swept_bit_by_bit() -> None:
+    trie = filled(8000, 2)
+    path = trie.path(held_by(trie, "r0")[-44])  # the last to be swept
+    stem, own = path[:12], path[12:]
+    other = trie.count("r1")
+    heard = told(trie)
+    trie.hold("r0", 1000)
+    trie.clear("r0")
+    assert trie.match(path) == {"r1": 12}
+    assert (trie.count("r0"), trie.bytes_held("r0"), trie.match_one("r0", path)) == (0, 0, 0)
+    assert trie.locations == ("r0", "r1")
+    assert_sound(trie)
+    trie.insert("r0", path[:20])  # before the sweep has come by
+    assert trie.match(path) == {"r0": 20, "r1": 12}
+    before = trie.entries
+    trie.sweep(100)
+    assert trie.entries == before - 100
+    assert_sound(trie)
+    while trie._cleared:
+        trie.sweep()
+    assert_sound(trie)
+    assert trie.entries == 20 + other
+    assert not {*stem, *own[:8]} & set(heard)
+    assert set(own[8:]) < set(heard)
+    assert trie.match(path) == {"r0": 20, "r1": 12}
+
+
+def test_inserting_sweeps_what_was_cleared_faster_than_it_adds() -> None:
+    trie = filled(8000, 2)
+    trie.drop("r0")
+    with pytest.raises(KeyError):
+        trie.count("r0")
+    trie.add("r0", 1 << 30)
+    for _, path in random_chains(4000, 1):
+        entries = trie.entries
+        left = sum(mirror.nodes for mirror in trie._cleared)
+        trie.insert("r0", path)
+        assert trie.entries <= entries - min(left, 256 + 44) + 44
+    assert not trie._cleared
+    assert_sound(trie)
+
+
+def test_many_large_clears_without_an_insert_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farhop.balance.trie.TURN_NODES", 40)
+    monkeypatch.setattr("farhop.balance.trie._CLEARED_MAX", 2)
+    trie = filled(4000, 6)
+    for n in range(5):
+        trie.clear(f"r{n}")
+        assert len(trie._cleared) <= 2
+        assert_sound(trie)
+    assert trie.match((1,)) == {}
+
+
+def test_whoever_alone_holds_anything_is_cleared_in_one_word() -> None:
+    trie = filled(8000, 1)
+    trie.add("r1", 1 << 20)
+    heard = told(trie)
+    trie.clear("r0")
+    assert (heard, trie.nodes, trie.entries) == (["cleared"], 0, 0)
+    assert_sound(trie)
+    trie.insert("r1", (1, 2))
+    trie.insert("r0", (1, 2, 3))
+    assert trie.match((1, 2, 3)) == {"r0": 3, "r1": 2}
+    assert heard[1:] == [("stored", 0, (1, 2)), ("stored", 2, (3,))]
+    for _ in range(600):
+        trie.sweep()
+    assert not trie._graves
+    assert_sound(trie)
+
+
+def test_a_cut_of_capacity_lets_go_of_so_many_at_once() -> None:
+    trie = filled(8000, 1)
+    count = trie.count("r0")
+    trie.set_capacity("r0", 4096)
+    assert trie.count("r0") == count - TURN_NODES
+    for _ in range(8):
+        trie.set_capacity("r0", 4096)
+    assert 0 < trie.bytes_held("r0") <= 4096
+    assert_sound(trie)
+
+
+def test_what_goes_on_from_a_node_is_as_if_inserted_whole() -> None:
+    one, two = PrefixTrie(), PrefixTrie()
+    for trie in (one, two):
+        trie.add("a", 60_000)
+        trie.add("b", 60_000)
+    for name, path in (("a", (1, 2, 3)), ("b", (1, 2, 3, 4)), ("a", (1, 2, 3, 4, 5)), ("a", (1, 2, 6))):
+        one.insert(name, path)
+        cut = min(two.match_one(name, path), len(path) - 1)
+        assert two.extend(name, path[cut - 1] if cut else 0, path[cut:])
+        assert held_by(one, name) == held_by(two, name)
+    assert not two.extend("b", 6, (7,))
+    assert not two.extend("b", 99, (7,))
+    assert_sound(two)
+
+
+def test_all_nodes_goes_on_while_the_trie_changes() -> None:
+    trie = filled(4000, 2)
+    kept = set(held_by(trie, "r1"))
+    seen: list[int] = []
+    for count, node in enumerate(trie.all_nodes()):
+        seen.append(node)
+        if count == 100:
+            trie.clear("r0")
+        if count % 50 == 0:
+            trie.insert("r1", (count + 1, count + 2))
+    assert len(seen) == len(set(seen))
+    assert kept <= set(seen)
+
+
+@given(st.sets(st.integers(0, 12_000), max_size=40))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_mask_is_spelt_out_as_it_was_spelt_in(slots: set[int]) -> None:
+    assert slots_of(sum(1 << slot for slot in slots)) == sorted(slots)
 
 
 def test_bad_calls_name_what_is_wrong() -> None:
@@ -293,3 +470,19 @@ def test_the_number_of_locations_is_bounded() -> None:
         trie.add(str(i), 0)
     with pytest.raises(ValueError, match="locations"):
         trie.add("one more", 0)
+
+
+def test_where_a_path_goes_on() -> None:
+    trie = PrefixTrie()
+    for name in ("a", "b"):
+        trie.add(name, 100_000)
+    short, left, right = nodes_of((1, 2)), nodes_of((1, 2, 3)), nodes_of((1, 2, 4))
+    trie.insert("a", short)
+    assert (trie.goes_on(short[0]), trie.goes_on(short[1]), trie.goes_on(99)) == (True, False, False)
+    trie.insert("b", left)  # whoever holds it
+    trie.insert("a", right)
+    assert trie.goes_on(short[1])
+    trie.evict("b", left[2])
+    assert trie.goes_on(short[1])
+    trie.evict("a", right[2])
+    assert not trie.goes_on(short[1])

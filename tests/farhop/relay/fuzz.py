@@ -21,7 +21,7 @@ from farhop.balance.limits import ByteBudget
 from farhop.relay.answers import Reply
 from farhop.relay.cork import Cork
 from farhop.relay.exchange import Exchange
-from farhop.relay.head import _passes
+from farhop.relay.head import passes
 from farhop.relay.inbound import Inbound, InboundLimits
 
 Seen = tuple[bytes, bytes, tuple[tuple[bytes, bytes], ...], bytes]  # method, target, headers that go on, body
@@ -123,7 +123,7 @@ def theirs(data: bytes) -> list[Seen]:
         if not isinstance(event, h11.EndOfMessage):
             break
         named = {t.strip().lower() for n, v in request.headers if n == b"connection" for t in v.split(b",")}
-        onward = tuple((n, v) for n, v in request.headers if _passes(n) and n not in named)
+        onward = tuple((n, v) for n, v in request.headers if passes(n) and n not in named)
         seen.append((request.method, request.target, onward, body))
         data = connection.trailing_data[0]
     return seen

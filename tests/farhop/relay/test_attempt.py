@@ -45,6 +45,13 @@ async def test_the_client_gets_the_answer_and_none_of_its_hops(stage: Any) -> No
     assert (answer.get("server-timing") or "").endswith(", engine;dur=5")
 
 
+@pytest.mark.parametrize("over_tier", [True, False])
+async def test_the_version_that_served_is_the_tiers_below_to_say_and_no_engines(stage: Any, over_tier: bool) -> None:
+    s = await stage(over_tier=over_tier)
+    s.upstream.answer = lambda _m: plain(b"{}", headers=b"Content-Type: application/json\r\nX-Farhop-Version: v2\r\n")
+    assert (await s.ask(post())).get("x-farhop-version") == ("v2" if over_tier else None)
+
+
 async def test_a_large_body_arrives_whole_both_ways(stage: Any) -> None:
     s = await stage()
     body = bytes(range(256)) * 8192

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from farhop.balance.machine import Address
-from farhop.relay.fetch import Fetched, FetchError, get
+from farhop.relay.fetch import Fetched, FetchError, get, post
 from farhop.relay.outbound import OutboundLimits, Pool
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -44,6 +44,25 @@ def saying(*answers: bytes, then_close: bool = False) -> Script:
             await reader.read()
 
     return script
+
+
+async def test_a_post_brings_its_body_and_a_key_where_one_is_wanted() -> None:
+    asked: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            asked.append(head + await reader.readexactly(8))
+            writer.write(OK)
+
+    async with serving(script) as (pool, address):
+        for key in (None, "sk-1"):
+            assert (await post(pool, address, "/v1", b'{"a": 1}', 1.0, 100, bearer=key)).status == 200
+        assert pool.connections == 1
+    plain, keyed = asked
+    assert plain.startswith(b"POST /v1 HTTP/1.1\r\nhost: %b\r\n" % str(address).encode())
+    assert plain.endswith(b"content-type: application/json\r\ncontent-length: 8\r\n\r\n" + b'{"a": 1}')
+    assert keyed.endswith(b'authorization: Bearer sk-1\r\n\r\n{"a": 1}')
 
 
 async def test_a_whole_answer_on_a_kept_connection() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, topology, until
 
-from farhop.shell.door import NARROW_BYTES_MAX, NARROW_PLACES_MAX, narrow_of
+from farhop.balance import outcome
+from farhop.shell.door import NARROW_BYTES_MAX, NARROW_PLACES_MAX, _Reading, narrow_of
 
 
 @pytest.fixture
@@ -213,3 +215,29 @@ async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
     assert wire.index(b"HTTP/1.1 404") < wire.index(b"HTTP/1.1 200")
     document = wire[wire.index(b"{") : wire.index(b"HTTP/1.1 200")]
     assert msgspec.json.decode(document)["error"]["code"] == "unknown_model"
+
+
+def test_what_was_read_for_a_client_that_left_goes_nowhere() -> None:
+    told: list[Any] = []
+    observer = SimpleNamespace(turned_away=lambda *said: told.append(said))
+    exchange: Any = SimpleNamespace(journey=None, context="visit")
+    reading = _Reading(SimpleNamespace(_start=pytest.fail, _observer=observer), exchange, None, None)  # type: ignore[arg-type]
+    exchange.journey = reading
+    reading.pause()
+    reading.resume()
+    reading.client_left()
+    reading._read(None)  # it was read at that very moment
+    assert (told, exchange.journey) == ([("visit", outcome.CLIENT_LEFT, 0)], None)
+
+
+def test_a_bug_after_the_reading_is_answered_and_raised() -> None:
+    def start(*_given: Any) -> None:
+        raise KeyError
+
+    told: list[Any] = []
+    exchange: Any = SimpleNamespace(journey=None)
+    reading = _Reading(SimpleNamespace(_start=start, _broke=told.append), exchange, None, None)  # type: ignore[arg-type]
+    exchange.journey = reading
+    with pytest.raises(KeyError):
+        reading._read(None)
+    assert told == [exchange]

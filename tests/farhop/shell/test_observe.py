@@ -232,6 +232,9 @@ class Reasons:
     def predicted_hit_tokens(self, decision: Any) -> float:
         return 4.0
 
+    def hit_source(self, decision: Any) -> str:
+        return "exact"
+
     def predicted_ttft_ms(self, decision: Any) -> float | None:
         return 20.0
 
@@ -325,3 +328,19 @@ def test_a_record_keeps_little_of_a_large_request() -> None:
     record = decisions.get("d")
     assert record is not None
     assert len(record["model"]) == MODEL_CHARS_MAX
+
+
+def test_what_a_version_served_and_how_soon() -> None:
+    metrics = TierMetrics("regional", "virginia", "r1")
+    watched = observer(metrics)
+    for status, began in ((200, True), (500, True), (503, False)):
+        visit = watched.begin(UNREAD)
+        journey: Any = Passage(visit, stream=True)
+        if began:
+            journey.began_at, journey.status = visit.arrived_at + 0.25, status
+        watched.versioned(journey, "v2", "rule", status)
+    text = metrics.render().decode()
+    # An error comes fast: it is no first token.
+    assert float(_sample(text, "farhop_version_ttft_seconds_sum")) == pytest.approx(0.25)
+    counted = [line for line in text.splitlines() if line.startswith("farhop_version_requests_total")]
+    assert sorted(line.split()[-1] for line in counted) == ["1.0", "2.0"]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.store import contract
-from farhop.store.contract import Conflict, StoreError, override_key, parse_report_key, pick_key, report_key
+from farhop.store.contract import Conflict, StoreError, override_key, parse_report_key, pick_key, report_key, split_key
 
 names = st.text(min_size=1, max_size=30).filter(lambda name: "/" not in name)
 
@@ -22,6 +22,7 @@ def test_the_layout_is_what_operators_type():
     assert report_key("tokyo", "lb-1") == "/farhop/v1/region/tokyo/lb/lb-1"
     assert override_key("tokyo") == "/farhop/v1/override/tokyo"
     assert pick_key("tokyo") == "/farhop/v1/pick/tokyo"
+    assert split_key("tokyo") == "/farhop/v1/split/tokyo"
 
 
 @pytest.mark.parametrize(

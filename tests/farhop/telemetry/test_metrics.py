@@ -107,7 +107,7 @@ def test_absurd_samples_are_counted_apart(metrics):
     serve(metrics, ttft_s=-1.0)
     serve(metrics, tpot_s=math.nan, target="tokyo")
     metrics.promised(math.nan, 5.0)
-    metrics.prefix(math.inf, 1)
+    metrics.prefix("trie", math.inf, 1)
     metrics.used(Usage(-5, 1))
     assert scraped(metrics, "farhop_absurd_samples_total") == {by(): 5}
     assert scraped(metrics, "farhop_ttft_seconds_count") == {by(): 0}
@@ -151,7 +151,7 @@ def test_targets_are_bounded_and_a_departed_one_makes_room(metrics, monkeypatch)
 def test_tokens_prefixes_and_promises(metrics):
     metrics.used(Usage(100, 20, 64))
     metrics.used(Usage(10, 2))
-    metrics.prefix(60, 64)
+    metrics.prefix("exact", 60, 64)
     metrics.promised(400.0, 430.0)
     metrics.promised(400.0, 310.0)
     assert scraped(metrics, "farhop_tokens_total") == {
@@ -159,8 +159,9 @@ def test_tokens_prefixes_and_promises(metrics):
         by(kind="completion"): 22,
         by(kind="cached"): 64,
     }
-    assert scraped(metrics, "farhop_prefix_predicted_tokens_total") == {by(): 60}
-    assert scraped(metrics, "farhop_prefix_actual_tokens_total") == {by(): 64}
+    assert scraped(metrics, "farhop_prefix_predicted_tokens_total") == {by(source="exact"): 60, by(source="trie"): 0}
+    assert scraped(metrics, "farhop_prefix_actual_tokens_total") == {by(source="exact"): 64, by(source="trie"): 0}
+    assert scraped(metrics, "farhop_prefix_error_tokens_total") == {by(source="exact"): 4, by(source="trie"): 0}
     sums = scraped(metrics, "farhop_ttft_error_seconds_sum")
     assert sums[by(direction="late")] == pytest.approx(0.03)
     assert sums[by(direction="early")] == pytest.approx(0.09)
@@ -205,3 +206,18 @@ def test_hostile_labels_stay_one_sample(metrics):
 
 def test_the_content_type_is_prometheus_text():
     assert module.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_versions_are_counted_by_why_and_code_and_bounded(metrics, monkeypatch):
+    metrics.versioned("v1", "session", 200, 0.25)
+    metrics.versioned("v1", "session", 200, None)
+    metrics.versioned("v1", "session", 0, -1.0)
+    assert scraped(metrics, "farhop_version_requests_total") == {
+        by(version="v1", split="session", code="2xx"): 2,
+        by(version="v1", split="session", code="none"): 1,
+    }
+    assert scraped(metrics, "farhop_version_ttft_seconds_sum") == {by(version="v1"): 0.25}
+    for n in range(2 * module.VERSIONS_MAX):
+        metrics.versioned(f"n{n}", "", 503, 1.0)
+    assert len(scraped(metrics, "farhop_version_ttft_seconds_count")) == module.VERSIONS_MAX + 1
+    assert scraped(metrics, "farhop_version_requests_total")[by(version="other", split="", code="5xx")] > 1

@@ -74,7 +74,8 @@ def test_stop_usage_and_salt() -> None:
 @pytest.mark.parametrize(
     ("param", "fields"),
     [
-        ("n", {"n": 2}),
+        ("n", {"n": 0}),
+        ("n", {"n": 65}),
         ("logprobs", {"logprobs": True}),
         ("messages", {"messages": []}),
         ("continue_final_message", {"continue_final_message": True}),

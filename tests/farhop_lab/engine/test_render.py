@@ -67,12 +67,12 @@ def test_the_end_reason_then_usage_then_done(role: str | None) -> None:
 
 
 def test_a_whole_answer() -> None:
-    chat = json.loads(Answer("c", "m", 7, "assistant").whole('"quoted"', SEQUENCE))
+    chat = json.loads(Answer("c", "m", 7, "assistant").whole([('"quoted"', SEQUENCE)]))
     assert chat["object"] == "chat.completion"
     assert chat["choices"][0]["message"]["content"] == '"quoted"'
     assert chat["choices"][0]["message"]["role"] == "assistant"
     assert chat["usage"] == USAGE
-    completion = json.loads(Answer("c", "m", 7, None).whole("text", SEQUENCE))
+    completion = json.loads(Answer("c", "m", 7, None).whole([("text", SEQUENCE)]))
     assert (completion["object"], completion["choices"][0]["text"]) == ("text_completion", "text")
 
 

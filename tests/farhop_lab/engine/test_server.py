@@ -48,6 +48,30 @@ async def test_a_streamed_chat(replica: Start) -> None:
     assert whole["id"].startswith("chatcmpl-")
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+async def test_several_answers_to_one_prompt(replica: Start, path: str) -> None:
+    """They differ, the prompt counts once, and a stream ends with the last of them."""
+    client = await replica()
+    asked = {"messages": HELLO} if path == CHAT else {"prompt": "hello over there"}
+    whole = await client.ask(path, **asked, max_tokens=12, n=3, ignore_eos=True)
+    texts = [c["message"]["content"] if path == CHAT else c["text"] for c in whole["choices"]]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert whole["usage"]["completion_tokens"] == 36
+    alone = await client.ask(path, **asked, max_tokens=12, ignore_eos=True)
+    assert whole["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    events = await client.events(
+        path, **asked, max_tokens=12, n=3, ignore_eos=True, stream_options={"include_usage": True}
+    )
+    said = ["", "", ""]
+    for event in events:
+        for choice in event["choices"]:
+            said[choice["index"]] += choice["delta"].get("content", "") if path == CHAT else choice["text"]
+    assert said == texts
+    assert [event["usage"]["completion_tokens"] for event in events if event.get("usage")] == [36]
+    assert events[-1]["choices"] == []
+
+
 async def test_completions_streamed_or_not_say_the_same(replica: Start) -> None:
     client = await replica()
     whole = await client.ask(COMPLETION, prompt="the sea", max_tokens=9, ignore_eos=True)
@@ -128,7 +152,7 @@ async def test_the_head_of_a_stream_comes_before_its_first_token(replica: Start)
     [
         (CHAT, {"model": "gpt-9", "messages": HELLO}, 404, "The model `gpt-9` does not exist."),
         (CHAT, {"messages": HELLO, "max_tokens": 16_384}, 400, "maximum context length is 16384 tokens"),
-        (CHAT, {"messages": HELLO, "n": 2}, 400, "n=1"),
+        (CHAT, {"messages": HELLO, "n": 0}, 400, "n must be"),
         (COMPLETION, {"prompt": ""}, 400, "prompt"),
         (COMPLETION, {"prompt": "x", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens"),
         ("/v1/responses", {}, 404, "/v1/responses"),

@@ -37,3 +37,14 @@ def test_overrides_reach_the_gpu() -> None:
 def test_what_is_wrong_is_named(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=field):
         EngineSettings(**settings)
+
+
+def test_kv_events_have_a_port_for_each_replica() -> None:
+    settings = EngineSettings(ports=[8001], replicas=2, kv_events_port=5557, kv_replay_port=6557)
+    assert [settings.kv_ports(index) for index in (0, 1)] == [(5557, 6557), (5558, 6558)]
+    assert EngineSettings(ports=[0], kv_events_port=5557).kv_ports(0) == (5557, None)
+    assert EngineSettings(ports=[0]).kv_ports(0) is None
+    with pytest.raises(ValidationError, match="needs --kv-events-port"):
+        EngineSettings(ports=[0], kv_replay_port=5557)
+    with pytest.raises(ValidationError, match="map"):
+        EngineSettings.model_validate({"ports": [0], "kv_events_schema": "xml"})

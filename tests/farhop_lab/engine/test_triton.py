@@ -61,11 +61,11 @@ def test_answers() -> None:
     sequence = Sequence("s", Wanted(b"hi"), Voice("m"), PROFILES["l4"])
     generated, inferred = triton.Generated("m"), triton.Inferred("m", "mine")
     assert generated.opening() == b""
-    assert json.loads(generated.whole("x", sequence))["text_output"] == "x"
+    assert json.loads(generated.whole([("x", sequence)]))["text_output"] == "x"
     event = b'data: {"model_name":"m","model_version":"1","text_output":"x"}\n\n'
     assert generated.token("x") == generated.closing("x", sequence, include_usage=False)
     assert generated.token("x").split(b"\r\n")[1] == event
-    document = json.loads(inferred.whole("x", sequence))
+    document = json.loads(inferred.whole([("x", sequence)]))
     assert document["id"] == "mine"
     assert document["outputs"] == [{"name": "text_output", "datatype": "BYTES", "shape": [1], "data": ["x"]}]
-    assert "id" not in json.loads(triton.Inferred("m", None).whole("x", sequence))
+    assert "id" not in json.loads(triton.Inferred("m", None).whole([("x", sequence)]))

@@ -61,6 +61,18 @@ def test_an_engine_over_tls_is_verified_by_its_own_name() -> None:
     ]  # fmt: skip
 
 
+def test_a_split_speaks_of_versions_that_are_served() -> None:
+    v1 = {"version": "v1"}
+    split = {"llama": {"weights": {"v1": 1}, "rules": [{"tenant": "acme", "version": "v1"}]}}
+    config = RegionalConfig.model_validate(document(v1, splits=split))
+    assert (config.replicas[0].version, config.splits["llama"].versions) == ("v1", {"v1"})
+    assert "splits.llama: no replica serves this model in version v1; there is none" in problems(splits=split)[""]
+    split["llama"]["weights"] = {"v2": 1}
+    assert "in version v2; there is v1" in problems(v1, splits=split)[""]
+    assert "splits.qwen: no replica serves" in problems(v1, splits={"qwen": {"weights": {"v1": 1}}})[""]
+    assert "replicas.0.version" in problems({"version": "v 1"})
+
+
 def test_tls_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("server")
@@ -91,7 +103,7 @@ def test_a_url_must_be_http_to_a_host_and_port(url: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("models", []),
+        ("models", None),
         ("models", [""]),
         ("models", ["a b"]),
         ("models", ["m" * 257]),
@@ -229,3 +241,16 @@ def test_an_engine_nobody_knows_is_named_with_those_that_are() -> None:
 def test_where_a_page_is_must_be_a_plain_url_with_a_path(field: str, url: str) -> None:
     assert list(problems({"url": "http://a:1", field: url})) == [f"replicas.0.{field}"]
     assert place_of("http://a:9400/metrics") == (Address("a", 9400), "/metrics")
+
+
+def test_tokenizers_are_of_models_that_are_served_and_adapters_have_their_bases() -> None:
+    files = {"file": "tokenizer.json"}
+    assert "correct its name" in problems(tokenizers={"nobody": files})[""]
+    other = {"other": {"file": "other.json"}}
+    config = RegionalConfig.model_validate(
+        document({"adapters": ["sql", "other"]}, tokenizers={"llama": files, **other})
+    )
+    assert {name: named.file for name, named in config.tokenizer_of().items()} == {
+        "llama": "tokenizer.json", "sql": "tokenizer.json", "other": "other.json",
+    }  # fmt: skip
+    RegionalConfig.model_validate(document({"adapters": ["sql"]}, policies={"sql": "least-load"}))

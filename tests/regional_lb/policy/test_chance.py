@@ -18,7 +18,7 @@ NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 def drawn(policy, known) -> Counter[str]:
     policy.adopt(known.whole.of.names)
     rng = Random(1)
-    return Counter(pick(NEED, known.whole, {}, policy, 0.0, rng).chosen.replica for _ in range(3000))
+    return Counter(pick(NEED, known.whole, (), policy, 0.0, rng).chosen.replica for _ in range(3000))
 
 
 def test_everyone_has_the_same_chance_however_busy() -> None:

@@ -32,7 +32,7 @@ def ready(name: str, known):
 
 def place(policy, known, asked: Need, rng: Random, now: float = 1.0):
     """Pick, send, answer: what the machine does of it."""
-    choice = pick(asked, known.whole, {}, policy, now, rng)
+    choice = pick(asked, known.whole, (), policy, now, rng)
     if choice.chosen is not None:
         policy.placed(choice.chosen.replica, known.whole)
         policy.answered(choice.chosen.replica, 50.0, now)
@@ -73,7 +73,7 @@ def test_nobody_is_picked_who_is_not_asked_for(name: str) -> None:
     known = fleet(*(replica(f"r{i}") for i in range(8)))
     policy, rng = ready(name, known), Random(3)
     some = known.whole.of.without(("r0", "r3", "r7"))
-    picked = {pick(need(n), known.table(some), {}, policy, 1.0, rng).chosen.replica for n in range(100)}
+    picked = {pick(need(n), known.table(some), (), policy, 1.0, rng).chosen.replica for n in range(100)}
     assert picked <= set(some.names)
 
 
@@ -110,7 +110,7 @@ def test_asking_changes_nothing(name: str) -> None:
     asked, left_alone = ready(name, known), ready(name, known)
     before = known.whole._block.copy()
     for n in range(50):
-        pick(need(n), known.whole, {}, asked, 1.0, Random(n))
+        pick(need(n), known.whole, (), asked, 1.0, Random(n))
     assert (known.whole._block == before).all()
     one, two = Random(4), Random(4)
     for n in range(30):
@@ -153,7 +153,7 @@ def test_a_model_may_have_a_policy_of_its_own_and_change_it_at_work() -> None:
     assert not policies.want_session()
     known = fleet(replica("r0"), replica("r1"))
     for model in ("big", "other"):  # what came while they were not in force is known to them
-        assert pick(need(), known.whole, {}, policies.of(model), 1.0, Random(1)).chosen is not None
+        assert pick(need(), known.whole, (), policies.of(model), 1.0, Random(1)).chosen is not None
     policies.override({})
     assert policies.told() == {"": "random", "big": "session"}
     assert Policies().told() == {"": "predictive"}

@@ -24,14 +24,14 @@ def test_load_is_a_share_of_what_is_scarcer() -> None:
 
 def test_the_least_loaded_is_taken_and_idle_ones_share() -> None:
     known = fleet(*(replica(f"r{i}", slots=9) for i in range(3)), reserved=[Reservation("r0", 0, 10)])
-    picked = {pick(NEED, known.whole, {}, LeastLoad(), 0.0, Random(seed)).chosen.replica for seed in range(20)}
+    picked = {pick(NEED, known.whole, (), LeastLoad(), 0.0, Random(seed)).chosen.replica for seed in range(20)}
     assert picked == {"r1", "r2"}
 
 
 def test_of_two_drawn_the_less_busy() -> None:
     held = [Reservation("r0", 0, 10)] * 2 + [Reservation("r1", 0, 10)]
     known = fleet(*(replica(f"r{i}", slots=9) for i in range(3)), reserved=held)
-    picked = [pick(NEED, known.whole, {}, PowerOfTwo(), 0.0, Random(seed)).chosen.replica for seed in range(300)]
+    picked = [pick(NEED, known.whole, (), PowerOfTwo(), 0.0, Random(seed)).chosen.replica for seed in range(300)]
     # Two of three: the idlest is in two draws of three and wins both, the busiest never wins.
     assert set(picked) == {"r1", "r2"}
     assert 150 < picked.count("r2") < 250

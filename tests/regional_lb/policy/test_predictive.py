@@ -19,7 +19,8 @@ NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 def score(*replicas, hits=None, reserved=()):
     """Uncached tokens and score of each."""
     table = fleet(*replicas, reserved=reserved).whole
-    uncached = uncached_tokens(NEED, table, hits or {})
+    held = [(depth, table.of.at[name]) for name, depth in (hits or {}).items() if name in table.of.at]
+    uncached = uncached_tokens(NEED, table, held)
     return list(zip(uncached.tolist(), Predictive().score(NEED, table, uncached, 0.0).tolist(), strict=True))
 
 
@@ -31,10 +32,6 @@ def test_prefill_of_what_is_not_cached() -> None:
 
 def test_a_hit_is_never_more_than_the_prompt() -> None:
     assert score(replica("r1"), hits={"r1": 16}) == [(0.0, 0.0)]
-
-
-def test_a_hit_of_who_is_not_asked_is_nothing() -> None:
-    assert score(replica("r1"), hits={"r9": 2}) == [(256.0, pytest.approx(25.6))]
 
 
 def test_backlog_and_slow_decode_cost() -> None:

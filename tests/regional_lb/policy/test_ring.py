@@ -26,7 +26,7 @@ def many(count: int):
 
 def home(policy, known, asked: Need, seed: int = 1) -> str:
     policy.adopt(known.whole.of.names)
-    return pick(asked, known.whole, {}, policy, 0.0, Random(seed)).chosen.replica
+    return pick(asked, known.whole, (), policy, 0.0, Random(seed)).chosen.replica
 
 
 @pytest.mark.parametrize("make", [lambda: Prefix(1.25, 1024), lambda: Session(1.25), ConsistentHash])

@@ -21,7 +21,7 @@ def turns(policy, known, times: int) -> list[str]:
     policy.adopt(known.whole.of.names)
     picked = []
     for n in range(times):
-        choice = pick(NEED, known.whole, {}, policy, 0.0, Random(n))
+        choice = pick(NEED, known.whole, (), policy, 0.0, Random(n))
         policy.placed(choice.chosen.replica, known.whole)
         picked.append(choice.chosen.replica)
     return picked

@@ -1,0 +1,83 @@
+"""What an engine's answer says of the engine: out of GPU memory, its GPU or itself broken, or a failure in a stream.
+
+Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), and error
+events of a stream. Invariants: bounded bytes; what a client or a model wrote is never taken for an engine's word (an
+event counts only if `error` is a member of its outermost object); the outcome is one of three, and no text is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+
+BODY_BYTES_MAX = 16 * 1024
+
+# As PyTorch, CUDA, ROCm's HIP, cuBLAS and TensorRT-LLM word it, and engines pass it on.
+_MEMORY = re.compile(
+    rb"\b(?:CUDA|HIP|XPU|GPU)\b[^\"\n]{0,200}out of memory|OutOfMemoryError|ERROR_OUT_OF_MEMORY|STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_BROKEN = re.compile(
+    rb"(?:CUDA|HIP)(?: runtime| driver| kernel)? error|device-side assert|illegal memory access|uncorrectable ECC"
+    rb"|unspecified launch failure|CUDNN_STATUS_|CUBLAS_STATUS_|NCCL (?:error|failure)"
+    rb"|nccl(?:Unhandled|System|Internal)|fallen off the bus"
+    rb"|EngineDeadError|EngineCore encountered an issue|Background loop (?:is not running|has errored)",
+    re.IGNORECASE,
+)
+
+
+def looks_at(status: int) -> bool:
+    """Whether the body of an answer with this status is an engine's account of a failure."""
+    return status >= 500 or status == 424
+
+
+def in_text(text: bytes) -> Outcome | None:
+    """What an error's text says is broken, None if it names nothing of the kind."""
+    if _MEMORY.search(text):
+        return outcome.ENGINE_OUT_OF_MEMORY
+    return outcome.ENGINE_BROKEN if _BROKEN.search(text) else None
+
+
+def in_event(event: bytes) -> Outcome | None:
+    """What an event of a stream says, if it is an error: ENGINE_ERROR for a 5xx that names nothing broken."""
+    start = event.find(b"{")
+    try:
+        said: Any = msgspec.json.decode(event[start:].rstrip()) if start >= 0 else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(said, dict) or not said.get("error"):
+        return None
+    error = said["error"]
+    found = in_text(msgspec.json.encode(error)[:BODY_BYTES_MAX])
+    code = error.get("code") if isinstance(error, dict) else None
+    if found is None and isinstance(code, int) and code >= 500:
+        return outcome.ENGINE_ERROR
+    return found
+
+
+class FaultTap:
+    """For the body of a failure: keeps its beginning, passes it all on as it is. `usage`: none is told."""
+
+    __slots__ = ("_kept", "fault")
+
+    usage = None
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self.fault: Outcome | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes in, the same bytes out."""
+        if len(self._kept) < BODY_BYTES_MAX:
+            self._kept += data[: BODY_BYTES_MAX - len(self._kept)]
+        return data
+
+    def rest(self) -> bytes:
+        """Look at what was kept; nothing is held back."""
+        self.fault, self._kept = in_text(self._kept), b""
+        return b""

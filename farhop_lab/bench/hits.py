@@ -1,0 +1,228 @@
+"""How well cached prefixes are known: what was expected of each engine's cache beside what was found. Never a test.
+
+Emulated engines with small caches (this process), a regional balancer as it is shipped (its own), conversations that
+go on; and what nobody tells a balancer: others that use the same engines, and caches that are reset. Once by our own
+mirror alone, once corrected by KV events, once with a tokenizer beside. The same requests each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median, quantiles
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from farhop_lab.bench.bodies import KEY, MODEL
+from farhop_lab.bench.place import HOST, BenchError, Place, answers
+from farhop_lab.bench.tiers import Surroundings
+from farhop_lab.child import ChildError
+from farhop_lab.client import Result, answer
+from farhop_lab.engine.main import TokenizerError, host
+from farhop_lab.engine.settings import EngineSettings
+from farhop_lab.engine.text import VOCABULARY
+from farhop_lab.engine.tokenizer_file import TEMPLATE, TOKENIZER, write
+from farhop_lab.etcd import EtcdLabError
+from farhop_lab.ports import free_ports
+
+ENGINES = 4
+KV_BLOCKS = 512  # 8,192 tokens each: all conversations together need about as much as all engines have
+SPEEDUP = 20.0  # over an L4: 1,000 tokens take 30 ms
+CONVERSATIONS, SYSTEM_PROMPTS = 20, 2
+SYSTEM_TOKENS, TURN_TOKENS, TURNS_MAX = 400, 120, 10
+REQUESTS = 300
+AT_ONCE = 5
+OTHERS_SHARE = 0.15  # of requests, those that somebody else sends straight to an engine
+RESETS = (0.35, 0.7)  # after so much of the requests, half of the engines' caches are reset
+_READY_S = 20.0
+_SERIES = re.compile(rb'farhop_prefix_(\w+)_tokens_total\{.*source="(\w+)".*\} (\S+)')
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One way of knowing. Tokens are per request; `error_tokens` is how far the expectation was off, either way.
+
+    `exact_share`: of the expected tokens, those that rested on an engine's own word.
+    """
+
+    what: str
+    requests: int
+    prompt_tokens: float
+    found_tokens: float
+    expected_tokens: float
+    error_tokens: float
+    exact_share: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    name: str
+    events: bool
+    tokenizer: bool
+
+
+WAYS = (
+    _Way("our mirror alone", events=False, tokenizer=False),
+    _Way("corrected by KV events", events=True, tokenizer=False),
+    _Way("KV events and tokenizer", events=True, tokenizer=True),
+)
+
+
+def measure(say: Callable[[str], None], requests: int = REQUESTS, ways: tuple[_Way, ...] = WAYS) -> list[Row]:
+    """A row for each way. Raises BenchError."""
+    rows = []
+    for way in ways:
+        say(way.name)
+        try:
+            rows.append(asyncio.run(_row(way, requests)))
+        except (ChildError, EtcdLabError, TokenizerError, TimeoutError) as error:
+            raise BenchError(f"{way.name}: {str(error) or 'it took too long; is the machine too busy?'}") from None
+    return rows
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What runs: the engines' addresses, and where clients and scrapes go."""
+
+    engines: list[str]
+    entry: str
+    admin: str
+    session: aiohttp.ClientSession
+
+
+@asynccontextmanager
+async def _staged(way: _Way) -> AsyncIterator[_Stage]:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farhop-bench-")))
+        write(folder)
+        replicas: list[dict[str, Any]] = []
+        engines: list[str] = []
+        for index in range(ENGINES):
+            events, replay = free_ports(2)
+            settings = EngineSettings(
+                ports=[0], model=MODEL, profile="l4", speedup=SPEEDUP, kv_blocks=KV_BLOCKS, kv_events_port=events,
+                kv_replay_port=replay, tokenizer=folder / TOKENIZER,
+            )  # fmt: skip
+            engines += await stack.enter_async_context(host(settings))
+            told = {"kv_events": f"tcp://{HOST}:{events}", "kv_replay": f"tcp://{HOST}:{replay}"}
+            known = {"url": f"http://{engines[-1]}", "name": f"gpu-{index}", "models": [MODEL]}
+            replicas.append(known | (told if way.events else {}))
+        client, admin = free_ports(2)
+        files = {"file": str(folder / TOKENIZER), "template": str(folder / TEMPLATE)}
+        around = await stack.enter_async_context(Surroundings(Place(folder, (), 0)))
+        config = {
+            "admin": {"port": admin}, "tier": {"port": 0}, "control": {"port": 0}, "client": {"port": client},
+            "replicas": replicas, "tokenizers": {MODEL: files} if way.tokenizer else {},
+        }  # fmt: skip
+        await around.tier("regional", config)
+        async with asyncio.timeout(_READY_S):
+            while not await answers(HOST, client):
+                await asyncio.sleep(0.05)
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        yield _Stage(engines, f"http://{HOST}:{client}", f"http://{HOST}:{admin}", session)
+
+
+async def _row(way: _Way, requests: int) -> Row:
+    async with _staged(way) as stage:
+        before = await _told(stage)
+        results = await _Load(stage, requests).run()
+        after = await _told(stage)
+    good = [r for r in results if r.ok and r.usage is not None and r.ttft_ms is not None]
+    if len(good) < max(2, len(results)):
+        why = next((r.error.message for r in results if r.error is not None), "an answer without text or usage")
+        raise BenchError(f"{way.name}: {len(results) - len(good)} of {len(results)} requests failed: {why}")
+    grown = {key: after[key] - before.get(key, 0.0) for key in after}
+    expected, found, off = (grown["predicted"], grown["actual"], grown["error"])
+    ttft_ms = [r.ttft_ms for r in good if r.ttft_ms is not None]
+    return Row(
+        what=way.name,
+        requests=len(good),
+        prompt_tokens=sum(r.usage.prompt_tokens for r in good if r.usage is not None) / len(good),
+        found_tokens=found / len(good),
+        expected_tokens=expected / len(good),
+        error_tokens=off / len(good),
+        exact_share=grown["predicted exact"] / expected if expected else 0.0,
+        ttft_p50_ms=median(ttft_ms),
+        ttft_p95_ms=quantiles(ttft_ms, n=20)[-1],
+    )
+
+
+async def _told(stage: _Stage) -> dict[str, float]:
+    """The balancer's own sums, over all sources and by source."""
+    async with stage.session.get(f"{stage.admin}/metrics") as response:
+        page = await response.read()
+    sums: dict[str, float] = {}
+    for what, source, value in _SERIES.findall(page):
+        for key in (what.decode(), f"{what.decode()} {source.decode()}"):
+            sums[key] = sums.get(key, 0.0) + float(value)
+    return sums
+
+
+class _Load:
+    """The same requests for every way, in the same order; who overtakes whom is up to the engines."""
+
+    def __init__(self, stage: _Stage, requests: int) -> None:
+        self._stage, self._requests = stage, requests
+        self._rng = Random(1)
+        self._systems = [self._words(SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
+        self._talks = [self._new(n) for n in range(CONVERSATIONS)]
+        self._sent = 0
+        self._resets = [int(share * requests) for share in RESETS]
+
+    def _words(self, tokens: int) -> str:
+        return "".join(self._rng.choice(VOCABULARY).decode() for _ in range(tokens))
+
+    def _new(self, n: int) -> list[dict[str, str]]:
+        return [{"role": "system", "content": self._systems[n % SYSTEM_PROMPTS]}]
+
+    async def run(self) -> list[Result]:
+        """All of them, AT_ONCE at a time."""
+        results: list[Result] = []
+        free = list(range(CONVERSATIONS))
+
+        async def client() -> None:
+            while self._sent < self._requests:
+                self._sent += 1
+                if self._resets and self._sent >= self._resets[0]:
+                    self._resets.pop(0)
+                    await self._reset()
+                if self._rng.random() < OTHERS_SHARE:
+                    await self._other()
+                n = free.pop(self._rng.randrange(len(free)))
+                results.append(await self._turn(n))
+                free.append(n)
+
+        await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+        return results
+
+    async def _turn(self, n: int) -> Result:
+        talk = self._talks[n]
+        if len(talk) > 2 * TURNS_MAX:
+            talk = self._talks[n] = self._new(n)
+        talk.append({"role": "user", "content": self._words(TURN_TOKENS)})
+        body = {"model": MODEL, "messages": talk, "max_tokens": 16, "ignore_eos": True, "stream": True,
+                "stream_options": {"include_usage": True}}  # fmt: skip
+        result = await answer([self._stage.entry], KEY, body, session=self._stage.session, request_s=60.0)
+        talk.append({"role": "assistant", "content": result.text})
+        return result
+
+    async def _other(self) -> None:
+        """Somebody who does not come through the balancer."""
+        engine = self._stage.engines[self._rng.randrange(ENGINES)]
+        body = {"model": MODEL, "prompt": self._words(4 * SYSTEM_TOKENS), "max_tokens": 1}
+        async with self._stage.session.post(f"http://{engine}/v1/completions", json=body) as response:
+            await response.read()
+
+    async def _reset(self) -> None:
+        for engine in self._stage.engines[: ENGINES // 2]:
+            async with self._stage.session.post(f"http://{engine}/reset_prefix_cache") as response:
+                await response.read()

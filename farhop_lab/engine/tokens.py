@@ -1,0 +1,40 @@
+"""An emulated engine's own tokenizer, if it is given one: prompts become ids as a real engine makes them.
+
+Inside the engine a token stays what it was, TOKEN_BYTES bytes: here those of its id. Needs the extra `tokenizer`.
+Never truncates and never adds a token.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+from tokenizers import Tokenizer
+
+from farhop_lab.engine.text import TOKEN_BYTES, VOCABULARY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farhop_lab.engine.sequence import Wanted
+
+
+class EngineTokenizer:
+    """Reads prompts by a tokenizer.json. ValueError if it cannot be read."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exceptions
+            raise ValueError(f"tokenizer: cannot read {file}: {error}") from None
+        self._piece_ids = {piece: ids for piece in VOCABULARY if len(ids := self._ids(piece.decode())) == TOKEN_BYTES}
+
+    def tokenized(self, wanted: Wanted) -> Wanted:
+        """The same with its prompt's ids, if they were not given."""
+        ids = wanted.ids or self._ids(wanted.prompt.decode("utf-8", "replace"))
+        return replace(wanted, ids=ids, piece_ids=self._piece_ids)
+
+    def _ids(self, text: str) -> bytes:
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return struct.pack(f">{len(ids)}I", *ids)

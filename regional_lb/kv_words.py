@@ -1,0 +1,59 @@
+"""What can be told of a KV cache, whoever tells it and however it is worded. Never judges, never keeps anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+Hash: TypeAlias = int | bytes
+
+TOKEN_BYTES = 4  # an id as little-endian u32
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Blocks that follow one another below `parent` (None: they begin a prompt) are held.
+
+    `tokens` are the ids of all of them, TOKEN_BYTES each; `extras` is one of `spell`ed keys per block, b"" for none, or
+    () where no block has any. `group`: the KV cache group, None where there is but one.
+    """
+
+    hashes: Sequence[Hash]
+    parent: Hash | None
+    tokens: bytes
+    block_tokens: int
+    adapter: str = ""
+    extras: tuple[bytes, ...] = ()
+    group: int | None = None
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """A copy of each of these is gone."""
+
+    hashes: Sequence[Hash]
+    group: int | None = None
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """The engine holds nothing: it said so, or it is another process now."""
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Some of its word is lost: what it told and will tell is not all. `all`: nor does what it told hold any more."""
+
+    all: bool = True
+
+
+class Linked(msgspec.Struct, frozen=True):
+    """Its word reaches us, or does not any more."""
+
+    up: bool
+
+
+Change: TypeAlias = Stored | Removed | Cleared | Lost | Linked
+
+
+def spell(keys: Sequence[Any]) -> bytes:
+    """What sets a block apart beside its tokens, as bytes that go into its node; b"" for nothing."""
+    return b"\xff" + msgspec.msgpack.encode(keys) if keys else b""

@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+# The balancers in this process serve here, too.
+sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))

@@ -1,0 +1,139 @@
+"""The six classic failures of balancers before GPUs: each shown under a naive set-up, and its absence here.
+
+Live: emulated engines twenty times as fast as an L4, real HTTP, a real regional balancer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+
+import pytest
+from classic import NAIVE, Load, blind, gpus, l4, region
+from inprocess import HOP_KEY, MODEL, until
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+# -- a hot spot under long generations
+
+
+async def _hot_spot(naive: bool) -> int:
+    """Every fourth answer is long, and turns by rote give all of those to one replica: how many the busiest got."""
+    async with gpus(*[l4(8.0, kv_blocks=200) for _ in range(4)]) as engines:
+        said, config = (blind(engines), NAIVE) if naive else ({}, {})
+        async with region(engines, said, **config) as (_, url), Load(url) as load, asyncio.TaskGroup() as group:
+            for n in range(48):
+                kind, tokens = ("long", 200) if n % 4 == 0 else ("short", 4)
+                group.create_task(load.ask(kind, 20, tokens))
+                await asyncio.sleep(0.04)
+    assert {one.status for one in load.asked} == {200}
+    return max(Counter(one.replica for one in load.asked if one.kind == "long").values())
+
+
+async def test_long_generations_make_no_hot_spot() -> None:
+    assert await _hot_spot(naive=True) == 12
+    assert await _hot_spot(naive=False) <= 7
+
+
+# -- retry storm
+
+
+class Dying:
+    """A port whose connections end as soon as something was asked: an engine that crashes on every request."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[int]:
+        async def come(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked = await reader.readline()
+            if asked.startswith(b"GET /health"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            self.asked += asked.startswith(b"POST")
+            writer.close()
+
+        async with await asyncio.start_server(come, "127.0.0.1", 0) as server:
+            yield server.sockets[0].getsockname()[1]
+
+
+async def test_engines_that_die_are_not_stormed_with_retries() -> None:
+    """All eight replicas, green to every probe, drop whatever they are asked; 200 requests come at once."""
+    async with AsyncExitStack() as stack:
+        dying = [Dying() for _ in range(8)]
+        ports = [await stack.enter_async_context(one.running()) for one in dying]
+        replicas = [{"url": f"http://127.0.0.1:{port}", "models": [MODEL], "name": f"d{port}"} for port in ports]
+        _, url = await stack.enter_async_context(region((), replicas=replicas))
+        load = await stack.enter_async_context(Load(url))
+        await asyncio.gather(*(load.ask("chat", 2, 4) for _ in range(200)))
+        assert {one.status for one in load.asked} <= {502, 503}
+        ours = sum(one.asked for one in dying)
+
+        async def naive() -> None:  # what a balancer does that asks every replica before it gives up
+            for port in ports:
+                direct = await stack.enter_async_context(Load(f"http://127.0.0.1:{port}"))
+                assert (await direct.ask("chat", 2, 4)).status == 0
+
+        await asyncio.gather(*(naive() for _ in range(200)))
+        stormed = sum(one.asked for one in dying) - ours
+    assert stormed == 1600
+    assert ours <= 2.3 * 200  # one more for each, and a fifth of a second one (DESIGN: retry budget)
+
+
+# -- KV thrash
+
+
+async def _thrash(naive: bool) -> float:
+    """Nine conversations, of which each of three caches holds five: the share of prompt tokens that were cached."""
+    async with gpus(*[l4(8.0, kv_blocks=260) for _ in range(3)]) as engines:
+        said, config = (blind(engines), NAIVE) if naive else ({}, {})
+        async with region(engines, said, **config) as (_, url), Load(url) as load:
+            order = Random(1)
+            for turn in range(6):
+                talks = order.sample(range(9), 9)
+                for talk in talks:
+                    assert (await load.ask("chat", 200 + 10 * turn, 4, says=f"talk{talk}")).status == 200
+        counters = [gpu.replica.core.counters for gpu in engines]
+        return sum(c.prefix_hits for c in counters) / sum(c.prefix_queries for c in counters)
+
+
+async def test_conversations_do_not_drive_each_other_out_of_the_caches() -> None:
+    ours, naive = await _thrash(naive=False), await _thrash(naive=True)
+    assert naive < 0.5
+    assert ours > naive + 0.2
+
+
+# -- partition between the balancer and a part of its replicas
+
+
+async def _partition(naive: bool) -> int:
+    """One of three replicas cannot be reached while 60 requests come: how many are swallowed."""
+    async with gpus(*[l4() for _ in range(3)]) as engines:
+        quiet = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
+        said, config = (blind(engines), NAIVE | quiet) if naive else ({}, {})
+        async with region(engines, said, **config) as (_, url), Load(url) as load:
+            engines[1].frozen.set()
+            asked = []
+            for _ in range(60):
+                asked.append(asyncio.create_task(load.ask("chat", 20, 8, within_s=60.0)))
+                await asyncio.sleep(0.02)
+            await until(lambda: sum(one.done() for one in asked) >= (40 if naive else 60), 20.0)
+            swallowed = [one for one in asked if not one.done()]
+            for one in swallowed:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            engines[1].frozen.clear()
+    assert {one.status for one in load.asked} == {200}
+    return len(swallowed)
+
+
+async def test_who_cannot_be_reached_swallows_nothing() -> None:
+    assert await _partition(naive=True) == 20
+    assert await _partition(naive=False) == 0

@@ -1,0 +1,272 @@
+"""What engines say of their caches, from their ZMQ socket to the choice: live, where the mirror alone is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from inprocess import HOP, HOP_KEY, MODEL, Answer, chat, send, topology, until
+
+from farhop.shell.admin import Question
+from farhop.store.memory import MemoryStore
+from farhop_lab.engine import main as engine
+from farhop_lab.engine.kv_publisher import KvPublisher
+from farhop_lab.engine.settings import EngineSettings
+from farhop_lab.engine.text import VOCABULARY
+from farhop_lab.engine.tokenizer_file import TEMPLATE, TOKENIZER, write
+from farhop_lab.ports import free_ports
+from regional_lb.config import RegionalConfig
+from regional_lb.main import RegionalBalancer
+
+WORLD = topology()
+BLOCK = 16
+
+
+def words(seed: int, tokens: int) -> str:
+    """A text of so many tokens, for the emulated tokenizer."""
+    rng = Random(seed)
+    return "".join(rng.choice(VOCABULARY).decode() for _ in range(tokens))
+
+
+class World:
+    """A regional balancer over two emulated engines that tell what they cache."""
+
+    def __init__(
+        self, balancer: RegionalBalancer, client: int, engines: list[str], publishers: list[KvPublisher]
+    ) -> None:
+        self.balancer, self.client, self.engines, self._publishers = balancer, client, engines, publishers
+
+    @property
+    def flow(self) -> Any:
+        return self.balancer.flow
+
+    async def ask(self, text: str, **more: Any) -> Answer:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
+        answer = await send(self.client, chat(body=body))
+        assert answer.status == 200, answer.body
+        await self.heard()
+        return answer
+
+    async def heard(self) -> None:
+        """Until the balancer is done with the request, and has heard all that the engines said of it."""
+        await until(lambda: self.flow.under_way == 0)
+        if (listener := self.balancer.kv_listener) is not None:
+            followed = list(zip(listener._streams, self._publishers, strict=True))
+            await until(lambda: all(stream._follower.applied == said._seq - 1 for stream, said in followed))
+
+    def hits(self) -> dict[str, list[float]]:
+        return self.balancer.metrics._prefixes
+
+    async def reset(self, index: int) -> None:
+        url = f"http://{self.engines[index]}/reset_prefix_cache"
+        async with aiohttp.ClientSession() as session, session.post(url) as response:
+            assert response.status == 200
+
+    def status(self) -> list[dict[str, Any]]:
+        replicas: list[dict[str, Any]] = self.balancer.desk.status()["replicas"]
+        return replicas
+
+
+@asynccontextmanager
+async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, schema: str = "map", replicas: int = 2,
+                **more: Any) -> AsyncIterator[World]:  # fmt: skip
+    write(folder)
+    async with AsyncExitStack() as stack:
+        addresses, listed, publishers = [], [], list[KvPublisher]()
+        make = engine._publisher
+
+        def made(settings: EngineSettings, index: int) -> KvPublisher | None:
+            publisher = make(settings, index)
+            assert publisher is not None
+            publishers.append(publisher)
+            return publisher
+
+        stack.callback(setattr, engine, "_publisher", make)
+        engine._publisher = made
+        for index in range(replicas):
+            port, replay = free_ports(2)
+            settings = EngineSettings(
+                ports=[0], model=MODEL, kv_events_port=port, kv_replay_port=replay,
+                kv_events_schema=schema, tokenizer=folder / TOKENIZER,
+                **{"speedup": 1000} | more,
+            )  # fmt: skip
+            (address,) = await stack.enter_async_context(engine.host(settings))
+            addresses.append(address)
+            where = {"kv_events": f"tcp://127.0.0.1:{port}", "kv_replay": f"tcp://127.0.0.1:{replay}"}
+            listed.append(
+                {"url": f"http://{address}", "models": [MODEL], "name": f"e{index}"} | (where if events else {})
+            )
+        files = {"file": str(folder / TOKENIZER), "template": str(folder / TEMPLATE)}
+        config = RegionalConfig.model_validate({
+            "region": "virginia", "instance": "r1", "admin": {"port": 0}, "hop": HOP, "tier": {"port": 0},
+            "control": {"port": 0}, "client": {"port": 0}, "replicas": listed, "limits": {"drain_s": 0.5},
+            "watch": {"probe_s": 0.05, "scrape_s": 0.05, "rise": 1}, "tokenizers": {MODEL: files} if tokenizer else {},
+        })  # fmt: skip
+        balancer = RegionalBalancer(config, WORLD, Random(1), MemoryStore(Random(2)))
+        line = await balancer.open()
+        stack.push_async_callback(balancer.close)
+        client = int(line.split("clients on ")[1].split(":")[1].split(",")[0])
+        states = balancer.desk.status
+        await until(lambda: all(r["state"] == "up" for r in states()["replicas"]))
+        if events:
+            await until(lambda: all(r["kv_word"] == "exact" for r in states()["replicas"]))
+        yield World(balancer, client, addresses, publishers)
+
+
+@pytest.fixture(autouse=True)
+def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+def _cached(answer: Answer) -> int:
+    return int(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.mark.parametrize("schema", ["map", "array"])
+async def test_the_engines_own_word_is_exact_to_the_token(tmp_path: Path, schema: str) -> None:
+    async with world(tmp_path, schema=schema, replicas=1) as here:
+        text = words(1, 400)
+        await here.ask(text)
+        again = await here.ask(text + words(2, 50))
+        assert _cached(again) >= 400
+        predicted, actual, off = here.hits()["exact"]
+        assert (predicted, off) == (actual, 0.0)
+        assert here.hits()["trie"] == [0.0, 0.0, 0.0]
+        assert here.balancer.tokenizers is not None
+        assert (here.balancer.tokenizers.prompts, here.flow.miscounts) == (2, 0)
+
+
+async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_word_is_right(tmp_path: Path) -> None:
+    text = words(3, 400)
+    async with world(tmp_path, tokenizer=False, events=False, replicas=1) as guessing:
+        await guessing.ask(text)
+        await guessing.reset(0)
+        assert _cached(await guessing.ask(text)) == 0
+        predicted, actual, _ = guessing.hits()["trie"]
+        assert predicted > 100 > actual  # it believed in what was gone
+    async with world(tmp_path, replicas=1) as told:
+        await told.ask(text)
+        await told.reset(0)
+        await until(lambda: len(told.flow.blocks) == 0)
+        assert _cached(await told.ask(text)) == 0
+        assert told.hits()["exact"] == [0.0, 0.0, 0.0]
+        assert _cached(await told.ask(text)) == told.hits()["exact"][0] > 100  # and it knows what came back
+
+
+async def test_under_pressure_the_engines_word_stays_right(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1, kv_blocks=64) as here:
+        for round_ in range(3):
+            for seed in range(4):
+                await here.ask(words(seed, 300) + words(90 + round_, 5))
+        predicted, actual, off = here.hits()["exact"]
+        assert (predicted, off) == (actual, 0.0)
+        assert here.flow.blocks.held_tokens("e0") <= 64 * BLOCK
+
+
+async def test_a_wiped_replica_is_not_preferred(tmp_path: Path) -> None:
+    async with world(tmp_path, speedup=20) as here:
+        shared = words(4, 600)
+        name = (await here.ask(shared)).headers["x-farhop-replica"]
+        assert (await here.ask(shared)).headers["x-farhop-replica"] == name
+        body = {"model": MODEL, "messages": [{"role": "user", "content": shared}]}
+        asked = Question(msgspec.Raw(msgspec.json.encode(body)), "anywhere")
+        told = {c["replica"]: c for c in here.balancer.desk.explain(asked)["reasons"]["candidates"]}
+        assert told[name]["hit_tokens"] > 500
+        await here.reset(int(name[1]))
+        await until(lambda: here.flow.blocks.held_tokens(name) == 0.0)
+        told = {c["replica"]: c for c in here.balancer.desk.explain(asked)["reasons"]["candidates"]}
+        assert {(c["hit_tokens"], c["hit_exact"]) for c in told.values()} == {(0.0, True)}
+        assert len(told) == 2
+        assert here.flow.trie.bytes_held(name) == 0
+
+
+async def test_events_without_a_tokenizer_still_clear_the_mirror(tmp_path: Path) -> None:
+    async with world(tmp_path, tokenizer=False, replicas=1) as here:
+        await here.ask(words(5, 400))
+        assert here.flow.trie.bytes_held("e0") > 0
+        await here.reset(0)
+        await until(lambda: here.flow.trie.bytes_held("e0") == 0)
+        assert _cached(await here.ask(words(5, 400))) == 0
+        assert here.hits()["trie"] == [0.0, 0.0, 0.0]
+        assert here.balancer.tokenizers is None
+
+
+async def test_salts_and_token_ids_and_streams(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1) as here:
+        text = words(6, 200)
+        await here.ask(text, cache_salt="one")
+        assert _cached(await here.ask(text, cache_salt="two")) == 0
+        assert _cached(await here.ask(text, cache_salt="one")) > 100
+        ids = list(range(100, 300))
+        for _ in range(2):
+            body = {"model": MODEL, "prompt": ids, "max_tokens": 1}
+            assert (await send(here.client, chat(body=body, path="/v1/completions"))).status == 200
+            await here.heard()
+        predicted, actual, off = here.hits()["exact"]
+        assert (predicted, off) == (actual, 0.0)
+        assert actual > 300
+
+
+async def test_the_time_a_long_prompt_takes_to_read_is_told(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1) as here:
+        answer = await here.ask(words(11, 10_000))
+        assert float(answer.headers["server-timing"].partition("dur=")[2].partition(",")[0]) > 1.0
+        predicted, actual, _ = here.hits()["exact"]
+        assert predicted == actual == 0.0
+
+
+async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1) as here:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
+        for _ in range(2):
+            content: Any = [{"type": "text", "text": words(7, 300)}, picture]
+            body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
+            assert (await send(here.client, chat(body=body))).status == 200
+            await here.heard()
+        assert here.balancer.tokenizers is not None
+        assert here.balancer.tokenizers.unread == {"media": 2}
+        assert here.hits()["trie"][0] > 0
+        page = here.balancer.metrics.render().decode()
+        assert 'farhop_untokenized_prompts{reason="media",region="virginia",tier="regional"} 2.0' in page
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_read_is_noticed(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1) as here:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": words(8, 200_000)}], "max_tokens": 2}
+        for _ in range(3):
+            _, writer = await asyncio.open_connection("127.0.0.1", here.client)
+            writer.write(chat(body=body))
+            await until(lambda: here.balancer.tokenizers is not None and here.balancer.tokenizers._waiting > 0)
+            writer.transport.abort()
+        await _at_rest(here, lambda: here.balancer.metrics.in_flight + here.balancer.budget.used_bytes)
+        assert here.balancer.metrics._requests == {("client_left", 0): 3}
+        assert (await here.ask(words(9, 20))).status == 200
+
+
+async def _at_rest(here: World, held: Callable[[], int]) -> None:
+    await until(lambda: held() == 0)
+
+
+async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1) as here:
+        (template,) = [here.balancer.tokenizers]
+        assert template is not None
+        model = template._of[MODEL]
+        model._special, model._template = {}, None  # as if the template were another
+        plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+        from farhop.shell.clock import wall
+        from farhop.shell.tokens import _compiled
+
+        model._template = _compiled("test", plain, wall)
+        text = words(10, 300)
+        for n in range(5):
+            await here.ask(text + words(20 + n, 3))
+        assert here.flow.miscounts == 5
+        assert here.hits()["trie"][0] > 200  # from the fourth on our own guess counts again
