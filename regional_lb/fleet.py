@@ -13,42 +13,30 @@ import numpy as np
 from msgspec.structs import replace
 
 from farhop.balance import outcome
-from farhop.balance.chain import depth_at
 from farhop.balance.estimate import Speed
 from farhop.balance.health import Mode, State
-from farhop.balance.journal import Journal
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
-from farhop.balance.trie import PrefixTrie, spread
 from regional_lb.adapters import Adapters
-from regional_lb.blocks import BlockIndex
-from regional_lb.kv_words import Cleared
+from regional_lb.memory import Memory
 from regional_lb.recent import Cached
 from regional_lb.shares import PeerHeard, PeersChanged, TurnsPassed
 from regional_lb.standing import EASE_S, Standing
 from regional_lb.table import Subset, Table
-from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, view_of
+from regional_lb.view import PREFILL, BlocksChanged, ReplicaProbed, ReplicaSampled, line_of, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from numpy.typing import NDArray
 
     from farhop.balance.estimate import Estimates
     from farhop.balance.health import HealthConfig
     from farhop.balance.ledger import Load, Reservation
     from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
-    from regional_lb.policy import Need
     from regional_lb.shares import Shares
-    from regional_lb.table import Eased, Hits, Rows
+    from regional_lb.table import Eased
     from regional_lb.view import Replica, View
     from topology.law import Verdict
-
-_BLOCK_TOKENS = 16  # an engine counts whole blocks
-_MISCOUNTS_MAX = 3  # in a row: the tokenizer or template configured is not the engines'
-_MIRROR_SLACK_BYTES = 64 * 1024  # an answer's first byte may be faster than the event that its prompt is stored
-_SPELT_MAX, _SPELT_PLACES_MAX = 1024, 64
 
 
 class Fleet:
@@ -60,12 +48,9 @@ class Fleet:
         self.standing = Standing(config)
         self.health = self.standing.health
         self.speeds: dict[str, Speed] = {}
-        self.trie = PrefixTrie()
-        self.journal = Journal(self.trie)
-        self.blocks = BlockIndex()
+        self.memory = Memory(estimates)
+        self.trie, self.journal, self.blocks = self.memory.trie, self.memory.journal, self.memory.blocks
         self.adapters = Adapters()
-        self.miscounts = 0
-        self._miscounted: dict[str, int] = {}  # by model, in a row
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
         # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
@@ -99,22 +84,13 @@ class Fleet:
         before = self.view.replicas
         self.view = view = view_of([_renewed(replica, before.get(name)) for name, replica in view.replicas.items()])
         for name, replica in view.replicas.items():
-            capacity_bytes = _capacity_bytes(replica, self.estimates)
             if name not in before:
                 self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
-                self.trie.add(name, capacity_bytes)
-                self._listen(replica)
-                continue
-            self.trie.set_capacity(name, capacity_bytes)
-            if (before[name].address, before[name].version) != (replica.address, replica.version):
-                self.trie.clear(name)  # another process under the same name
-            if (before[name].address, before[name].kv_ranks) != (replica.address, replica.kv_ranks):
-                self._listen(replica)
+            self.memory.adopt(replica, before.get(name))
         for name in before.keys() - view.replicas.keys():
             del self.speeds[name]
             self._eased.pop(name, None)
-            self.trie.drop(name)
-            self.blocks.drop(name)
+            self.memory.drop(name)
         self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self.standing.adopt(view)
         self._able.clear()
@@ -141,7 +117,7 @@ class Fleet:
             self.adapters.told(name, sample.lora)
         if sample.kv_tokens is not None:
             self.blocks.resize(name, sample.kv_tokens)
-        self._fit(replica)
+        self.memory.fit(replica)
         row = self.whole.of.at[name]
         self.whole.describe(row, replica)
         if replica.kv_tokens != known.kv_tokens:
@@ -161,27 +137,9 @@ class Fleet:
         return None
 
     def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
-        """A replica told what it caches. What its mirror holds at most is seen to with the next sample."""
-        name = event.target
-        if name in self.view.replicas:
-            for change in event.changes:
-                self.blocks.apply(name, event.rank, change)
-                if isinstance(change, Cleared):
-                    self.trie.clear(name)
+        if event.target in self.view.replicas:
+            self.memory.changed(event)
         return ""
-
-    def _listen(self, replica: Replica) -> None:
-        self.blocks.drop(replica.name)
-        if replica.kv_ranks:
-            self.blocks.add(replica.name, replica.kv_ranks)
-
-    def _fit(self, replica: Replica) -> None:
-        """Bound the mirror by the cache's size, and by what is in it where that is known."""
-        held = self.blocks.held_tokens(replica.name)
-        capacity_bytes = _capacity_bytes(replica, self.estimates)
-        if held is not None and held < replica.kv_tokens:
-            capacity_bytes = int(capacity_bytes * held / replica.kv_tokens) + _MIRROR_SLACK_BYTES
-        self.trie.set_capacity(replica.name, capacity_bytes)
 
     # -- the other balancers of the region
 
@@ -235,36 +193,13 @@ class Fleet:
         self.able(model, now)
         return self.standing.modes.get(model, Mode.EMPTY)
 
+    def able_to_prefill(self, model: str, now: float) -> Subset:
+        """The replicas that prefill for the model's others and may take work."""
+        return self.able(line_of(model, PREFILL), now)
+
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
         return self.whole.only(some)
-
-    def hits(self, chain: tuple[int, ...], some: Subset) -> Hits:
-        """Who of these holds how much of this prompt; who holds nothing is left out."""
-        trie = self.trie
-        found = trie.holders(chain)
-        if not found:
-            return ()
-        if some.version != trie.version:
-            self._place_slots(some)
-        by_slot = some.by_slot
-        hits: list[tuple[int, int | Rows | NDArray[np.bool_]]] = []
-        for depth, mask in found:
-            if mask & (mask - 1):
-                places = some.spelt.get(mask)
-                hits.append((depth, _spell(some, mask, trie.slots_known) if places is None else places))
-            else:
-                place = by_slot.item(mask.bit_length() - 1)
-                if place >= 0:
-                    hits.append((depth, place))
-        return hits
-
-    def _place_slots(self, some: Subset) -> None:
-        some.slots = self.trie.slots(some.names)
-        some.by_slot = np.full(self.trie.slots_known, -1, dtype=np.intp)
-        some.by_slot[some.slots] = np.arange(len(some))
-        some.spelt.clear()
-        some.version = self.trie.version
 
     def _find_able(self, line: str, now: float) -> Subset:
         if not self._able:
@@ -327,31 +262,6 @@ class Fleet:
         if self.shares is not None and chain:
             self.shares.recent.add(Cached(name, chain, audience, own=True))
 
-    def overrated(self, name: str, need: Need, believed_tokens: float, cached_tokens: int) -> bool:
-        """An engine found `cached_tokens` of a prompt cached; whether our mirror had believed in clearly more.
-
-        Then it forgets what lies beyond, below the node where the two part: an engine lets go of the oldest first, and
-        what descends from a node is no younger. The prompt itself is there now: tell so (`caches`).
-        """
-        believed = depth_at(int(believed_tokens * need.bytes_per_token))
-        found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * need.bytes_per_token))
-        if found + 1 >= min(believed, len(need.chain)) or name not in self.trie:
-            return False
-        self.trie.correct(name, need.chain, found)
-        return True
-
-    def counted(self, model: str, ours: int, told: int) -> None:
-        """An engine told how many tokens a prompt has that was tokenized here, too."""
-        if ours == told:
-            self._miscounted.pop(model, None)
-        elif model in self.view.by_model:
-            self._miscounted[model] = self._miscounted.get(model, 0) + 1
-            self.miscounts += 1
-
-    def counts_right(self, model: str) -> bool:
-        """Whether a model's tokenizer here is the engines': if not, what it says of their blocks is nothing."""
-        return self._miscounted.get(model, 0) < _MISCOUNTS_MAX
-
     def loaded(self, extra_ms: float) -> None:
         """A first token came so much later than its prefill explains: an adapter was loaded before."""
         self.adapters.learn(extra_ms)
@@ -362,6 +272,13 @@ class Fleet:
         if speed is not None:
             if speed.began(elapsed_ms, tokens):
                 self.standing.peers.began(name, elapsed_ms / tokens, now)
+            self.whole.rate(self.whole.of.at[name], speed)
+
+    def computed(self, name: str, elapsed_ms: float, tokens: float) -> None:
+        """A prefill for another replica ended `elapsed_ms` after dispatch, behind and with `tokens` of its own."""
+        speed = self.speeds.get(name)
+        if speed is not None:
+            speed.prefilled(elapsed_ms, tokens)
             self.whole.rate(self.whole.of.at[name], speed)
 
     def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int) -> None:
@@ -414,25 +331,8 @@ class Fleet:
             self._able_until = min(self._able_until, now + EASE_S)
 
 
-def _spell(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_]:
-    """The places of a set of slots. Those of few are kept, since hot prefixes ask for the same."""
-    held = spread(mask, n_slots)
-    if mask.bit_count() > _SPELT_PLACES_MAX:
-        return held.take(some.slots)
-    places = some.by_slot[held.nonzero()[0]]
-    if len(some.spelt) >= _SPELT_MAX:
-        some.spelt.clear()
-    places = some.spelt[mask] = places[places >= 0]
-    return places
-
-
 def _renewed(replica: Replica, before: Replica | None) -> Replica:
     """A replica of a new view, with what was heard of the same one before."""
     if before is None or before.sample is None or replica.sample is not None or before.address != replica.address:
         return replica
     return replace(replica, sample=before.sample, kv_tokens=before.sample.kv_tokens or replica.kv_tokens)
-
-
-def _capacity_bytes(replica: Replica, estimates: Estimates) -> int:
-    """What its KV cache holds, in bytes of prompt."""
-    return int(replica.kv_tokens * max(map(estimates.bytes_per_token, replica.models), default=0.0))

@@ -18,6 +18,7 @@ class Live:
 
     `due` is what its timer is set for. `prefilled_at` is when its first token came, or, where the answer comes in one
     piece and does not show it, when that was due. `line` is what it waits for: its model, or the version `assigned`.
+    `prefiller` computes the prompt for `replica` now, "" if nobody does; `whole`: nobody is to do so any more.
     """
 
     request: Request
@@ -28,6 +29,8 @@ class Live:
     budgeted: bool = False
     started: bool = False
     replica: str = ""
+    prefiller: str = ""
+    whole: bool = False
     tried: tuple[str, ...] = ()
     due: float = 0.0
     forwarded_at: float = 0.0
@@ -39,3 +42,8 @@ class Live:
     def chosen(self) -> Scored | None:
         """What the last attempt was expected to meet."""
         return self.pick.chosen if self.pick is not None else None
+
+    @property
+    def paired(self) -> bool:
+        """Whether another replica computed, or computes, the prompt in the last attempt."""
+        return self.pick is not None and self.pick.prefill is not None

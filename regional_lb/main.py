@@ -116,6 +116,19 @@ class RegionalBalancer:
         self._log, self._slots = log, wiring.slots(aside=_descriptors(config))
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
         self._doors(rng)
+        self._eyes(rng, engines, store)
+        self.desk = RegionalDesk(
+            config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides, self.peers
+        )
+        self.desk.origins = self.discovery.told
+        self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
+        self.control: grpc.aio.Server | None = None
+        self.reporter: Reporter | None = None
+        self._gauges()
+
+    def _eyes(self, rng: Random, engines: Certificates | None, store: Store | None) -> None:
+        """What looks at replicas, at the store and at the region's other balancers, and tells the machine."""
+        config = self.config
         self.watcher = Watcher(
             config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
             wiring.context_of(engines), self.secrecy.trouble,
@@ -123,7 +136,7 @@ class RegionalBalancer:
             self.flow.standing.answered_at, self._works_on, self._say,
         )  # fmt: skip
         self.kv_listener = self._kv_listener()
-        self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
+        self.store = store if store is not None else EtcdStore(wiring.etcd(config, self.topology), rng)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
         self.discovery = Discovery(
@@ -137,14 +150,6 @@ class RegionalBalancer:
             self.clock.now, rng, self._incarnation, self.secrecy.upstream("peers.tls", config.peers.tls),
             self.secrecy.trouble,
         )  # fmt: skip
-        self.desk = RegionalDesk(
-            config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides, self.peers
-        )
-        self.desk.origins = self.discovery.told
-        self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
-        self.control: grpc.aio.Server | None = None
-        self.reporter: Reporter | None = None
-        self._gauges()
 
     def _weight(self, tenant: str) -> float:
         known = self.topology.tenants.get(tenant)

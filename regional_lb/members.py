@@ -160,6 +160,7 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         version=config.version,
         kv_ranks=len(config.kv_sources),
         adapters=frozenset(config.adapters),
+        role=config.role,
     )
 
 

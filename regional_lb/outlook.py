@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from farhop.balance import chain
-from regional_lb import admission
+from regional_lb import admission, pairs
 from regional_lb.blocks import Path
 from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
@@ -73,7 +73,7 @@ class Outlook:
 
     def _path(self, request: Request) -> Path | None:
         tokens = request.tokens
-        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.counts_right(request.model):
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.memory.counts_right(request.model):
             return None
         adapter = request.model if request.model in self._fleet.adapters.names else ""
         return Path(tokens.ids, adapter, tokens.cache_salt)
@@ -83,7 +83,7 @@ class Outlook:
 
         Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
         """
-        hits = self._fleet.hits(need.chain, some)
+        hits = self._fleet.memory.hits(need.chain, some)
         return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
 
     def assign(self, request: Request) -> Assigned | None:
@@ -99,8 +99,10 @@ class Outlook:
         without: tuple[str, ...] = (),
         aside: tuple[str, ...] = (),
         assigned: Assigned | None = None,
+        *,
+        whole: bool = False,
     ) -> Pick | None:
-        """Score the healthy replicas for a request; None if there are none.
+        """Score the healthy replicas for a request; None if there are none. `whole`: without one that prefills.
 
         `without` failed it before, another version's are better; `aside` are kept free. `assigned` is what `assign`
         said, if it was asked before.
@@ -117,8 +119,13 @@ class Outlook:
         delay_ms = self._fleet.adapters.delay_ms(request.model, table)
         choice = pick(need, table, hits, self._policies.of(request.model), now, self._rng, known, delay_ms)
         choice.assigned = assigned
-        if choice.chosen is not None:
-            choice.version = self._fleet.view.replicas[choice.chosen.replica].version
+        chosen = choice.chosen
+        if chosen is not None:
+            choice.version = self._fleet.view.replicas[chosen.replica].version
+            if request.model in self._fleet.view.prefillers and request.divisible and not whole:
+                others = self._fleet.able_to_prefill(request.model, now).without(without)
+                table = self._fleet.table(others)
+                choice.prefill = pairs.prefiller(need, chosen, table, *self.hits(need, others), now)
         return choice
 
     def turned_away(self, request: Request, need: Need, now: float, line: str = "") -> admission.Refusal | None:

@@ -55,14 +55,15 @@ NOTHING = Known({}, {})
 
 
 class Pick:
-    """The choice and the field it was made from. `chosen` None: nobody has room.
+    """The choice and the field it was made from. `chosen` None: nobody has room. `prefill`: who computes the prompt for
+    the chosen one, None if that does it itself.
 
     `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
     """
 
     __slots__ = (
         "_delay", "_exact", "_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "assigned", "chosen",
-        "policy", "version",
+        "policy", "prefill", "version",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +85,7 @@ class Pick:
         self.chosen = chosen
         self.version = ""
         self.assigned: Assigned | None = None
+        self.prefill: Scored | None = None
 
     def scored(self, place: int) -> Scored:
         """One replica of the field."""
@@ -100,6 +102,14 @@ class Pick:
         if self.assigned is None:
             return ""
         return self.assigned.why.partition(" ")[0] if self.version == self.assigned.version else "fallback"
+
+    @property
+    def prefill_ms(self) -> float:
+        """Until the prompt is computed, with all that is before it wherever that is done; 0 if nobody was chosen."""
+        one = self.prefill or self.chosen
+        if one is None:
+            return 0.0
+        return (one.backlog_tokens + one.uncached_tokens) * one.prefill_ms_per_token + one.delay_ms
 
     @property
     def field(self) -> tuple[Scored, ...]:

@@ -111,6 +111,8 @@ class RegionalTier(ObservedTier):
         """Where it was served, under which decision, by whom, in which version."""
         forward = journey.forward
         replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n" if forward is not None else b""
+        if forward is not None and forward.prefill is not None:
+            replica += b"x-farhop-prefill-replica: " + forward.prefill.target.encode() + b"\r\n"
         pick: Pick | None = journey.reasons
         if pick is not None and pick.version:
             replica += b"x-farhop-version: " + pick.version.encode() + b"\r\n"
@@ -127,7 +129,8 @@ class PickReasons:
         chosen = decision.chosen
         if chosen is None:
             return {}
-        return {
+        pair: dict[str, Value] = {} if decision.prefill is None else {a.PREFILL_REPLICA: decision.prefill.replica}
+        return pair | {
             a.REPLICA: chosen.replica,
             a.HIT_TOKENS: round(chosen.hit_tokens),
             a.POLICY: decision.policy.name,
@@ -143,6 +146,7 @@ class PickReasons:
             "chosen": decision.chosen.replica if decision.chosen is not None else None,
             "version": decision.version,
             "split": _why(decision),
+            "prefill": decision.prefill.replica if decision.prefill is not None else None,
             "candidates": [
                 {
                     "replica": s.replica,
@@ -162,7 +166,11 @@ class PickReasons:
 
     def predicted_hit_tokens(self, decision: Pick) -> float:
         """What the chosen replica was thought to hold."""
-        return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
+        chosen = decision.chosen
+        if chosen is None:
+            return 0.0
+        # Once it has fetched what another computed, it holds all of it.
+        return chosen.hit_tokens if decision.prefill is None else chosen.hit_tokens + chosen.uncached_tokens
 
     def hit_source(self, decision: Pick) -> str:
         """The replica's own word, or our guess."""
@@ -170,10 +178,7 @@ class PickReasons:
 
     def predicted_ttft_ms(self, decision: Pick) -> float | None:
         """Until all prefill before it and its own are done."""
-        chosen = decision.chosen
-        if chosen is None:
-            return None
-        return (chosen.backlog_tokens + chosen.uncached_tokens) * chosen.prefill_ms_per_token + chosen.delay_ms
+        return decision.prefill_ms if decision.chosen is not None else None
 
 
 def _why(decision: Pick) -> str:
@@ -246,6 +251,7 @@ class RegionalDesk:
             "models": sorted(replica.models),
             "version": replica.version,
             "models_missing": sorted(replica.missing),
+            "role": replica.role,
             "state": health.state,
             "why": health.why,
             "until_s": health.until - now if health.until is not None else None,

@@ -240,14 +240,13 @@ class Standing:
 
     def _has_peers(self, name: str) -> bool:
         replica = self._view.replicas.get(name)
-        return replica is not None and any(len(self._view.by_model[model]) > 1 for model in replica.models)
+        return replica is not None and any(len(names) > 1 for names in self._view.alike(replica))
 
     def _may_eject(self, name: str, now: float) -> bool:
         """Whether every model it serves can spare it. Who is on trial is out as well: it has not come back."""
         return all(
             may_eject(self._out(serving, now), len(serving), self._config.eject_share_max)
-            for model in self._view.replicas[name].models
-            if (serving := self._view.by_model[model])
+            for serving in self._view.alike(self._view.replicas[name])
         )
 
     def _out(self, names: tuple[str, ...], now: float) -> int:

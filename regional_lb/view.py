@@ -8,6 +8,7 @@ speed in the flow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -45,7 +46,8 @@ class Replica(msgspec.Struct, frozen=True):
     `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
     models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
     are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of
-    none. `adapters` are those of its models that are LoRA adapters."""
+    none. `adapters` are those of its models that are LoRA adapters. `role` prefill: it computes prompts for the others,
+    and answers nobody."""
 
     name: str
     address: Address
@@ -63,14 +65,25 @@ class Replica(msgspec.Struct, frozen=True):
     adapters: frozenset[str] = frozenset()
     sample: Sample | None = None
     version: str = ""
+    role: Literal["mixed", "prefill", "decode"] = "mixed"
 
 
 class View(msgspec.Struct, frozen=True):
-    """All replicas by name, and the names of those that serve a model, or (`by_line`) a model or a version of it."""
+    """All replicas by name, and the names of those that serve a model, or (`by_line`) a model or a version of it, and
+    of those that only prefill for it."""
 
     replicas: dict[str, Replica]
     by_model: dict[str, tuple[str, ...]]
     by_line: dict[str, tuple[str, ...]]
+    prefillers: dict[str, tuple[str, ...]] = {}
+
+    def alike(self, replica: Replica) -> list[tuple[str, ...]]:
+        """Who does the same work as this one, itself among them, for each of its models."""
+        index = self.prefillers if replica.role == "prefill" else self.by_model
+        return [index[model] for model in replica.models]
+
+
+PREFILL = "/prefill"  # in place of a version, which has no slash: the line of those that prefill for a model
 
 
 def line_of(model: str, version: str) -> str:
@@ -90,14 +103,18 @@ def view_of(replicas: list[Replica]) -> View:
     """Index replicas. Names are unique (configuration sees to it)."""
     by_model: dict[str, list[str]] = {}
     by_version: dict[str, list[str]] = {}
+    prefillers: dict[str, list[str]] = {}
     for replica in replicas:
+        index = prefillers if replica.role == "prefill" else by_model
         for model in sorted(replica.models):
-            by_model.setdefault(model, []).append(replica.name)
-            if replica.version:
+            index.setdefault(model, []).append(replica.name)
+            if replica.version and index is by_model:
                 by_version.setdefault(line_of(model, replica.version), []).append(replica.name)
     models = {model: tuple(names) for model, names in by_model.items()}
+    halves = {model: tuple(names) for model, names in prefillers.items()}
     lines = models | {line: tuple(names) for line, names in by_version.items()}
-    return View({r.name: r for r in replicas}, models, lines)
+    lines |= {line_of(model, PREFILL): names for model, names in halves.items()}
+    return View({r.name: r for r in replicas}, models, lines, halves)
 
 
 class ViewSwapped(Event, frozen=True):

@@ -91,10 +91,17 @@ class Speed:
 
         False if that was too little of a prompt to tell a pace.
         """
+        # The first token also waits for about one decode step, which is not prefill.
+        return self.prefilled(max(elapsed_ms - self.tpot_ms, 0.1 * elapsed_ms), prefill_tokens)
+
+    def prefilled(self, elapsed_ms: float, prefill_tokens: float) -> bool:
+        """So many uncached tokens of prompt took `elapsed_ms`, and nothing else was done in that time.
+
+        False if that was too little of a prompt to tell a pace.
+        """
         if prefill_tokens < _SMALLEST_PREFILL_TOKENS:
             return False
-        # The first token also waits for about one decode step, which is not prefill.
-        self._prefill.update(max(elapsed_ms - self.tpot_ms, 0.1 * elapsed_ms) / prefill_tokens)
+        self._prefill.update(elapsed_ms / prefill_tokens)
         return True
 
     def ended(self, decode_ms: float, service_ms: float, completion_tokens: int) -> None:

@@ -45,7 +45,8 @@ class Request(msgspec.Struct, frozen=True):
     widening. `key` names the API key, `issuer` the global balancer that forwarded the request here. `session` is a hash
     of what the client calls its session, 0 without one, or where nothing asks for it. `version` is the model's version
     that the client asks for, `marks` are those of the rules' that it bears: both empty where nothing asks for them.
-    `tokens` are the prompt's, where a tokenizer is configured here; they never travel.
+    `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
+    prefill it for another.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Request(msgspec.Struct, frozen=True):
     version: str = ""
     marks: tuple[Mark, ...] = ()
     tokens: Tokens | None = None
+    divisible: bool = False
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -94,6 +96,21 @@ class RequestArrived(Event, frozen=True):
     """Head and body are read, identity is known, and nothing has been decided."""
 
     request: Request
+
+
+class PrefillEnded(Event, frozen=True):
+    """The first half of an attempt is done: its decode replica is being sent the request, and where the KV is."""
+
+    id: str
+    attempt: int
+
+
+class PrefillFailed(Event, frozen=True):
+    """The first half of an attempt broke, or the engine there refused it; its decode replica was sent nothing."""
+
+    id: str
+    attempt: int
+    outcome: Outcome
 
 
 class AttemptBegan(Event, frozen=True):
@@ -151,11 +168,19 @@ class Command(msgspec.Struct, frozen=True):
     """Something to be done."""
 
 
+class Prefill(msgspec.Struct, frozen=True):
+    """The replica that computes a request's prompt before the one that answers it is asked."""
+
+    target: str
+    address: Address
+
+
 class Forward(Command, frozen=True):
     """Send the request upstream as attempt number `attempt` (from 1). `target` is the region or replica chosen.
 
     `promised_ttft_ms` is the prediction the choice rests on, None where there is no other choice: then it is no reason
-    to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it.
+    to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it. With
+    `prefill` the prompt is computed there first: PrefillEnded or PrefillFailed says how that went.
     """
 
     id: str
@@ -165,6 +190,7 @@ class Forward(Command, frozen=True):
     promised_ttft_ms: float | None
     lawful: frozenset[str] | None = None
     reasons: Any = None
+    prefill: Prefill | None = None
 
 
 class Hold(Command, frozen=True):

@@ -58,6 +58,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.DIED_BEFORE_START: (502, "server_error"),
     outcome.DIED_MID_STREAM: (502, "server_error"),
     outcome.STALLED: (504, "timeout_error"),
+    outcome.PREFILL_FAILED: (502, "server_error"),
     outcome.BAD_FRAMING: (502, "server_error"),
 }
 

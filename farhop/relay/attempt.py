@@ -66,14 +66,13 @@ class AttemptRun:
             return
         self._connection = connection
         try:
-            request_head = self.journey.upstream_head(connection.host)
+            request_head, body = self.request(connection.host)
         except Exception as error:  # noqa: BLE001 - the tier's headers failed: this request is over, the connection is not
             self._over = True
             connection.attempt = None
             self._relay.pool.give_back(connection)
             self._relay.fault(self.journey, error)
             return
-        body = self.journey.body
         if len(body) <= _JOINED_BYTES_MAX:
             connection.write(request_head + body)
         else:
@@ -142,7 +141,18 @@ class AttemptRun:
             reason = outcome.DIED_MID_STREAM
         self._relay.failed(self, reason)
 
+    def request(self, host: bytes) -> tuple[bytes, bytes]:
+        """Head and body as the upstream gets them. `host` is its `Host` header's value."""
+        body = self.journey.body
+        return self.journey.upstream_head(host, len(body)), body
+
     # -- for the relay
+
+    @property
+    def target(self) -> str:
+        """Who is asked."""
+        forward = self.journey.forward
+        return forward.target if forward is not None else ""
 
     @property
     def usage(self) -> Usage | None:

@@ -1,4 +1,4 @@
-"""A small GET or POST on one of a Pool's kept connections, its answer read whole: probes and scrapes of upstreams.
+"""A request on one of a Pool's kept connections, its answer read whole: probes, scrapes, tokens, prefills of upstreams.
 
 A whole HTTP client costs several times as much a request, and replicas are asked thousands of times a second. Never
 follows a redirect, never retries, never keeps more of an answer than it was told to.
@@ -14,6 +14,8 @@ import msgspec
 from farhop.balance import outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farhop.balance.machine import Address
     from farhop.balance.outcome import Outcome
     from farhop.relay.head import AnswerHead
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 
 
 class FetchError(Exception):
-    """Nothing that could be read came; `reason` is a fixed word: unreachable, timeout, cut or size."""
+    """Nothing that could be read came; `reason` is a fixed word: unreachable, timeout, cut or size. `outcome` says it
+    as an attempt would."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, outcome: Outcome) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.outcome = reason, outcome
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -36,65 +39,80 @@ class Fetched(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class _Ask:
-    """An outbound.Attempt that collects the answer."""
+class Collector:
+    """An outbound.Attempt that collects the answer. `write` is given the connection, and writes the request; `done` is
+    told once what came of it, unless it was aborted before."""
 
-    __slots__ = ("_connection", "_head", "_line", "_most", "_parts", "_rest", "_size", "done")
+    __slots__ = ("_connection", "_done", "_head", "_most", "_over", "_parts", "_size", "_write")
 
-    def __init__(self, line: str, rest: bytes, bytes_max: int) -> None:
-        self._line, self._rest, self._most = line, rest, bytes_max
+    def __init__(
+        self, write: Callable[[Outbound], None], done: Callable[[Fetched | FetchError], None], bytes_max: int
+    ) -> None:
+        self._write, self._done, self._most = write, done, bytes_max
         self._connection: Outbound | None = None
         self._head: AnswerHead | None = None
         self._parts: list[bytes] = []
         self._size = 0
-        # A failure is a result, too: an exception that comes just as nobody waits any more would be logged as lost.
-        self.done: asyncio.Future[Fetched | FetchError] = asyncio.get_running_loop().create_future()
+        self._over = False
+
+    # -- outbound.Attempt
 
     def connected(self, connection: Outbound) -> None:
+        """Write the request, if it is still wanted."""
         self._connection = connection
-        if self.done.done():  # nobody waits any more
+        if self._over:
             connection.abort()
-            return
-        connection.write(
-            b"%b HTTP/1.1\r\nhost: %b\r\naccept: text/plain, */*\r\naccept-encoding: identity\r\n"
-            b"user-agent: farhop\r\n%b" % (self._line.encode(), connection.host, self._rest)
-        )
+        else:
+            self._write(connection)
 
     def answered(self, answer: AnswerHead) -> None:
+        """Keep the head."""
         self._head = answer
 
     def received(self, data: bytes) -> None:
+        """Keep a piece of the body, within the bound."""
         self._size += len(data)
-        if self._size > self._most:
-            self.abort()
-            self._fail("size")
-        else:
+        if self._size <= self._most:
             self._parts.append(data)
+        elif not self._over:
+            self.abort()
+            self._done(FetchError("size", outcome.BAD_FRAMING))
 
     def completed(self) -> None:
+        """The answer is whole."""
         assert self._head is not None
-        if not self.done.done():
-            told = self._head.known.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            self.done.set_result(Fetched(self._head.status, told, b"".join(self._parts)))
+        told = self._head.known.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        self._tell(Fetched(self._head.status, told, b"".join(self._parts)))
 
     def lost(self, reason: Outcome) -> None:
+        """The upstream is gone, or never came."""
         unheard = reason in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT)
-        self._fail("unreachable" if unheard else "cut")
+        self._tell(FetchError("unreachable" if unheard else "cut", reason))
+
+    # -- for whoever asked
+
+    @property
+    def connection(self) -> Outbound | None:
+        """Where the request was written, None while there is no connection."""
+        return self._connection
 
     def abort(self) -> None:
+        """Stop at once, and tell nobody."""
+        self._over = True
         if self._connection is not None and self._connection.attempt is self:
             self._connection.abort()
 
-    def _fail(self, reason: str) -> None:
-        if not self.done.done():
-            self.done.set_result(FetchError(reason))
+    def _tell(self, told: Fetched | FetchError) -> None:
+        if not self._over:
+            self._over = True
+            self._done(told)
 
 
 async def get(
     pool: Pool, address: Address, path: str, timeout_s: float, bytes_max: int, bearer: str | None = None
 ) -> Fetched:
     """The whole answer, whatever its status; with a key where one is wanted. Raises FetchError."""
-    return await _ask(pool, address, _Ask(f"GET {path}", _key(bearer) + b"\r\n", bytes_max), timeout_s)
+    return await _ask(pool, address, f"GET {path}", _key(bearer) + b"\r\n", timeout_s, bytes_max)
 
 
 async def post(
@@ -102,22 +120,35 @@ async def post(
 ) -> Fetched:
     """The same with a JSON body. Raises FetchError."""
     rest = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), _key(bearer), body)
-    return await _ask(pool, address, _Ask(f"POST {path}", rest, bytes_max), timeout_s)
+    return await _ask(pool, address, f"POST {path}", rest, timeout_s, bytes_max)
 
 
 def _key(bearer: str | None) -> bytes:
     return f"authorization: Bearer {bearer}\r\n".encode() if bearer else b""
 
 
-async def _ask(pool: Pool, address: Address, attempt: _Ask, timeout_s: float) -> Fetched:
+async def _ask(pool: Pool, address: Address, line: str, rest: bytes, timeout_s: float, bytes_max: int) -> Fetched:
+    # A failure is a result, too: an exception that comes just as nobody waits any more would be logged as lost.
+    done: asyncio.Future[Fetched | FetchError] = asyncio.get_running_loop().create_future()
+
+    def write(connection: Outbound) -> None:
+        connection.write(
+            b"%b HTTP/1.1\r\nhost: %b\r\naccept: text/plain, */*\r\naccept-encoding: identity\r\n"
+            b"user-agent: farhop\r\n%b" % (line.encode(), connection.host, rest)
+        )
+
+    def told_of(result: Fetched | FetchError) -> None:
+        if not done.done():  # else who waited for it was cancelled just now
+            done.set_result(result)
+
+    attempt = Collector(write, told_of, bytes_max)
     try:
         async with asyncio.timeout(timeout_s):
             pool.lend(address, attempt)
-            told = await attempt.done
+            told = await done
     except TimeoutError:
-        raise FetchError("timeout") from None
+        raise FetchError("timeout", outcome.FIRST_BYTE_TIMEOUT) from None
     finally:
-        attempt.done.cancel()
         attempt.abort()
     if isinstance(told, FetchError):
         raise told

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from farhop.relay import paths
-from farhop.relay.prompt import PAIR, Prompt, header, invalid, texts
+from farhop.relay.prompt import PAIR, JsonBody, Prompt, header, invalid, not_yours, texts
 
 _JSON_BYTES = b"inference-header-content-length"  # Triton's binary data extension: JSON first, raw tensors behind it
 
@@ -23,7 +23,7 @@ class _Tensor(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Infer(msgspec.Struct):
+class _Infer(JsonBody, kw_only=True):
     inputs: list[_Tensor]
 
 
@@ -31,7 +31,7 @@ class _Parameters(msgspec.Struct):
     max_tokens: int | None = None
 
 
-class _Generate(msgspec.Struct):
+class _Generate(JsonBody, kw_only=True):
     """TensorRT-LLM's backend takes `max_tokens` as an input, vLLM's as a parameter."""
 
     text_input: str | list[str]
@@ -47,6 +47,8 @@ _data = msgspec.json.Decoder()
 def infer(body: bytes, path: bytes, headers: bytes) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
     document = _infer.decode(memoryview(body)[: _json_bytes(body, headers)])
+    if document.kv_transfer_params is not None:
+        raise not_yours()
     if not document.inputs:
         raise invalid("inputs", "`inputs` must hold at least one tensor")
     spelled = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
@@ -92,6 +94,8 @@ def generate_stream(body: bytes, path: bytes, _headers: bytes) -> Prompt:
 
 def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
     asked = _generate.decode(body)
+    if asked.kv_transfer_params is not None:
+        raise not_yours()
     limit, param = asked.max_tokens, "max_tokens"
     if limit is None and asked.parameters is not None:
         limit, param = asked.parameters.max_tokens, "parameters.max_tokens"

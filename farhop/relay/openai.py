@@ -18,6 +18,7 @@ from farhop.relay.prompt import (
     NO_OUTPUT,
     PART,
     TOOLS,
+    JsonBody,
     Prompt,
     in_order,
     invalid,
@@ -43,12 +44,13 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class _Body(msgspec.Struct):
+class _Body(JsonBody, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = None
     cache_salt: str | None = None
+    n: Any = None  # the engine's to judge
 
 
 class _Chat(_Body, kw_only=True):
@@ -61,7 +63,7 @@ class _Completion(_Body, kw_only=True):
     prompt: str | list[Any]
 
 
-class _Embeddings(msgspec.Struct):
+class _Embeddings(JsonBody, kw_only=True):
     """vLLM takes a chat, too, in place of the input."""
 
     model: str
@@ -124,10 +126,15 @@ def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def _read_completion(body: _Completion) -> Prompt:
-    return _prompt(body, texts(body.prompt, "prompt"), body.max_tokens, "max_tokens", 0)
+    prompt = body.prompt
+    canonical = texts(prompt, "prompt")  # not empty from here on
+    one = isinstance(prompt, str) or len(prompt) == 1 or isinstance(prompt[0], int)
+    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0, divisible=one)
 
 
-def _prompt(body: _Body, canonical: bytes, limit: int | None, param: str, unspelled_bytes: int) -> Prompt:
+def _prompt(
+    body: _Body, canonical: bytes, limit: int | None, param: str, unspelled_bytes: int, *, divisible: bool = True
+) -> Prompt:
     if limit is not None and limit < 1:
         raise invalid(param, f"`{param}` must be at least 1")
     options = body.stream_options
@@ -140,6 +147,7 @@ def _prompt(body: _Body, canonical: bytes, limit: int | None, param: str, unspel
         max_tokens=limit,
         cache_salt=body.cache_salt or "",
         unspelled_bytes=unspelled_bytes,
+        divisible=divisible and body.n in (None, 1),
     )
 
 

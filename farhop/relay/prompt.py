@@ -37,7 +37,8 @@ class Prompt(msgspec.Struct, frozen=True):
     `canonical` is the text that a prefix cache would hold, b"" where there is none. `unspelled_bytes` is the rest of
     what an engine computes before its first token, in bytes of text that cost as much: images and audio, a query
     repeated for each document. `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
-    of its stream, so that we ask (`openai.ask_for_usage`) and keep the answer to ourselves.
+    of its stream, so that we ask (`openai.ask_for_usage`) and keep the answer to ourselves. `divisible`: one prompt and
+    one answer, so that one engine may prefill and another decode.
     """
 
     model: str
@@ -47,12 +48,22 @@ class Prompt(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     cache_salt: str = ""
     unspelled_bytes: int = 0
+    divisible: bool = False
 
 
 # Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.head). A reader raises
 # BodyError, or msgspec's errors.
 Reader: TypeAlias = Callable[[bytes, bytes, bytes], Prompt]
-T = TypeVar("T")
+
+
+class JsonBody(msgspec.Struct):
+    """What every JSON body is looked at for. `kv_transfer_params` (vLLM) names hosts whose memory an engine shall read:
+    that is ours to write, and never a client's."""
+
+    kv_transfer_params: Any = None
+
+
+T = TypeVar("T", bound=JsonBody)
 
 
 def json_reader(shape: type[T], understand: Callable[[T], Prompt]) -> Reader:
@@ -60,9 +71,17 @@ def json_reader(shape: type[T], understand: Callable[[T], Prompt]) -> Reader:
     decode = msgspec.json.Decoder(shape).decode
 
     def read(body: bytes, _path: bytes, _headers: bytes) -> Prompt:
-        return understand(decode(body))
+        asked = decode(body)
+        if asked.kv_transfer_params is not None:
+            raise not_yours()
+        return understand(asked)
 
     return read
+
+
+def not_yours() -> BodyError:
+    """A client says where an engine shall fetch KV from."""
+    return invalid("kv_transfer_params", "`kv_transfer_params` is not for clients to set: leave it out")
 
 
 def invalid(param: str, detail: str) -> BodyError:

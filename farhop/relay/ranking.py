@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import msgspec
-
-from farhop.relay.prompt import ITEM, NO_OUTPUT, PAIR, Prompt, invalid, json_reader, medium
+from farhop.relay.prompt import ITEM, NO_OUTPUT, PAIR, JsonBody, Prompt, invalid, json_reader, medium
 
 # A text, or something multi-modal of its own shape.
 Passage: TypeAlias = str | dict[str, Any]
 Passages: TypeAlias = Passage | list[Passage]
 
 
-class _Rerank(msgspec.Struct):
+class _Rerank(JsonBody, kw_only=True):
     model: str
     query: Passage
     documents: Passages
 
 
-class _Score(msgspec.Struct):
+class _Score(JsonBody, kw_only=True):
     """vLLM has had three pairs of names for the two sides."""
 
     model: str
@@ -35,13 +33,13 @@ class _Score(msgspec.Struct):
     data_2: Passages | None = None
 
 
-class _Tokenize(msgspec.Struct):
+class _Tokenize(JsonBody, kw_only=True):
     model: str
     prompt: str | None = None
     messages: list[Any] | None = None
 
 
-class _Detokenize(msgspec.Struct):
+class _Detokenize(JsonBody, kw_only=True):
     model: str
     tokens: list[int]
 

@@ -14,6 +14,7 @@ from farhop.balance import machine, outcome
 from farhop.relay import answers
 from farhop.relay.attempt import AttemptRun
 from farhop.relay.listener import SWEEP_S
+from farhop.relay.pair import DecodeRun, PrefillRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +40,8 @@ class Tier(Protocol):
     def forwarded(self, journey: Journey) -> None:
         """An attempt is on its way."""
 
-    def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
-        """An attempt ended, however."""
+    def attempt_over(self, journey: Journey, attempt: AttemptRun | PrefillRun, reason: Outcome) -> None:
+        """An attempt ended, however; or its first half, if there was no second."""
 
     def concluded(self, journey: Journey, reason: Outcome, status: int, usage: Usage | None) -> None:
         """The request is over. `status` is what the client saw, 0 if nothing."""
@@ -78,7 +79,7 @@ class Journey:
     ) -> None:
         self._relay, self.exchange, self.request, self.body = relay, exchange, request, body
         self.hide_usage, self.context = hide_usage, context
-        self.attempt: AttemptRun | None = None
+        self.attempt: AttemptRun | PrefillRun | None = None
         self.forward: machine.Forward | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.due = inf  # when the machine wants to hear of it
@@ -104,17 +105,18 @@ class Journey:
         if self.attempt is not None:
             self.attempt.resume()
 
-    def upstream_head(self, host: bytes) -> bytes:
-        """The request's head as the upstream gets it. `host` is its `Host` header's value."""
+    def upstream_head(self, host: bytes, body_bytes: int, more: bytes = b"") -> bytes:
+        """The request's head as the upstream gets it. `host` is its `Host` header's value; `more`: further lines."""
         head = self.exchange.head
-        return b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b%b%b%b\r\n" % (
             head.method,
             head.target,
             host,
-            len(self.body),
+            body_bytes,
             _ALWAYS,
             head.onward,
             self._relay.tier.upstream_headers(self),
+            more,
         )
 
     def answer_head(self, upstream_timing: bytes) -> bytes:
@@ -244,6 +246,22 @@ class Relay:
             self._end_attempt(attempt.journey, reason)
             self.react(machine.AttemptFailed(attempt.journey.request.id, attempt.number, reason))
 
+    def prefilled(self, run: PrefillRun, where: bytes) -> None:
+        """The first half is done: the second goes where the machine said, and tells the engine where the KV is."""
+        journey = run.journey
+        if journey.attempt is not run:
+            return
+        self.react(machine.PrefillEnded(journey.request.id, run.number))
+        if journey.attempt is run and journey.forward is not None:
+            attempt = journey.attempt = DecodeRun(self, journey, run.number, self.clock(), where)
+            attempt.start(journey.forward.address)
+
+    def prefill_failed(self, run: PrefillRun, reason: Outcome) -> None:
+        """The first half broke, or was refused."""
+        if run.journey.attempt is run:
+            self._end_attempt(run.journey, reason)
+            self.react(machine.PrefillFailed(run.journey.request.id, run.number, reason))
+
     def client_left(self, journey: Journey) -> None:
         """Cancel what runs upstream, and tell the machine."""
         if not self._forget(journey):
@@ -259,6 +277,11 @@ class Relay:
         self._end_attempt(journey, outcome.CLIENT_LEFT)  # one at a time: the one before, if it runs, loses its client
         now = self.clock()
         journey.forward, journey.forwarded_at, journey.reasons = command, now, command.reasons
+        if command.prefill is not None:
+            half = journey.attempt = PrefillRun(self, journey, command.attempt, command.prefill)
+            self._tell(journey, self.tier.forwarded)
+            half.start(command.prefill.address)
+            return
         attempt = journey.attempt = AttemptRun(self, journey, command.attempt, now)
         self._tell(journey, self.tier.forwarded)
         attempt.start(command.address)

@@ -213,6 +213,7 @@ class Door:
             lawful=caller.lawful,
             narrow=caller.narrow,
             promised_ttft_ms=caller.promised_ttft_ms,
+            divisible=prompt.divisible,
             session=self._session.read(caller.tenant, body, headers) if self._session is not None else 0,
             version=marks.version(prompt.model, version) if marks is not None else "",
             marks=marks.marks(prompt.model, headers) if marks is not None else (),

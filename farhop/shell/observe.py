@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from farhop.relay.attempt import AttemptRun
     from farhop.relay.head import Head
+    from farhop.relay.pair import PrefillRun
     from farhop.relay.paths import Kind
     from farhop.relay.relay import Journey
     from farhop.shell.clock import Clock
@@ -157,12 +158,11 @@ class Observer:
         ttft_s = journey.began_at - journey.context.arrived_at if journey.began_at and journey.status < 400 else None
         self._metrics.versioned(version, split, status, ttft_s)
 
-    def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
+    def attempt_over(self, journey: Journey, attempt: AttemptRun | PrefillRun, reason: Outcome) -> None:
         """An attempt ended."""
         visit: Visit = journey.context
-        target = journey.forward.target if journey.forward is not None else ""
-        self._metrics.attempted(target, reason)
-        visit.attempts.append((target, reason.reason))
+        self._metrics.attempted(attempt.target, reason)
+        visit.attempts.append((attempt.target, reason.reason))
         visit.since = self._clock.now()
         if visit.relay_span is None:
             return
@@ -294,7 +294,7 @@ class ObservedTier:
         """See relay.Tier."""
         self.observer.forwarded(journey)
 
-    def attempt_over(self, journey: Journey, attempt: AttemptRun, reason: Outcome) -> None:
+    def attempt_over(self, journey: Journey, attempt: AttemptRun | PrefillRun, reason: Outcome) -> None:
         """See relay.Tier."""
         self.observer.attempt_over(journey, attempt, reason)
 

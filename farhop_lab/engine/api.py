@@ -62,6 +62,19 @@ class Message(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
 
+class Transfer(msgspec.Struct, frozen=True):
+    """`kv_transfer_params` of vLLM's NIXL connector: to a prefill, what it is; to a decode, where its KV is."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str | None = None
+    remote_block_ids: list[int] | None = None
+    remote_request_id: str | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
+    tp_size: int | None = None
+
+
 class _Body(msgspec.Struct):
     model: str | None = None
     stream: bool | None = False
@@ -72,6 +85,7 @@ class _Body(msgspec.Struct):
     stop: str | list[str] | None = None
     n: int | None = 1
     cache_salt: str | None = None
+    kv_transfer_params: Transfer | None = None
 
 
 class ChatBody(_Body):
@@ -95,7 +109,10 @@ class CompletionBody(_Body):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted."""
+    """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted.
+
+    `fetch`: where the prompt's KV may be fetched from.
+    """
 
     wanted: Wanted
     model: str | None
@@ -103,6 +120,7 @@ class Call(msgspec.Struct, frozen=True):
     include_usage: bool
     role: str | None
     n: int = 1
+    fetch: Transfer | None = None
 
 
 _T = TypeVar("_T")
@@ -205,6 +223,9 @@ def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) 
         raise refusal("stream_options", "Stream options can only be defined when `stream=True`.")
     if max_tokens is not None and max_tokens < 1:
         raise refusal("max_tokens", f"max_tokens must be at least 1, got {max_tokens}.")
+    transfer = body.kv_transfer_params or Transfer()
+    if transfer.do_remote_decode and n > 1:
+        raise refusal("n", "n must be 1 where another engine decodes: one answer, one place for its KV")
     wanted = Wanted(
         prompt=prompt,
         max_tokens=max_tokens,
@@ -212,9 +233,11 @@ def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) 
         ignore_eos=body.ignore_eos,
         stop=tuple(stop),
         cache_salt=body.cache_salt or "",
+        keeps=transfer.do_remote_decode,
     )
     usage = bool(body.stream_options and body.stream_options.include_usage)
-    return Call(wanted, body.model, bool(body.stream), usage, role, n)
+    fetch = transfer if transfer.do_remote_prefill else None
+    return Call(wanted, body.model, bool(body.stream), usage, role, n, fetch)
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:

@@ -3,7 +3,8 @@
 Pure: no clock, no IO. Live server and simulator drive the same object: `step(now)` decides a whole forward pass, the
 driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Invariants:
 - a step computes at most `prefill_tokens_per_step` tokens (decodes included) for at most `sequences_max` sequences;
-- while there is work every step makes progress: what is submitted fits the KV cache alone, and the oldest goes first;
+- while there is work every step makes progress: what is submitted fits the KV cache alone, and the oldest goes first
+  (only where blocks held for other engines fill the cache does a step go by idle);
 - a batch uses no more adapters than fit it; a preempted sequence keeps its place before all that came later;
 - a sequence is waiting, running or gone; it holds blocks only while running;
 - at least the last prompt token is computed, never taken from the cache.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop_lab.engine.adapters import Adapters
+from farhop_lab.engine.held import Held
 from farhop_lab.engine.kv import PagedCache
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from farhop_lab.engine.sequence import Sequence
 
 FINISHED_REASONS = ("stop", "length", "abort")
+IDLE_STEP_MS = 1.0  # at least: a driver must not spin while nothing can be done
 
 
 class EngineFullError(Exception):
@@ -65,6 +68,7 @@ class EngineCore:
     def __init__(self, profile: Profile, *, waiting_max: int = 8192, adapters: Adapters | None = None) -> None:
         self.profile, self.adapters = profile, adapters or Adapters()
         self.kv = PagedCache(profile.kv_blocks)
+        self.held = Held(self.kv)
         self.counters = Counters()
         self._waiting_max = waiting_max
         self._waiting: deque[Sequence] = deque()
@@ -110,6 +114,8 @@ class EngineCore:
         """Forget a sequence and free its blocks at once. False where it is not live (unknown or finished)."""
         sequence = self._live.pop(id, None)
         if sequence is None:
+            for leaving in self._leaving:
+                leaving.keeps &= leaving.id != id  # whoever it was for will never hear where it is
             return False
         if sequence in self._running:
             self._running.remove(sequence)
@@ -122,6 +128,8 @@ class EngineCore:
     def settle(self) -> None:
         """The step's time has passed: what it finished leaves. Harmless when there is nothing to settle."""
         for sequence in self._leaving:
+            if sequence.keeps:
+                self.held.keep(sequence, self.profile.block_tokens)
             self.kv.release(sequence.table)
         self._leaving.clear()
 
@@ -134,6 +142,8 @@ class EngineCore:
         scheduled: list[tuple[Sequence, int]] = []
         budget, preempted = self._schedule_running(budget, scheduled)
         loading_ms = self._admit(budget, scheduled, now) if not preempted else 0.0
+        if not scheduled and self.held:
+            return Step(max(IDLE_STEP_MS, self.profile.step_ms(0, 0)), [], 0, 0)
         assert scheduled, "work without progress"
         decodes = sum(1 for sequence, tokens in scheduled if tokens == 1 and sequence.output_tokens)
         prefill_tokens = sum(tokens for _, tokens in scheduled) - decodes

@@ -63,7 +63,7 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
             publisher = _publisher(settings, index)
             replica = Replica(
                 settings.gpu(), voice, time.monotonic, tracer=tracer, publisher=publisher, tokenizer=tokenizer,
-                adapters=settings.loras(),
+                adapters=settings.loras(), link=settings.link(),
             )  # fmt: skip
             stack.callback(replica.close)
             gpus.append((replica.core, replica.faults))

@@ -68,11 +68,15 @@ class Answer:
     `beside` gives the renderings of its further answers; the stream ends with the last of them to end.
     """
 
-    __slots__ = ("_created", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_open", "_role", "_tail")
+    __slots__ = (
+        "_created", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_open", "_role", "_tail",
+        "kv_transfer_params",
+    )  # fmt: skip
 
     def __init__(self, id: str, model: str, created: int, role: str | None, index: int = 0) -> None:  # noqa: A002
         self._id, self._model, self._created, self._role, self._index = id, model, created, role, index
         self._ended: list[Sequence] = []
+        self.kv_transfer_params: dict[str, Any] | None = None  # where another engine finds the prompt's KV
         self._open = [1]
         mark = "\0"
         event = self._event([self._choice(mark, None, None)])
@@ -123,7 +127,7 @@ class Answer:
             "service_tier": None,
             "system_fingerprint": None,
             "usage": usage(*(sequence for _, sequence in answers)),
-            "kv_transfer_params": None,
+            "kv_transfer_params": self.kv_transfer_params,
         }
         return _encode(document)
 

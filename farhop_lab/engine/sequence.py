@@ -25,7 +25,8 @@ class Wanted(msgspec.Struct, frozen=True):
     `adapter` names a LoRA adapter, "" is the model itself. `generates` False: one pass over the prompt is all
     (embeddings, rankings), and no token comes of it. `ids`: the prompt's tokens, TOKEN_BYTES each, where a tokenizer
     says what they are; then `piece_ids` are those of the pieces that answers are made of. Without, a token is up to
-    TOKEN_BYTES bytes of the text itself.
+    TOKEN_BYTES bytes of the text itself. `keeps`: another engine will fetch the
+    prompt's KV when it ends.
     """
 
     prompt: bytes
@@ -38,6 +39,7 @@ class Wanted(msgspec.Struct, frozen=True):
     adapter: str = ""
     ids: bytes = b""
     piece_ids: Mapping[bytes, bytes] = {}
+    keeps: bool = False
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -66,6 +68,7 @@ class Sequence:
         "finished",
         "id",
         "ignore_eos",
+        "keeps",
         "max_tokens",
         "min_tokens",
         "output_tokens",
@@ -79,7 +82,7 @@ class Sequence:
     )
 
     def __init__(self, id: str, wanted: Wanted, voice: Voice, profile: Profile) -> None:  # noqa: A002
-        self.id, self.adapter = id, wanted.adapter
+        self.id, self.adapter, self.keeps = id, wanted.adapter, wanted.keeps
         self.text = bytearray(wanted.ids or wanted.prompt)
         self.prompt_tokens = self.total_tokens = token_count(wanted.ids or wanted.prompt)
         self.cache_salt = wanted.cache_salt

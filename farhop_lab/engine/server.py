@@ -21,12 +21,14 @@ from farhop_lab.engine.api import Call, RefusedError, decoded, parse_chat, parse
 from farhop_lab.engine.core import EngineCore, EngineFullError
 from farhop_lab.engine.driver import Driver
 from farhop_lab.engine.faults import Faults
+from farhop_lab.engine.held import Link
 from farhop_lab.engine.kv_log import KvLog
 from farhop_lab.engine.metrics import Exposition, Observations
 from farhop_lab.engine.render import Answer, broken
 from farhop_lab.engine.sequence import Sequence, Voice
 from farhop_lab.engine.tasks import Tasks
 from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
+from farhop_lab.engine.transfer import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -69,8 +71,10 @@ class Replica:
         adapters: Adapters | None = None,
         publisher: KvPublisher | None = None,
         tokenizer: EngineTokenizer | None = None,
+        link: Link | None = None,
     ) -> None:
         self.core = EngineCore(profile, adapters=adapters)
+        self.transfers = Transfers(self.core, link or Link())
         self.observations = Observations()
         self.faults = Faults(clock)
         self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
@@ -97,6 +101,7 @@ class Replica:
         app.router.add_post("/v1/completions", self._completion)
         Tasks(self).add_routes(app.router)
         app.router.add_post("/reset_prefix_cache", self._reset)
+        self.transfers.add_routes(app.router)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
@@ -110,6 +115,7 @@ class Replica:
     def close(self) -> None:
         """Stop the driver."""
         self.driver.close()
+        self.transfers.close()
         if self._publisher is not None:
             self._publisher.close()
 
@@ -145,6 +151,9 @@ class Replica:
         began_ns = time.time_ns()
         renderings = [answer, *beside]
         sequences = [self._sequence(call.model, call.wanted, at) for at in range(len(renderings))]
+        if call.fetch is not None:
+            await self.transfers.pull(call.fetch, sequences[0])
+            self._check_room()
         tickets, response = await self._tickets(request, call, sequences, renderings)
         try:
             for sequence, ticket in zip(sequences, tickets, strict=True):
@@ -155,6 +164,8 @@ class Replica:
             if errors:  # a stream cannot take its 200 back: the error is its last event
                 await response.write(broken(errors[0]))
             if not call.stream:
+                if isinstance(answer, Answer):
+                    answer.kv_transfer_params = self.transfers.offer(request, sequences[0])
                 texts = [ticket.text for ticket in tickets if isinstance(ticket, WholeTicket)]
                 document = answer.whole(list(zip(texts, sequences, strict=True)))
                 return web.Response(body=document, content_type="application/json")
@@ -163,6 +174,7 @@ class Replica:
             # The client left or the server stops, unless the sequence has ended: then there is nothing to abort.
             for at, (sequence, ticket) in enumerate(zip(sequences, tickets, strict=True)):
                 self.driver.abort(sequence.id)
+                self.transfers.over(sequence)
                 name = f"{request_id}-{at}" if at else request_id
                 self._record(request, name, sequence, began_ns, ticket)
         return response
@@ -198,13 +210,17 @@ class Replica:
             text = f"The model `{model}` does not exist."
             raise RefusedError(text, status=404, kind="NotFoundError", param="model")
 
-    def _sequence(self, model: str | None, wanted: Wanted, at: int = 0) -> Sequence:
-        """`at`: the how manyth answer to the prompt, which is another one."""
-        self.check_model(model)
+    def _check_room(self) -> None:
+        """RefusedError where nothing is taken now."""
         if self.faults.refusal:
             raise _broken(self.faults.refusal)
         if self.core.full:
             raise _too_many("Too many requests are waiting.")
+
+    def _sequence(self, model: str | None, wanted: Wanted, at: int = 0) -> Sequence:
+        """`at`: the how manyth answer to the prompt, which is another one."""
+        self.check_model(model)
+        self._check_room()
         if self._tokenizer is not None:
             wanted = self._tokenizer.tokenized(wanted)
         self._serial += 1

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from farhop_lab.engine.adapters import Adapters
+from farhop_lab.engine.held import GBPS, HOLD_S, KV_BYTES_PER_TOKEN, Link
 from farhop_lab.engine.profiles import PROFILES, Profile
 
 REPLICAS_MAX = 64
@@ -33,6 +34,8 @@ class EngineSettings(BaseModel):
     adapters: list[Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]] = Field(default=[], max_length=1024)
     max_loras: Annotated[int, Field(ge=1, le=1024)] = 1
     lora_load_ms: Annotated[float, Field(ge=0, le=600_000)] = 200.0
+    kv_link_gbps: Annotated[float, Field(gt=0, le=100_000)] = GBPS
+    kv_hold_s: Annotated[float, Field(gt=0, le=3600)] = HOLD_S
     dcgm_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     mean_output_tokens: Annotated[float, Field(ge=1, le=100_000)] = 200.0
     kv_events_port: Annotated[int, Field(ge=1, le=65535)] | None = None
@@ -75,6 +78,11 @@ class EngineSettings(BaseModel):
     def loras(self) -> Adapters:
         """The adapters of one replica, fresh."""
         return Adapters(self.adapters, self.max_loras, self.lora_load_ms / self.speedup)
+
+    def link(self) -> Link:
+        """How KV travels between replicas."""
+        ms_per_token = KV_BYTES_PER_TOKEN * 8 / (self.kv_link_gbps * 1e6)
+        return Link(ms_per_token / self.speedup, self.kv_hold_s / self.speedup)
 
     def gpu(self) -> Profile:
         """The profile with this process's overrides applied."""

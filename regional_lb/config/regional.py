@@ -106,6 +106,17 @@ class RegionalConfig(Process):
         return self
 
     @model_validator(mode="after")
+    def _decoded(self) -> RegionalConfig:
+        answered = {model for replica in self.replicas if replica.role != "prefill" for model in replica.models}
+        for replica in self.replicas:
+            if alone := set(replica.models) - answered:
+                raise ValueError(
+                    f"replicas: {min(alone)[:128]!r} has replicas of role prefill only; give it one of role decode or "
+                    "mixed, which answers"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _weighed(self) -> RegionalConfig:
         known = {replica.label for replica in self.replicas}
         for where, policy in (("policy", self.policy), *((f"policies.{m}", p) for m, p in self.policies.items())):

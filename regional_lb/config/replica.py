@@ -18,6 +18,7 @@ Milliseconds = Annotated[float, Field(gt=0, le=60_000)]
 Model = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 
 
+Role = Literal["mixed", "prefill", "decode"]
 EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "triton"]
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
 MODELS_MAX = 64  # of one replica
@@ -57,12 +58,14 @@ def place_of(url: str) -> tuple[Address, str]:
 class Traits(Part):
     """What an engine is, wherever it is. Slots, KV tokens and speeds are starting points: metrics and measurement
     correct them. `engine` is found out from its page where it is not told, `models` is asked of it if it is empty.
-    `version` is that of its models, for `splits`; `adapters` are LoRA adapters served beside them."""
+    `version` is that of its models, for `splits`; `adapters` are LoRA adapters served beside them. With role `prefill`
+    it computes prompts for others and answers nobody (docs/disaggregation.md)."""
 
     engine: EngineName | None = None
     probe: Probe = Probe()
     models: list[Model] = Field(default_factory=list, max_length=MODELS_MAX)
     adapters: Annotated[tuple[Model, ...], Field(max_length=256)] = ()
+    role: Role = "mixed"
     gpu: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
     slots: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     kv_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 25_000

@@ -23,6 +23,7 @@ class Rider:
     state: str = "new"
     attempt: int = 0
     target: str = ""
+    prefiller: str = ""  # while the prompt is computed there
     timer: float | None = None
     refused_by: tuple[str, ...] = ()  # since it was last on hold
 
@@ -74,6 +75,8 @@ class Referee:
         elif getattr(event, "attempt", None) == rider.attempt and rider.state in ("sent", "started"):
             if isinstance(event, machine.AttemptEnded):
                 del self.riders[rider.request.id]
+            elif isinstance(event, machine.PrefillEnded):
+                rider.prefiller = ""
             elif isinstance(event, machine.AttemptBegan):
                 rider.state = "started"
             else:
@@ -101,4 +104,5 @@ class Referee:
             assert command.attempt == rider.attempt + 1 <= retry.ATTEMPTS_MAX
             assert now < rider.request.deadline
             rider.state, rider.attempt, rider.target = "sent", command.attempt, command.target
+            rider.prefiller = command.prefill.target if command.prefill is not None else ""
             self._forwarded(rider, command, now)

@@ -93,6 +93,9 @@ MACHINES = [
         "queue",
         "split",
         "outlook",
+        "placing",
+        "memory",
+        "pairs",
     )
     if (ROOT / tier / f"{room}.py").exists()
 ] + [path for tier in ("regional_lb", "global_lb") for path in sorted((ROOT / tier / "policy").glob("*.py"))]

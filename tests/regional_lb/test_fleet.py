@@ -336,28 +336,27 @@ def test_less_found_than_believed_takes_what_is_below_with_it() -> None:
         fleet.caches("r2", path)
     need = Need(prompt_tokens=1.0, output_tokens=1.0, bytes_per_token=4.0, chain=one)
     believed = chain.bytes_at(fleet.trie.match_one("r2", one)) / 4.0
-    assert not fleet.overrated("r2", need, believed, int(believed) - 40)  # within a block or two: no news
+    assert not fleet.memory.overrated("r2", need, believed, int(believed) - 40)  # within a block or two: no news
     assert fleet.trie.match_one("r2", other) == len(other)
-    assert fleet.overrated("r2", need, believed, 300)
+    assert fleet.memory.overrated("r2", need, believed, 300)
     kept = fleet.trie.match_one("r2", other)
     assert 1200 - 256 <= chain.bytes_at(kept) <= 1200 + 64
     assert fleet.trie.match_one("r2", one) == kept
-    assert fleet.overrated("r2", need, believed, 0)
+    assert fleet.memory.overrated("r2", need, believed, 0)
     assert fleet.trie.bytes_held("r2") == 0
-    assert not fleet.overrated("nobody", need, believed, 0)
-    assert not fleet.overrated("r2", replace(need, chain=()), believed, 0)
+    assert not fleet.memory.overrated("nobody", need, believed, 0)
+    assert not fleet.memory.overrated("r2", replace(need, chain=()), believed, 0)
 
 
 def test_a_tokenizer_that_counts_wrong_is_not_gone_by() -> None:
     fleet = listened()
     for _ in range(3):
-        assert fleet.counts_right(MODEL)
-        fleet.counted(MODEL, 10, 11)
-    assert not fleet.counts_right(MODEL)
-    fleet.counted(MODEL, 10, 10)
-    assert fleet.counts_right(MODEL)
-    fleet.counted("a stranger", 10, 11)
-    assert fleet.miscounts == 3
+        assert fleet.memory.counts_right(MODEL)
+        fleet.memory.counted(MODEL, 10, 11)
+    assert not fleet.memory.counts_right(MODEL)
+    fleet.memory.counted(MODEL, 10, 10)
+    assert fleet.memory.counts_right(MODEL)
+    assert fleet.memory.miscounts == 3
 
 
 @given(
@@ -383,7 +382,7 @@ def test_hits_say_by_place_what_the_trie_says_by_name(
     some = known.whole.of.without(tuple(f"r{i}" for i in without))
     for _ in range(2):  # and again from what the first time remembered
         found = {}
-        for depth, places in known.hits(path, some):
+        for depth, places in known.memory.hits(path, some):
             for place in np.arange(len(some))[places].reshape(-1).tolist():
                 assert some.names[place] not in found
                 found[some.names[place]] = depth
@@ -398,8 +397,25 @@ def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatc
     for name in ("r1", "r2"):
         known.trie.insert(name, path[:4])
     whole = known.whole.of
-    assert [(depth, places.tolist()) for depth, places in known.hits(path, whole)] == [(4, [0, 1])]
+    assert [(depth, places.tolist()) for depth, places in known.memory.hits(path, whole)] == [(4, [0, 1])]
     known.trie.clear("r1")  # more than goes at once: it stands elsewhere now
-    assert known.hits(path, whole) == [(4, 1)]
+    assert known.memory.hits(path, whole) == [(4, 1)]
     known.trie.insert("r1", path[:1])
-    assert sorted(known.hits(path, whole)) == [(1, 0), (4, 1)]
+    assert sorted(known.memory.hits(path, whole)) == [(1, 0), (4, 1)]
+
+
+def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    known.adopt(view_of([replica("p", role="prefill"), replica("d")]))
+    for name in ("p", "d"):
+        known.hear(ReplicaProbed(name, True), 0.0)
+    assert known.able(MODEL, 0.0).names == ("d",)
+    assert known.able_to_prefill(MODEL, 0.0).names == ("p",)
+    assert known.able_to_prefill("nowhere", 0.0).names == ()
+    known.failed("p", outcome.CONNECT_FAILED, 0.0)
+    assert known.able_to_prefill(MODEL, 0.0).names == ()
+    known.computed("gone", 100.0, 1000.0)  # no news
+    before = known.speeds["p"].prefill_ms_per_token
+    known.computed("p", 500.0, 1000.0)
+    assert known.speeds["p"].prefill_ms_per_token > before
+    assert known.whole.prefill_ms_per_token[known.whole.of.at["p"]] == known.speeds["p"].prefill_ms_per_token

@@ -14,15 +14,16 @@ from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
 from farhop.balance.health import HealthConfig, Mode, State
+from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Forward, Usage
 from regional_lb.adapters import LOAD_MS
-from regional_lb.flow import K_WAITING
+from regional_lb.placing import K_WAITING
 from regional_lb.split import Rule, SplitsChanged
 from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.view import Replica, ReplicaProbed, Sample
 from topology.model import Rule as LawRule
 
-NAMES = ("r1", "r2", "r3")
+NAMES = ("r1", "r2", "r3", "p1", "p2")  # the last two prefill for others
 LAWS = (
     law(epoch=1),
     law(epoch=2, anyone=LawRule(allow=("eu",))),
@@ -52,11 +53,13 @@ SPLITS: tuple[dict[str, dict[str, Any]], ...] = (
     {MODEL: {"weights": {"v1": 1.0, "v2": 0.0}}, OTHER_MODEL: {"rules": (Rule("v9", tenant="other"),)}},
 )
 FAULTS = (outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN, outcome.ENGINE_ERROR)
-MODELS_OF = {"r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}}
+MODELS_OF = {
+    "r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}, "p1": {MODEL}, "p2": {MODEL, OTHER_MODEL}
+}  # fmt: skip
 
 
 class RegionalMachine(RuleBasedStateMachine):
-    """Three replicas, two models, two tenants, and everything that can happen to them."""
+    """Three replicas and two that prefill for them, two models, two tenants, and everything that can happen to them."""
 
     @initialize()
     def begin(self) -> None:
@@ -74,10 +77,9 @@ class RegionalMachine(RuleBasedStateMachine):
 
     def _replica(self, name: str, **fields) -> Replica:
         version = {"r1": "v1", "r2": "v2"}.get(name, "")
-        fields = {"version": version, **fields}
-        return replica(
-            name, models=frozenset(MODELS_OF[name]), kv_tokens=3000, prefill_tokens_max=900, **{"slots": 3, **fields}
-        )
+        role = "prefill" if name.startswith("p") else "mixed"
+        own = {"models": frozenset(MODELS_OF[name]), "kv_tokens": 3000, "prefill_tokens_max": 900, "role": role}
+        return replica(name, **own, **{"slots": 3, "version": version, **fields})
 
     def _lawful(self, one: machine.Request) -> frozenset[str]:
         allowed = self.flow.law.verdict(one.tenant, one.model, narrow=one.narrow, key=one.key).lawful
@@ -85,28 +87,42 @@ class RegionalMachine(RuleBasedStateMachine):
 
     def _forwarded(self, rider: Rider, forward: Forward, now: float) -> None:
         assert "london" in rider.lawful & self._lawful(rider.request)
-        target = self.flow.view.replicas[forward.target]
+        self._may_take(forward.target, rider, now)
+        assert self.flow.view.replicas[forward.target].role != "prefill"
+        if forward.prefill is not None:
+            assert rider.request.divisible
+            self._may_take(forward.prefill.target, rider, now)
+            assert self.flow.view.replicas[forward.prefill.target].role == "prefill"
+
+    def _may_take(self, name: str, rider: Rider, now: float) -> None:
+        target = self.flow.view.replicas[name]
         assert rider.request.model in target.models
-        assigned, split = self.flow._live[forward.id].assigned, self.flow.splits.of(rider.request.model)
-        if assigned is not None and split is not None and not split.terms.fallback:
+        assigned, split = self.flow._live[rider.request.id].assigned, self.flow.splits.of(rider.request.model)
+        if target.role != "prefill" and assigned is not None and split is not None and not split.terms.fallback:
             assert target.version == assigned.version
-        machine = self.flow.health[forward.target]
+        machine = self.flow.health[name]
         health = machine.read(now)
         if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
-            assert self.flow.outlook.mode(rider.request.model, now) is Mode.PANIC
+            line = rider.request.model
+            assert target.role != "prefill"  # panic is a model's, and never overlooks who only prefills
+            assert self.flow.outlook.mode(line, now) is Mode.PANIC
             assert machine.held_out(now)
         # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
-        load = self.flow.ledger.load(forward.target)
+        load = self.flow.ledger.load(name)
         if load.in_flight > 1:
             assert load.in_flight <= target.slots
             assert load.kv_tokens <= KV_SHARE_MAX * target.kv_tokens
-            there = [
-                self.flow.ledger.held(r.request.id) for r in self.referee.states("sent") if r.target == target.name
-            ]
-            prefilling = [held for held in there if held is not None and held.prefill_tokens > 0]
+            prefilling = [held for held in self._held_at(name) if held.prefill_tokens > 0]
             assert load.prefill_tokens <= target.prefill_tokens_max or len(prefilling) <= 1
         sample = target.sample
         assert sample is None or sample.waiting == 0 or now - sample.at >= SAMPLE_FRESH_S
+
+    def _held_at(self, name: str) -> list[Reservation]:
+        """What riders hold there, by the ledger's own word: whole attempts, and prefill halves."""
+        keys = [rider.request.id for rider in self.referee.states("sent", "started") if rider.target == name]
+        keys += [f"{rider.request.id}/prefill" for rider in self.referee.states("sent") if rider.prefiller == name]
+        found = [self.flow.ledger.held(key) for key in keys]
+        return [held for held in found if held is not None and held.target == name]
 
     def _tell(self, event: machine.Event) -> None:
         self.referee.happen(event, self.now)
@@ -120,12 +136,13 @@ class RegionalMachine(RuleBasedStateMachine):
         model=st.sampled_from((MODEL, OTHER_MODEL)),
         priority=st.sampled_from((0, 1)),
         stream=st.booleans(),
+        divisible=st.booleans(),
         oddity=st.sampled_from(ODDITIES),
     )
-    def some_arrive(self, sizes, says, tenant, model, priority, stream, oddity) -> None:
+    def some_arrive(self, sizes, says, tenant, model, priority, stream, divisible, oddity) -> None:
         for size in sizes:
             self.arrivals += 1
-            fields = {"tenant": tenant, "model": model, "deadline": self.now + 20.0, **oddity}
+            fields = {"tenant": tenant, "model": model, "divisible": divisible, "deadline": self.now + 20.0, **oddity}
             if "deadline" in oddity:
                 fields["deadline"] = self.now + oddity["deadline"]
             one = request(f"q{self.arrivals}", size, says=says, priority=priority, stream=stream, **fields)
@@ -138,7 +155,7 @@ class RegionalMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), status=st.sampled_from((200, 200, 200, 404, 500)))
     def attempt_begins(self, n: int, status: int) -> None:
-        if rider := self._one(n, "sent", "started"):
+        if (rider := self._one(n, "sent", "started")) and not rider.prefiller:
             self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
 
     @precondition(lambda self: self.referee.states("started"))
@@ -151,11 +168,21 @@ class RegionalMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
     def attempt_fails(self, n: int, reason: outcome.Outcome) -> None:
-        if rider := self._one(n, "sent", "started"):
+        if (rider := self._one(n, "sent", "started")) and not rider.prefiller:
             reason = reason if rider.state == "sent" else outcome.DIED_MID_STREAM
             self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, reason))
 
-    @rule(n=st.integers(0, 9), stale=st.integers(0, 3))
+    @precondition(lambda self: any(rider.prefiller for rider in self.referee.states("sent")))
+    @rule(n=st.integers(0, 9), reason=st.sampled_from((None, None, outcome.ENGINE_ERROR, *FAILURES)))
+    def prefill_is_over(self, n: int, reason: outcome.Outcome | None) -> None:
+        prefilling = [rider for rider in self.referee.states("sent") if rider.prefiller]
+        rider = prefilling[n % len(prefilling)]
+        if reason is None:
+            self._tell(machine.PrefillEnded(rider.request.id, rider.attempt))
+        else:
+            self._tell(machine.PrefillFailed(rider.request.id, rider.attempt, reason))
+
+    @rule(n=st.integers(0, 9), stale=st.integers(0, 5))
     def old_news_arrives(self, n: int, stale: int) -> None:
         rider = self._one(n, "held", "sent")
         name, attempt = (rider.request.id, rider.attempt - 1) if rider else ("nobody", 1)
@@ -164,6 +191,8 @@ class RegionalMachine(RuleBasedStateMachine):
             machine.AttemptEnded(name, attempt, 200, None),
             machine.AttemptFailed(name, attempt, outcome.DIED_BEFORE_START),
             machine.TimerFired(name),
+            machine.PrefillEnded(name, attempt),
+            machine.PrefillFailed(name, attempt, outcome.DIED_BEFORE_START),
         )
         self._tell(events[stale])
 
@@ -214,7 +243,7 @@ class RegionalMachine(RuleBasedStateMachine):
     def law_changes(self, epoch: int, n: int | None) -> None:
         """And perhaps an attempt fails right then."""
         self.flow.law = LAWS[epoch]
-        if n is not None and (rider := self._one(n, "sent")):
+        if n is not None and (rider := self._one(n, "sent")) and not rider.prefiller:
             self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, outcome.DIED_BEFORE_START))
 
     def _work_is_conserved(self) -> None:
@@ -236,14 +265,19 @@ class RegionalMachine(RuleBasedStateMachine):
         assert flow.under_way == flow._budget.active == len(riders)
         assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue._by_id)
         sent = self.referee.states("sent", "started")
-        assert len(flow.ledger) == len(sent)
+        assert len(flow.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
         for rider in sent:
             held = flow.ledger.held(rider.request.id)
             assert held is not None
             assert held.target == rider.target
+            if rider.prefiller:
+                assert held.prefill_tokens == 0
+                half = flow.ledger.held(f"{rider.request.id}/prefill")
+                assert half is not None
+                assert half.target == rider.prefiller
         for target in flow.ledger.targets():
             load = flow.ledger.load(target)
-            held = [flow.ledger.held(r.request.id) for r in sent if r.target == target]
+            held = self._held_at(target)
             assert load.in_flight == len(held)
             assert load.prefill_tokens == sum(h.prefill_tokens for h in held)
             assert load.kv_tokens == sum(h.kv_tokens for h in held)

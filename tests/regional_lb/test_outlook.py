@@ -134,3 +134,20 @@ def test_an_adapters_blocks_are_its_own() -> None:
     assert hits_of(flow, flow.outlook.need_of(asked)) == {"r1": 0.0}
     by_adapter = replace(asked, model="sql")
     assert hits_of(flow, flow.outlook.need_of(by_adapter)) == {"r1": 32.0}
+
+
+def test_a_pair_is_part_of_the_outlook() -> None:
+    flow = regional(replica("p", role="prefill", prefill_ms_per_token=0.05), replica("d", role="decode"))
+    asked = request("a", 4000, divisible=True)
+    need = flow.outlook.need_of(asked)
+    pick = flow.outlook.consider(asked, need, 0.0)
+    assert pick is not None
+    assert pick.prefill is not None
+    assert (pick.chosen.replica, pick.prefill.replica, pick.prefill_ms) == ("d", "p", 50.0)
+    for other in (
+        flow.outlook.consider(asked, need, 0.0, whole=True),
+        flow.outlook.consider(asked, need, 0.0, without=("p",)),
+        flow.outlook.consider(request("b", 4000), need, 0.0),
+    ):
+        assert other is not None
+        assert (other.prefill, other.prefill_ms) == (None, 100.0)

@@ -25,5 +25,13 @@ def test_a_line_is_a_model_or_a_version_of_it() -> None:
     assert line_of(MODEL, "") == model_of(line_of(MODEL, "v1")) == model_of(MODEL) == MODEL
 
 
+def test_who_prefills_answers_nobody() -> None:
+    view = view_of([replica("p", role="prefill"), replica("d", role="decode"), replica("m")])
+    assert view.by_model == {MODEL: ("d", "m")}
+    assert view.prefillers == {MODEL: ("p",)}
+    assert set(view.replicas) == {"p", "d", "m"}
+
+
 def test_a_region_may_be_empty() -> None:
-    assert view_of([]).by_model == {}
+    view = view_of([])
+    assert (view.by_model, view.prefillers) == ({}, {})

@@ -103,3 +103,14 @@ def test_speeds_stay_in_their_domain(prefill: float, tpot: float, samples: list[
 @pytest.mark.parametrize("guess", [nan, inf, -inf, 0.0, -1.0])
 def test_an_absurd_guess_is_no_fault(guess: float) -> None:
     assert Speed(guess, guess).service_ms > 0.0
+
+
+def test_a_prefill_alone_waits_for_no_decode_step() -> None:
+    beside, alone = Speed(0.1, 20.0), Speed(0.1, 20.0)
+    for _ in range(200):
+        beside.began(120.0, 1000.0)
+        alone.prefilled(120.0, 1000.0)
+    assert beside.prefill_ms_per_token == pytest.approx(0.1)
+    assert alone.prefill_ms_per_token == pytest.approx(0.12)
+    alone.prefilled(1e9, 10.0)  # too short to tell
+    assert alone.prefill_ms_per_token == pytest.approx(0.12)

@@ -58,7 +58,11 @@ class ScriptedFlow:
                 self.started.add(name)
             case machine.AttemptEnded(id=name) | machine.ClientLeft(id=name):
                 self.live.pop(name, None)
-            case machine.AttemptFailed(id=name, outcome=reason) | machine.AttemptRefused(id=name, outcome=reason):
+            case (
+                machine.AttemptFailed(id=name, outcome=reason)
+                | machine.AttemptRefused(id=name, outcome=reason)
+                | machine.PrefillFailed(id=name, outcome=reason)
+            ):
                 if name in self.started or not reason.retryable or self.live[name] >= len(self.addresses):
                     return [self._answer(name, reason)]
                 return self._next(name)

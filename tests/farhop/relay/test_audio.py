@@ -61,3 +61,9 @@ def test_json_is_no_form() -> None:
     with pytest.raises(BodyError) as caught:
         bodies.read(Kind.TRANSLATION, b'{"model":"m"}', b"", b"content-type: application/json\r\n")
     assert caught.value.param == "content-type"
+
+
+def test_a_client_does_not_say_where_an_engine_fetches_kv_from() -> None:
+    with pytest.raises(BodyError) as caught:
+        read(model="whisper-1", file=b"x", kv_transfer_params="{}")
+    assert caught.value.param == "kv_transfer_params"

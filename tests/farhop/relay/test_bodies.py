@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,3 +54,32 @@ def refusal(kind: Kind, body: bytes) -> BodyError | None:
 def test_what_is_no_json_is_refused(kind: Kind, body: bytes) -> None:
     with pytest.raises(BodyError):
         bodies.read(kind, body)
+
+
+BODIES = {
+    Kind.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    Kind.COMPLETION: {"prompt": "hi"},
+    Kind.EMBEDDINGS: {"input": "hi"},
+    Kind.RERANK: {"query": "hi", "documents": ["ho"]},
+    Kind.SCORE: {"text_1": "hi", "text_2": "ho"},
+    Kind.TOKENIZE: {"prompt": "hi"},
+    Kind.DETOKENIZE: {"tokens": [1]},
+    Kind.INFER: {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}]},
+    Kind.GENERATE: {"text_input": "hi"},
+    Kind.GENERATE_STREAM: {"text_input": "hi"},
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("spelled", ["kv_transfer_params", "kv_transfer\\u005fparams"])
+def test_a_client_does_not_say_where_an_engine_fetches_kv_from(kind: Kind, spelled: str) -> None:
+    """It names hosts whose memory the engine reads. However it is spelled, on every path with a JSON body."""
+    path = b"/v2/models/m/infer"
+    body = msgspec.json.encode({"model": "m", **BODIES[kind]})
+    assert bodies.read(kind, body, path).model == "m"
+    for value in (b'{"remote_host":"10.0.0.1"}', b"1", b"false", b"[]"):
+        asked = body[:-1] + b',"%b":%b}' % (spelled.encode(), value)
+        with pytest.raises(BodyError) as caught:
+            bodies.read(kind, asked, path)
+        assert (caught.value.outcome, caught.value.param) == (outcome.INVALID_FIELD, "kv_transfer_params")
+    assert bodies.read(kind, body[:-1] + b',"%b":null}' % spelled.encode(), path).model == "m"

@@ -332,3 +332,21 @@ def test_a_bad_field_of_embeddings_is_named(fields: dict[str, Any], param: str) 
         embeddings(**fields)
     assert caught.value.param == param
     assert param.split(".")[-1] in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("prompt", "more", "divisible"),
+    [
+        ("x", {}, True),
+        ([1, 2], {}, True),
+        (["x"], {"n": 1}, True),
+        ([[1, 2]], {"n": None}, True),
+        (["x", "y"], {}, False),
+        ([[1], [2]], {}, False),
+        ("x", {"n": 2}, False),
+        ("x", {"n": "2"}, False),  # the engine judges that, and it is passed on
+    ],
+)
+def test_one_prompt_and_one_answer_can_be_divided(prompt: Any, more: dict[str, Any], divisible: bool) -> None:
+    assert completion(prompt, **more).divisible is divisible
+    assert chat([user("hi")], **more).divisible is (more.get("n") in (None, 1))

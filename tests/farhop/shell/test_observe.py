@@ -253,7 +253,7 @@ class Passage:
 
 
 class Tried:
-    number, status = 1, 200
+    number, status, target = 1, 200, "virginia"
 
 
 def observer(metrics: TierMetrics, decisions: Decisions | None = None, clock: Ticking | None = None) -> Observer:

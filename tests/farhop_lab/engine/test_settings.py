@@ -48,3 +48,9 @@ def test_kv_events_have_a_port_for_each_replica() -> None:
         EngineSettings(ports=[0], kv_replay_port=5557)
     with pytest.raises(ValidationError, match="map"):
         EngineSettings.model_validate({"ports": [0], "kv_events_schema": "xml"})
+
+
+def test_kv_travels_and_is_held_in_the_engines_own_time() -> None:
+    link = EngineSettings(ports=[0], speedup=10, kv_link_gbps=100, kv_hold_s=20).link()
+    assert link.hold_s == 2.0
+    assert link.ms_per_token == pytest.approx(131_072 * 8 / 100e9 * 1e3 / 10)

@@ -254,3 +254,14 @@ def test_tokenizers_are_of_models_that_are_served_and_adapters_have_their_bases(
         "llama": "tokenizer.json", "sql": "tokenizer.json", "other": "other.json",
     }  # fmt: skip
     RegionalConfig.model_validate(document({"adapters": ["sql"]}, policies={"sql": "least-load"}))
+
+
+def test_who_prefills_needs_somebody_who_answers() -> None:
+    alone = {"url": "http://10.0.0.1:8000", "models": ["llama", "qwen"], "role": "prefill"}
+    answers = {"url": "http://10.0.0.2:8000", "models": ["llama"], "role": "decode"}
+    (said,) = problems(replicas=[alone, answers]).values()
+    assert "'qwen' has replicas of role prefill only; give it one of role decode or mixed" in said
+    config = RegionalConfig.model_validate(document(replicas=[alone, {**answers, "models": ["llama", "qwen"]}]))
+    assert [replica.role for replica in config.replicas] == ["prefill", "decode"]
+    assert RegionalConfig.model_validate(document()).replicas[0].role == "mixed"
+    assert "replicas.0.role" in problems({"role": "both"})

@@ -1,0 +1,152 @@
+"""An attempt in two halves, as vLLM has it: one engine computes the prompt, another fetches its KV and answers.
+
+The first engine is asked for one token; what it says in `kv_transfer_params` goes into the request to the second. The
+client sees nothing of the first half, and a body is never changed but for the fields named here. Never decides what
+follows when a half fails: it tells the relay, once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop.relay.attempt import AttemptRun
+from farhop.relay.fetch import Collector, FetchError
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Address, Prefill, Usage
+    from farhop.relay.fetch import Fetched
+    from farhop.relay.outbound import Outbound, OutboundLimits
+    from farhop.relay.relay import Journey, Relay
+
+ANSWER_BYTES_MAX = 1024 * 1024
+
+_ASK = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+# What a body says of its answer, as far as one token contradicts it. `min_tokens` 1: an engine whose first token were
+# the end would keep no KV.
+_ONE_TOKEN = {
+    name: msgspec.Raw(msgspec.json.encode(value))
+    for name, value in (("max_tokens", 1), ("min_tokens", 1), ("stream", False), ("kv_transfer_params", _ASK))
+}
+
+
+class _Answer(msgspec.Struct):
+    kv_transfer_params: dict[str, msgspec.Raw]
+
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_answer = msgspec.json.Decoder(_Answer)
+
+
+def prefill_body(body: bytes) -> bytes:
+    """The request as the prefill engine gets it. `body` is a JSON object."""
+    document = _fields.decode(body)
+    document.update(_ONE_TOKEN)
+    if "max_completion_tokens" in document:
+        document["max_completion_tokens"] = _ONE_TOKEN["max_tokens"]
+    document.pop("stream_options", None)
+    document.pop("n", None)
+    return msgspec.json.encode(document)
+
+
+def decode_body(body: bytes, where: bytes) -> bytes:
+    """The request as the decode engine gets it; `where` is the JSON object that says where its prompt's KV is."""
+    document = _fields.decode(body)
+    document["kv_transfer_params"] = msgspec.Raw(where)
+    return msgspec.json.encode(document)
+
+
+def where_is_it(answer: bytes) -> bytes | None:
+    """The object in a prefill's answer that says where its KV is, as JSON; None if there is none."""
+    try:
+        return msgspec.json.encode(_answer.decode(answer).kv_transfer_params)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _id_line(journey: Journey) -> bytes:
+    """Both engines must know the request by one name: some vLLM let go of KV by the name its fetcher says."""
+    if b"x-request-id: " in journey.exchange.head.onward:
+        return b""
+    return b"x-request-id: %b\r\n" % journey.request.id.encode()
+
+
+class PrefillRun:
+    """The first half under way. As AttemptRun to the relay; nothing of it reaches the client."""
+
+    __slots__ = ("_collector", "_relay", "_sent_at", "journey", "number", "target")
+
+    began, streams, status, timing = False, False, 0, b""
+    usage: Usage | None = None
+
+    def __init__(self, relay: Relay, journey: Journey, number: int, prefill: Prefill) -> None:
+        self._relay, self.journey, self.number, self.target = relay, journey, number, prefill.target
+        self._collector = Collector(self._write, self._told, ANSWER_BYTES_MAX)
+        self._sent_at = 0.0
+
+    def start(self, address: Address) -> None:
+        """Get a connection."""
+        self._relay.pool.lend(address, self._collector)
+
+    def abort(self) -> None:
+        """Stop the work upstream at once; tells nobody."""
+        self._collector.abort()
+
+    def pause(self) -> None:
+        """The client is behind, and is sent nothing."""
+
+    def resume(self) -> None:
+        """The client caught up."""
+
+    def check(self, now: float, limits: OutboundLimits) -> None:
+        """Apply the time limit of a first byte to the whole answer; called by the relay's sweep."""
+        if self._collector.connection is not None and now - self._sent_at > limits.first_byte_s:
+            self.abort()
+            self._relay.prefill_failed(self, outcome.FIRST_BYTE_TIMEOUT)
+
+    def _write(self, connection: Outbound) -> None:
+        journey = self.journey
+        self._sent_at = self._relay.clock()
+        try:
+            body = prefill_body(journey.body)
+            head = journey.upstream_head(connection.host, len(body), _id_line(journey))
+        except Exception as error:  # noqa: BLE001 - as in AttemptRun.connected: the tier's headers failed, this request is over
+            self._collector.abort()
+            self._relay.fault(journey, error)
+            return
+        connection.write(head + body)
+
+    def _told(self, told: Fetched | FetchError) -> None:
+        if isinstance(told, FetchError):
+            too_much = told.reason == "size"
+            self._relay.prefill_failed(self, outcome.PREFILL_FAILED if too_much else told.outcome)
+        elif 400 <= told.status < 500:
+            self._relay.prefill_failed(self, outcome.ENGINE_ERROR)
+        elif told.status == 200 and (where := where_is_it(told.body)) is not None:
+            self._relay.prefilled(self, where)
+        else:
+            self._relay.prefill_failed(self, outcome.PREFILL_FAILED)
+
+
+class DecodeRun(AttemptRun):
+    """The second half: an attempt like others, whose body says where its prompt's KV is."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, relay: Relay, journey: Journey, number: int, now: float, where: bytes) -> None:
+        super().__init__(relay, journey, number, now)
+        self._where = where
+
+    def request(self, host: bytes) -> tuple[bytes, bytes]:
+        """See AttemptRun."""
+        body = decode_body(self.journey.body, self._where)
+        return self.journey.upstream_head(host, len(body), _id_line(self.journey)), body

@@ -1,0 +1,111 @@
+"""Prefill here, decode there: which replica computes a prompt for the one that answers, and what becomes of that half.
+
+Invariants: the prefill's reservation is held under a key of its own from the Forward until PrefillEnded or
+PrefillFailed, or until the request's attempt is over however, and is given back once; a pair teaches nobody anything
+about the half it did not do (a decode engine that fetched KV reports nearly all of the prompt as cached). Never chooses
+the replica that answers: that is the pick's.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farhop.balance.ledger import Reservation
+from farhop.balance.machine import Prefill
+from farhop.balance.outcome import Source
+from regional_lb.pick import Scored, uncached_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
+    from regional_lb.fleet import Fleet
+    from regional_lb.live import Live
+    from regional_lb.pick import Known
+    from regional_lb.policy import Need
+    from regional_lb.table import Hits, Table
+    from topology.law import Verdict
+
+# A shorter rest of a prompt is prefilled beside the decodes within a step or two; a pair costs a round trip and the
+# transfer of its KV.
+PAIR_MIN_TOKENS = 256
+
+
+def prefiller(need: Need, chosen: Scored, table: Table, hits: Hits, known: Known, now: float) -> Scored | None:
+    """Of these healthy prefill replicas with room the one that would be done first. None if there is none, or if too
+    little of the prompt is missing at the chosen one."""
+    if chosen.uncached_tokens <= PAIR_MIN_TOKENS or not len(table):
+        return None
+    uncached = uncached_tokens(need, table, hits, known)
+    end_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    ready = np.where(table.room(uncached, 0.0, now), end_ms, np.inf)
+    best = int(ready.argmin())
+    if ready.item(best) == inf:
+        return None
+    left = uncached.item(best)
+    backlog, prefill_ms, tpot_ms = table.rates_of(best)
+    return Scored(
+        table.of.names[best], end_ms.item(best), need.prompt_tokens - left, left, backlog, prefill_ms, tpot_ms
+    )
+
+
+class Pairs:
+    """The halves under way. `live.prefiller` names the one of a request, "" if there is none. `hints` says where a
+    trace of a request's prefix may be known."""
+
+    def __init__(self, fleet: Fleet, hints: Callable[[Request], Verdict]) -> None:
+        self._fleet, self._hints = fleet, hints
+
+    def begin(self, live: Live, now: float) -> Prefill | None:
+        """Reserve what the pick wants computed elsewhere; None if nothing, or the replica may not take it now."""
+        if live.pick is None or live.pick.prefill is None:
+            return None
+        half = live.pick.prefill
+        if not self._fleet.admit(half.replica, now):
+            live.pick.prefill = None
+            return None
+        tokens = int(half.uncached_tokens)
+        self._fleet.ledger.reserve(_key(live), Reservation(half.replica, tokens, tokens))
+        live.prefiller = half.replica
+        return Prefill(half.replica, self._fleet.view.replicas[half.replica].address)
+
+    def ended(self, live: Live, now: float) -> None:
+        """The prompt is computed: what follows is the decode replica's own time."""
+        name, half = live.prefiller, live.pick.prefill if live.pick is not None else None
+        self.over(live)
+        self._fleet.answered(name, 200, now)
+        self._fleet.caches(name, live.request.chain, self._hints(live.request))
+        if half is not None:
+            elapsed_ms = (now - live.forwarded_at) * 1e3
+            self._fleet.computed(name, elapsed_ms, half.backlog_tokens + half.uncached_tokens)
+        live.forwarded_at = live.prefilled_at = now
+
+    def failed(self, live: Live, reason: Outcome, now: float) -> str:
+        """It was not. Who failed; an engine that refused the request (4xx) did not, but is not asked again for it."""
+        name = live.prefiller
+        self.over(live)
+        if reason.source is Source.ENGINE:
+            self._fleet.answered(name, 400, now)
+            live.whole = True
+        else:
+            self._fleet.failed(name, reason, now)
+        return name
+
+    def give_back(self, live: Live) -> None:
+        """Give back all that a request holds: its attempt is over, or it is."""
+        self._fleet.ledger.release(live.request.id)
+        self.over(live)
+
+    def over(self, live: Live) -> None:
+        """Give back what the half under way holds, if there is one."""
+        if live.prefiller:
+            self._fleet.ledger.release(_key(live))
+            live.prefiller = ""
+
+
+def _key(live: Live) -> str:
+    return live.request.id + "/prefill"

@@ -1,0 +1,193 @@
+"""Gives a request to a replica or lets it wait, and gives what frees to those who wait: one half of the flow.
+
+Invariants are the flow's (regional_lb.flow): what is here places, holds, releases, refuses and forgets, each in one
+breath with the books. Never handles an event itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop.balance import machine, outcome, retry
+from farhop.balance.ledger import Reservation
+from farhop.balance.outcome import Source
+from regional_lb import admission
+from regional_lb.view import model_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.ledger import Ledger
+    from farhop.balance.machine import Answer, Command
+    from farhop.balance.outcome import Outcome
+    from regional_lb.fleet import Fleet
+    from regional_lb.flow import FlowConfig
+    from regional_lb.live import Live
+    from regional_lb.outlook import Outlook
+    from regional_lb.pairs import Pairs
+    from regional_lb.queue import WaitingRoom
+    from regional_lb.table import Subset, Table
+    from regional_lb.view import View
+    from topology.law import Law
+
+K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
+RETRY_AFTER_S = 1.0
+
+
+class Placing:
+    """See the module's head. What it works on is the flow's."""
+
+    config: FlowConfig
+    law: Law
+    view: View
+    ledger: Ledger
+    queue: WaitingRoom
+    outlook: Outlook
+    _fleet: Fleet
+    _pairs: Pairs
+    _budget: retry.RetryBudget
+    _live: dict[str, Live]
+    _weight_of: Callable[[str], float]
+
+    def _timer(self, live: Live, at: float) -> Command:
+        live.due = at
+        return machine.SetTimer(live.request.id, at)
+
+    def _place(self, live: Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
+        """Forward the request if some replica but those `aside` has room; [] otherwise."""
+        request = live.request
+        if live.tried and not self.outlook.serving(live.line, now, live.tried):
+            live.tried = ()  # better the same replica again than none
+        choice = self.outlook.consider(request, live.need, now, live.tried, aside, live.assigned, whole=live.whole)
+        if choice is None or choice.chosen is None:
+            return []
+        chosen = choice.chosen
+        if not self._fleet.admit(chosen.replica, now):
+            return []
+        live.attempts += 1
+        live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
+        choice.policy.placed(chosen.replica, self._fleet.whole)
+        half = self._pairs.begin(live, now)
+        uncached = int(chosen.uncached_tokens)
+        self._fleet.adapters.sent(chosen.replica, request.model)
+        kv_tokens, ttft_ms = uncached + int(live.need.output_tokens), choice.prefill_ms
+        self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens))
+        live.prefilled_at = now + ttft_ms / 1e3
+        address = self.view.replicas[chosen.replica].address
+        return [
+            self._timer(live, request.deadline if request.stream else min(request.deadline, live.prefilled_at)),
+            machine.Forward(request.id, live.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
+        ]
+
+    def _hold(self, live: Live, now: float) -> list[Command]:
+        request, tokens = live.request, live.need.prompt_tokens
+        if not self.outlook.serving(live.line, now):
+            return [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now)]
+        if self.outlook.hopeless(live, self.config.queue_wait_s, now):
+            return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
+        commands: list[Command] = []
+        if not self.queue.fits(tokens):
+            victim = self.queue.victim(request.priority, tokens)
+            if victim is None:
+                return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
+            detail = "the region's queue is full, and others go first"
+            commands.append(self._refuse(self._live[victim.id], outcome.QUEUE_FULL, detail, now))
+        self.queue.push(
+            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
+        )
+        commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + self.config.queue_wait_s))]
+        # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
+        return commands + self._fill_line(live.line, now) if self.queue.waiting(live.line) > 1 else commands
+
+    def _fill(self, replica: str, now: float) -> list[Command]:
+        """Give what was freed at a replica to those who wait for what it serves."""
+        if not len(self.queue) or replica not in self.view.replicas:
+            return []
+        serves = self.view.replicas[replica].models
+        return [c for line in self.queue.models() if model_of(line) in serves for c in self._fill_line(line, now)]
+
+    def _fill_all(self, now: float) -> list[Command]:
+        return [c for line in self.queue.models() for c in self._fill_line(line, now)]
+
+    def _fill_line(self, line: str, now: float) -> list[Command]:
+        """Let go as many as there is room for, or all of them if nobody is there to serve."""
+        commands: list[Command] = []
+        while waiting := self.queue.waiting(line):
+            able = self.outlook.serving(line, now)
+            if not able:
+                everybody = [self._live[w.id] for w in self.queue.first(line, waiting)]
+                return commands + [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now) for live in everybody]
+            # No room for the smallest request there is: there is no point in scoring.
+            released = self._release_one(line, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
+            if not released:
+                break
+            commands += released
+        return commands
+
+    def _release_one(self, line: str, able: Subset, now: float) -> list[Command]:
+        """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
+        table, starved = self._fleet.table(able), self.queue.starved(line, now)
+        aside: tuple[str, ...] = ()
+        if starved is not None:
+            if released := self._release(self._live[starved.id], table, now, aside):
+                return released
+            aside = (able.names[int(table.kv_taken_tokens.argmin())],)
+        first = [self._live[waiting.id] for waiting in self.queue.first(line, K_WAITING)]
+        for live in self.outlook.in_turn(first, table, now):
+            if released := self._release(live, table, now, aside):
+                return released
+        return []
+
+    def _release(self, live: Live, able: Table, now: float, aside: tuple[str, ...]) -> list[Command]:
+        """Forward one that waits, or refuse it if it may not go any more; [] if it must go on waiting."""
+        request = live.request
+        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
+        if refusal is not None:
+            return [self._refuse(live, refusal.outcome, refusal.detail, now)]
+        if self.outlook.too_late(request, live.need, able, now):
+            return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no room in time to be served by the deadline", now)]
+        placed = self._place(live, now, aside)
+        if placed:
+            self.queue.remove(request.id, served=True)
+        return placed
+
+    def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
+        """After a failure before the first byte: another replica, within the retry rules, or an answer."""
+        if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
+            return [self._refuse(live, reason, "the replica failed before it answered", now)]
+        if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
+            live.budgeted = self._budget.take()
+        live.transport_retries += reason.source is Source.TRANSPORT
+        live.tried += (failed,)
+        return self._again(live, now)
+
+    def _again(self, live: Live, now: float) -> list[Command]:
+        refusal = admission.refusal(live.request, self.config.region, self.law, self.view, now)
+        if refusal is not None:
+            return [self._refuse(live, refusal.outcome, refusal.detail, now)]
+        return self._place(live, now) or self._hold(live, now)
+
+    def _refuse(self, live: Live, reason: Outcome, detail: str, now: float) -> Answer:
+        self._over(live)
+        if reason.source is Source.LAW:
+            return machine.Answer(live.request.id, reason, detail)
+        if reason is outcome.NO_REPLICA:
+            return machine.Answer(live.request.id, reason, detail, RETRY_AFTER_S)  # nobody knows how long
+        wait_ms = self.outlook.wait_ms(live.line, now)
+        return machine.Answer(live.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
+
+    def _over(self, live: Live) -> None:
+        """Forget a request and give back all it held."""
+        request_id = live.request.id
+        del self._live[request_id]
+        self.queue.remove(request_id, served=False)
+        self._pairs.give_back(live)
+        self._budget.ended()
+        if live.budgeted:
+            self._budget.give()
+
+
+def _nobody(live: Live) -> str:
+    """Why a request is refused where nobody is able."""
+    which = f"version {live.assigned.version} of this model" if live.assigned is not None else "this model"
+    return f"no replica of {which} is healthy"

@@ -1,0 +1,128 @@
+"""Two engines and the channel between them, on real sockets: fetched once, in its time, and never a reason to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+Start = Callable[..., Awaitable[Any]]
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+PROMPT = "the tide comes in and the tide goes out. " * 40  # 1640 B: 410 tokens, 25 full blocks
+
+
+async def _prefilled(client: Any, **fields: Any) -> dict[str, Any]:
+    whole = await client.ask(
+        COMPLETION, prompt=PROMPT, max_tokens=1, min_tokens=1, kv_transfer_params=PREFILL, **fields
+    )
+    params = whole["kv_transfer_params"]
+    assert isinstance(params, dict)
+    return params
+
+
+async def _cached(client: Any, **fields: Any) -> int:
+    whole = await client.ask(COMPLETION, prompt=PROMPT, max_tokens=4, ignore_eos=True, **fields)
+    return int(whole["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+async def _held(client: Any) -> float:
+    usage: float = (await client.metrics())["vllm:kv_cache_usage_perc"]
+    return usage
+
+
+async def _until_none_is_held(client: Any) -> None:
+    deadline = time.monotonic() + 5
+    while await _held(client):
+        assert time.monotonic() < deadline, "it is held for ever"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_prompt_prefilled_elsewhere_is_cached_here_and_fetched_once(replica: Start) -> None:
+    prefill, decode = await replica(), await replica()
+    params = await _prefilled(prefill)
+    assert params["do_remote_prefill"] is True
+    assert params["do_remote_decode"] is False
+    assert len(params["remote_block_ids"]) == 25
+    assert f"{params['remote_host']}:{params['remote_port']}" == prefill.address
+    assert await _held(prefill) > 0
+    assert await _cached(decode, kv_transfer_params=params) == 400
+    assert await _held(prefill) == 0
+    third = await replica()
+    assert await _cached(third, kv_transfer_params=params) == 0  # it is gone there; the request is served all the same
+
+
+async def test_the_answer_is_what_one_engine_says(replica: Start) -> None:
+    prefill, decode, alone = await replica(), await replica(), await replica()
+    asked = {"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True}
+    params = await _prefilled(prefill)
+    apart = await decode.ask(COMPLETION, **asked, kv_transfer_params=params)
+    assert apart["choices"] == (await alone.ask(COMPLETION, **asked))["choices"]
+    assert apart["kv_transfer_params"] is None
+
+
+async def test_what_nobody_fetches_is_let_go(replica: Start) -> None:
+    prefill, decode = await replica(kv_hold_s=3.0), await replica()  # 30 ms at this speed
+    params = await _prefilled(prefill)
+    await _until_none_is_held(prefill)
+    assert await _cached(decode, kv_transfer_params=params) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"remote_engine_id": "another life of it"},
+        {"remote_request_id": "999"},
+        {"remote_port": 1},
+        {"remote_host": None},
+        {"remote_host": "no such host"},
+    ],
+)
+async def test_what_cannot_be_fetched_is_prefilled_here(replica: Start, wrong: dict[str, Any]) -> None:
+    prefill, decode = await replica(), await replica()
+    params = await _prefilled(prefill) | wrong
+    assert await _cached(decode, kv_transfer_params=params) == 0
+
+
+async def test_the_transfer_takes_its_time(replica: Start) -> None:
+    prefill, decode = await replica(), await replica(kv_link_gbps=0.02)  # 400 tokens: 52 MB, 21 s; 0.21 s at this speed
+    params = await _prefilled(prefill)
+    began = time.monotonic()
+    await _cached(decode, kv_transfer_params=params)
+    assert time.monotonic() - began > 0.2
+    params, began = await _prefilled(prefill), time.monotonic()
+    await _cached(decode, kv_transfer_params=params)
+    assert time.monotonic() - began < 0.2  # it is here: nothing travels
+
+
+async def test_a_client_that_leaves_leaves_nothing_held(replica: Start) -> None:
+    client = await replica(speedup=2)  # 410 tokens: 120 ms
+    asking = asyncio.create_task(_prefilled(client))
+    deadline = time.monotonic() + 5
+    while not await _held(client):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+    asking.cancel()
+    await _until_none_is_held(client)
+
+
+async def test_a_stream_is_offered_to_nobody(replica: Start) -> None:
+    client = await replica()
+    await client.events(COMPLETION, prompt=PROMPT, max_tokens=1, kv_transfer_params=PREFILL)
+    await _until_none_is_held(client)
+
+
+async def test_several_answers_have_no_one_place(replica: Start) -> None:
+    client = await replica()
+    async with client.post(CHAT, messages=[{"role": "user", "content": "hi"}], n=2, kv_transfer_params=PREFILL) as said:
+        assert said.status == 400
+        assert (await said.json())["error"]["param"] == "n"
+
+
+async def test_the_channel_knows_its_own_words_only(replica: Start) -> None:
+    client = await replica()
+    async with client.post("/lab/kv/fetch", request_id=1) as said:
+        assert said.status == 400

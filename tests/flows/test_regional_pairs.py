@@ -1,0 +1,212 @@
+"""Playbooks of prefill and decode on two replicas: the pair, and everything that can break it in either half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playbook import Expectation, Playbook, answered, held, sent, timer
+from worlds import MODEL, law, regional, replica, request, swapped
+
+from farhop.balance import outcome
+from farhop.balance.machine import (
+    Address,
+    AttemptBegan,
+    AttemptEnded,
+    AttemptFailed,
+    ClientLeft,
+    Prefill,
+    PrefillEnded,
+    PrefillFailed,
+    RequestArrived,
+    TimerFired,
+    Usage,
+)
+from regional_lb.flow import RegionalFlow
+from regional_lb.view import ReplicaProbed
+from topology.model import Rule
+
+Play = Callable[[RegionalFlow], Playbook]
+BYTES = 4000  # 1,000 tokens: 100 ms of prefill
+
+
+def _flow(*prefillers: str, decode: tuple[str, ...] = ("d1",), **fields: Any) -> RegionalFlow:
+    own = [replica(name, role="decode", **fields) for name in decode]
+    return regional(*own, *(replica(name, role="prefill", prefill_ms_per_token=0.05) for name in prefillers))
+
+
+def _ask(name: str = "q", size: int = BYTES, **fields: Any) -> RequestArrived:
+    return RequestArrived(request(name, size, **{"divisible": True, **fields}))
+
+
+def _pair(name: str, decode: str, prefill: str, **fields: Any) -> Expectation:
+    return sent(name, decode, prefill=Prefill(prefill, Address(f"{prefill}.example", 8000)), **fields)
+
+
+def _alone(name: str, decode: str, **fields: Any) -> Expectation:
+    return sent(name, decode, prefill=None, **fields)
+
+
+def _load(flow: RegionalFlow, name: str) -> tuple[int, int, int]:
+    load = flow.ledger.load(name)
+    return load.in_flight, load.prefill_tokens, load.kv_tokens
+
+
+def test_a_long_prompt_is_computed_there_and_answered_here(play: Play) -> None:
+    flow = _flow("p1")
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1, promised_ttft_ms=pytest.approx(50.0)))
+    assert (_load(flow, "p1"), _load(flow, "d1")) == ((1, 1000, 1000), (1, 0, 1100))
+    book.at(0.06).on(PrefillEnded("q", 1)).expect()
+    assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, 1100))
+    chain = request("q", BYTES).chain
+    assert set(flow.trie.match(chain)) == {"p1"}
+    book.at(0.08).on(AttemptBegan("q", 1, 200)).expect()
+    assert set(flow.trie.match(chain)) == {"p1", "d1"}
+    book.at(1.0).on(AttemptEnded("q", 1, 200, Usage(1000, 50, 992))).expect()
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_it_teaches_each_only_what_it_did(play: Play) -> None:
+    flow = _flow("p1")
+    before = flow.speeds["d1"].prefill_ms_per_token
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
+    book.at(0.2).on(PrefillEnded("q", 1)).expect()  # four times as slow as it was thought to be
+    assert flow.speeds["p1"].prefill_ms_per_token > 0.05
+    book.at(0.9).on(AttemptBegan("q", 1, 200)).expect()
+    book.at(1.9).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 992))).expect()
+    assert flow.speeds["d1"].prefill_ms_per_token == before
+    assert flow.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty
+    assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("fields", [{"size": 1024}, {"divisible": False}, {"model": "qwen"}])
+def test_what_is_short_or_of_another_kind_or_model_is_not_divided(play: Play, fields: dict[str, Any]) -> None:
+    flow = _flow("p1", models=frozenset({MODEL, "qwen"}))
+    play(flow).on(_ask(**fields)).expect(_alone("q", "d1"))
+
+
+def test_the_next_turn_goes_straight_to_where_the_first_one_is_cached(play: Play) -> None:
+    flow = _flow("p1", decode=("d1", "d2"))
+    book = play(flow).on(_ask(says="alice")).expect(_pair("q", lambda name: name in ("d1", "d2"), "p1"))
+    there = next(name for name in ("d1", "d2") if flow.ledger.load(name).in_flight)
+    book.at(0.1).on(PrefillEnded("q", 1)).expect()
+    book.at(0.1).on(AttemptBegan("q", 1, 200)).expect()
+    book.at(0.2).on(AttemptEnded("q", 1, 200, None)).expect()
+    book.at(1.0).on(_ask("next", BYTES + 400, says="alice")).expect(_alone("next", there))
+
+
+def test_nobody_able_to_prefill_then_it_goes_whole(play: Play) -> None:
+    flow = _flow("p1")
+    book = play(flow).on(ReplicaProbed("p1", False)).expect()
+    for at in (0.1, 0.2):
+        book.at(at).on(ReplicaProbed("p1", False)).expect()
+    book.at(0.3).on(_ask()).expect(_alone("q", "d1"))
+
+
+def test_no_room_to_prefill_then_it_goes_whole(play: Play) -> None:
+    flow = _flow("p1", decode=("d1", "d2"))
+    book = play(flow).on(_ask("a", 7000)).expect(_pair("a", lambda _: True, "p1"))
+    book.on(_ask("b", 7000)).expect(_alone("b", lambda _: True))
+
+
+def test_a_prefiller_dies_and_another_takes_over(play: Play) -> None:
+    flow = _flow("p1", "p2")
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1))
+    again = _pair("q", "d1", "p2", attempt=2)
+    book.at(0.02).on(PrefillFailed("q", 1, outcome.CONNECT_FAILED)).expect(again)
+    assert (_load(flow, "p1"), _load(flow, "p2"), _load(flow, "d1")) == ((0, 0, 0), (1, 1000, 1000), (1, 0, 1100))
+    assert flow.health["p1"].read(0.02).state == "down"
+    book.on(PrefillEnded("q", 1)).expect()  # old news
+    book.on(PrefillFailed("q", 1, outcome.CONNECT_FAILED)).expect()
+    assert _load(flow, "p2") == (1, 1000, 1000)
+    book.at(0.1).on(PrefillEnded("q", 2)).expect()
+    assert len(flow.ledger) == 1
+
+
+def test_the_only_prefiller_dies_and_it_goes_whole(play: Play) -> None:
+    flow = _flow("p1")
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
+    book.at(0.02).on(PrefillFailed("q", 1, outcome.DIED_BEFORE_START)).expect(_alone("q", "d1", attempt=2))
+    assert _load(flow, "d1") == (1, 1000, 1100)
+
+
+def test_what_the_engine_refuses_is_asked_whole_and_no_fault_of_it(play: Play) -> None:
+    """A prompt that is too long, say: the decode engine says so to the client."""
+    flow = _flow("p1", "p2")
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
+    book.at(0.02).on(PrefillFailed("q", 1, outcome.ENGINE_ERROR)).expect(_alone("q", "d1", attempt=2))
+    assert flow.health["p1"].read(0.02).state == "up"
+
+
+def test_a_prefiller_that_probes_give_up_is_given_up(play: Play) -> None:
+    flow = _flow("p1")
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
+    book.at(0.1).on(ReplicaProbed("p1", False)).expect()
+    book.at(0.2).on(ReplicaProbed("p1", False)).expect()
+    commands = flow.handle(ReplicaProbed("p1", False), 0.3)
+    assert [type(command).__name__ for command in commands] == ["Cancel", "SetTimer", "Forward"]
+    assert flow.ledger.load("p1").in_flight == 0
+    assert flow.ledger.load("d1").prefill_tokens == 1000
+
+
+def test_the_decode_half_fails_and_both_are_asked_again(play: Play) -> None:
+    flow = _flow("p1", decode=("d1", "d2"))
+    book = play(flow).on(_ask()).expect(_pair("q", lambda _: True, "p1"))
+    first = next(name for name in ("d1", "d2") if flow.ledger.load(name).in_flight)
+    other = "d2" if first == "d1" else "d1"
+    book.at(0.1).on(PrefillEnded("q", 1)).expect()
+    book.at(0.2).on(AttemptFailed("q", 1, outcome.DIED_BEFORE_START)).expect(_pair("q", other, "p1", attempt=2))
+    assert (_load(flow, first), len(flow.ledger)) == ((0, 0, 0), 2)
+
+
+@pytest.mark.parametrize("half", ["prefill", "decode"])
+def test_a_client_that_leaves_frees_both(play: Play, half: str) -> None:
+    flow = _flow("p1")
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
+    if half == "decode":
+        book.at(0.1).on(PrefillEnded("q", 1)).expect()
+    book.at(0.2).on(ClientLeft("q")).expect()
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+    book.on(PrefillEnded("q", 1)).expect()
+
+
+@pytest.mark.parametrize("half", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_deadline_ends_either_half(play: Play, half: str, stream: bool) -> None:
+    flow = _flow("p1")
+    book = play(flow).on(_ask(deadline=2.0, stream=stream)).expect(_pair("q", "d1", "p1"))
+    if half == "decode":
+        book.at(0.04).on(PrefillEnded("q", 1)).expect()
+    if not stream:  # the prefill should be over by now
+        book.at(0.06).on(TimerFired("q")).expect(timer("q", at=2.0))
+    book.at(2.0).on(TimerFired("q")).expect(answered("q", outcome.DEADLINE))
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_the_law_is_asked_again_between_two_pairs(play: Play) -> None:
+    flow = _flow("p1", "p2")
+    book = play(flow).on(_ask("a")).expect(_pair("a", "d1", "p1"))
+    book.on(_ask("b")).expect(_pair("b", "d1", "p2"))
+    flow.law = law(epoch=2, anyone=Rule(allow=("eu",)))
+    book.on(PrefillFailed("a", 1, outcome.DIED_BEFORE_START)).expect(answered("a", outcome.UNLAWFUL_HERE))
+    book.on(PrefillFailed("b", 1, outcome.ENGINE_ERROR)).expect(answered("b", outcome.UNLAWFUL_HERE))
+    assert len(flow.ledger) == 0
+
+
+def test_a_prefiller_that_leaves_the_view_ends_what_it_has(play: Play) -> None:
+    flow = _flow("p1")
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
+    book.on(swapped(replica("d1", role="decode"))).expect()
+    book.at(0.1).on(PrefillEnded("q", 1)).expect()
+    assert len(flow.ledger) == 1
+    book.at(0.2).on(_ask("r", says="bob")).expect(_alone("r", "d1"))
+
+
+def test_who_waits_for_a_decode_replica_takes_a_pair_in_its_turn(play: Play) -> None:
+    flow = _flow("p1", slots=1)
+    book = play(flow).on(_ask("a")).expect(_pair("a", "d1", "p1"))
+    book.on(_ask("b")).expect(held("b"))
+    book.at(0.05).on(PrefillEnded("a", 1)).expect()
+    book.at(0.1).on(AttemptBegan("a", 1, 200)).expect()
+    book.at(1.0).on(AttemptEnded("a", 1, 200, None)).expect(_pair("b", "d1", "p1"))
