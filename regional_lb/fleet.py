@@ -126,7 +126,7 @@ class Fleet:
 
     def _probed(self, event: ReplicaProbed, now: float) -> str | None:
         """An active probe came back, or something in the replica's hardware is broken."""
-        health = None if event.ok else self.health.get(event.target)
+        health = None if event.ok and not event.fault else self.health.get(event.target)
         was_down = health is None or health.read(now).state is State.DOWN
         if self.standing.probed(event, now):
             self._able.clear()

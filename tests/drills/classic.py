@@ -104,9 +104,9 @@ async def gpus(*profiles: Profile) -> AsyncIterator[list[Gpu]]:
 
 @asynccontextmanager
 async def region(
-    engines: Sequence[Gpu], replica: dict[str, Any] | None = None, **config: Any
+    engines: Sequence[Gpu], replica: dict[str, Any] | None = None, up: int | None = None, **config: Any
 ) -> AsyncIterator[tuple[RegionalBalancer, str]]:
-    """A balancer over engines, and its clients' URL. `replica` is said of each replica."""
+    """A balancer over engines, and its clients' URL. `replica` is said of each; so many are `up`, else all."""
     physics = l4()
     told = {"prefill_ms_per_token": physics.prefill_ms_per_token, "tpot_ms": physics.decode_floor_ms}
     document = {
@@ -126,7 +126,8 @@ async def region(
     )
     try:
         line = await balancer.open()
-        await until(lambda: all(h.read(balancer.clock.now()).state == "up" for h in balancer.flow.health.values()))
+        healths, wanted = balancer.flow.health, len(document["replicas"]) if up is None else up
+        await until(lambda: sum(h.read(balancer.clock.now()).state == "up" for h in healths.values()) >= wanted)
         port = next(word for word in line.split(", ") if "clients" in word).rsplit(":", 1)[1]
         yield balancer, f"http://127.0.0.1:{port}"
     finally:

@@ -15,6 +15,9 @@ import pytest
 from classic import NAIVE, Load, blind, gpus, l4, region
 from inprocess import HOP_KEY, MODEL, until
 
+from farhop_lab.engine.faults import Fault
+from regional_lb.main import RegionalBalancer
+
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +140,62 @@ async def _partition(naive: bool) -> int:
 async def test_who_cannot_be_reached_swallows_nothing() -> None:
     assert await _partition(naive=True) == 20
     assert await _partition(naive=False) == 0
+
+
+# -- green health over a dead GPU
+
+
+async def _dead_green(naive: bool) -> int:
+    """One of three engines takes what it is sent and answers nothing, while its health page says 200: how many of 30
+    requests are swallowed."""
+    async with gpus(*[l4() for _ in range(3)]) as engines:
+        said, config = (blind(engines), NAIVE) if naive else ({"probe": {"generate_s": 1.0}}, {})
+        async with region(engines, said, **config) as (_, url), Load(url) as load:
+            engines[1].replica.faults.command(Fault("dead-green"))
+            asked = []
+            for _ in range(30):
+                asked.append(asyncio.create_task(load.ask("chat", 20, 8, within_s=60.0)))
+                await asyncio.sleep(0.02)
+            await until(lambda: sum(one.done() for one in asked) >= (20 if naive else 30), 20.0)
+            swallowed = [one for one in asked if not one.done()]
+            for one in swallowed:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+    assert {one.status for one in load.asked} == {200}
+    return len(swallowed)
+
+
+async def test_a_green_health_page_over_a_dead_gpu_swallows_nothing() -> None:
+    assert await _dead_green(naive=True) == 10
+    assert await _dead_green(naive=False) == 0
+
+
+# -- cold-start herd
+
+
+async def _herd(naive: bool) -> int:
+    """Three replicas work on 8 long answers each when a fourth comes up: how many of the next 8 requests it is sent."""
+    async with gpus(*[l4(1.0) for _ in range(4)]) as engines:
+        engines[3].replica.faults.command(Fault("stuck"))
+        config = {"policy": "least-load", "health": {"slow_start_s": 0.0 if naive else 60.0}}
+        async with region(engines, {"slots": 16}, up=3, **config) as (balancer, url), Load(url) as load:
+            asked = [asyncio.create_task(load.ask("long", 5, 400, within_s=60.0)) for _ in range(24)]
+            await until(lambda: sum(load_of(balancer, n) for n in range(3)) == 24, 10.0)
+            engines[3].replica.faults.command(None)
+            await until(lambda: balancer.flow.health["gpu-3"].read(balancer.clock.now()).state == "up", 10.0)
+            asked += [asyncio.create_task(load.ask("next", 5, 400, within_s=60.0)) for _ in range(8)]
+            await until(lambda: sum(load_of(balancer, n) for n in range(4)) == 32, 10.0)
+            herd = load_of(balancer, 3)
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+    return herd
+
+
+def load_of(balancer: RegionalBalancer, number: int) -> int:
+    return balancer.flow.ledger.load(f"gpu-{number}").in_flight
+
+
+async def test_a_replica_that_comes_up_is_not_run_over() -> None:
+    assert await _herd(naive=True) == 8
+    assert await _herd(naive=False) <= 2  # of 16 slots a tenth, to begin with
