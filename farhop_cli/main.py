@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farhop_cli import operate
-from farhop_cli.operate import Json, World
-from farhop_lab.world_file import WORLD_FILE
+from farhop_lab.world_file import ENVIRONMENT, WORLD_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,10 +28,21 @@ app = typer.Typer(
 )
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML).")]
+World = Annotated[
+    Path, typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`.")
+]
 From = Annotated[
     str | None,
     typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+FleetConfig = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
+]
+FleetEtcd = Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd, where there is nothing else.")]
+Why = Annotated[str | None, typer.Option("--why", help="The reason, for whoever asks; needed to set something.")]
+Author = Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")]
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
@@ -219,7 +228,96 @@ def status(world: World = WORLD_FILE, as_json: Json = False) -> None:
     raise typer.Exit(run(world, as_json))
 
 
-app.add_typer(operate.app)
+@app.command(epilog='Example:  farhop drain tokyo --for 30m --why "kernel update"')
+def drain(
+    region: Annotated[str, typer.Argument(help="The region to send no new work to.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
+    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
+    over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
+    author: Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Move a region's new work elsewhere, for a while.
+
+    The word stands in etcd under a lease and ends by itself. Exit code 1 if it is refused, since a tenant would have
+    no region left.
+    """
+    from farhop_cli.drain import Options
+    from farhop_cli.drain import drain as run
+
+    raise typer.Exit(run(Options(region, world, config, etcd, as_json, length, why, over, author, force)))
+
+
+@app.command(epilog="Example:  farhop undrain tokyo")
+def undrain(
+    region: Annotated[str, typer.Argument(help="The region to use again.")],
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Take a drain back; the region comes back at a pace.
+
+    Tells who had set it and why. Exit code 1 if the region is not drained.
+    """
+    from farhop_cli.drain import Options
+    from farhop_cli.drain import undrain as run
+
+    raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
+
+
+@app.command(epilog='Example:  farhop policy tokyo least-load --why "comparing"')
+def policy(
+    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    name: Annotated[str | None, typer.Argument(help="The policy. Left out: show what stands in etcd.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="For this model; else for all without their own.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Back to the configuration; without --model for all.")] = False,
+    why: Why = None,
+    author: Author = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Change by which policy a region picks replicas, or show what goes before its configuration.
+
+    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
+    """
+    from farhop_cli.by_model import Options
+    from farhop_cli.policy import run
+
+    raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), name))
+
+
+@app.command(epilog='Example:  farhop split tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"')
+def split(
+    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    model: Annotated[str | None, typer.Option("--model", help="The model whose versions share its traffic.")] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="Such as v1=95,v2=5. Left out: show what stands in etcd.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Back to the configuration; without --model for all.")] = False,
+    why: Why = None,
+    author: Author = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Split a model's traffic between its versions: canary, A/B, or all at once to another.
+
+    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
+    """
+    from farhop_cli.by_model import Options
+    from farhop_cli.split import run
+
+    raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), weights))
 
 
 @app.command(epilog="Example:  farhop check three-regions")

@@ -66,9 +66,9 @@ def run(path: Path, as_json: bool) -> int:
 
 def _tell(upper: list[Seen], lower: list[Seen]) -> None:
     show.table("regions, as each global balancer sees them", _VIEW, [row for one in upper for row in _views(one)])
-    said = [_override(name, one) for name, one in overrides(upper).items()] + [_word(one) for one in steering(upper)]
+    said = overrides(upper)
     if said:
-        show.table("operators' words", _OVERRIDES, said)
+        show.table("operators' words", _OVERRIDES, [_override(name, one) for name, one in said.items()])
     show.table("global balancers", _GLOBAL, [_global(one, upper) for one in upper])
     prefixes = [
         _prefixes(one, region) for one in upper for region in _parts(one, "regions") if "prefix_nodes" in region
@@ -129,22 +129,6 @@ def overrides(upper: list[Seen]) -> dict[str, dict[str, Any]]:
             if isinstance(word_, dict):
                 said.setdefault(str(region.get("region")), word_)
     return said
-
-
-def steering(upper: list[Seen]) -> list[dict[str, Any]]:
-    """Biases and pins, each once, as the first balancer that knows of one tells it."""
-    said: dict[str, dict[str, Any]] = {}
-    for one in upper:
-        for word_ in _parts(one, "words"):
-            said.setdefault(" ".join(str(word_.get(f)) for f in ("action", "region", "tenant", "model")), word_)
-    return [said[key] for key in sorted(said)]
-
-
-def _word(said: dict[str, Any]) -> list[str]:
-    ms = said.get("ms")
-    whom = f"{word(said.get('tenant') or said.get('model'))}{' (strict)' if said.get('strict') else ''}"
-    action = f"bias {ms:+g} ms" if isinstance(ms, int | float) else f"pin {whom}"
-    return _override(str(said.get("region")), {**said, "action": action})
 
 
 def _override(region: str, said: dict[str, Any]) -> list[str]:

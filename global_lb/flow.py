@@ -19,19 +19,18 @@ from farhop.balance.health import LivenessConfig, State
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
 from global_lb import admission
-from global_lb.fleet import Regions, Spill
 from global_lb.live import Live
-from global_lb.pick import Decision, pick
-from global_lb.policy import Routes, RoutesChanged, Steered
+from global_lb.pick import Decision, Regions, Spill, pick
+from global_lb.policy import Predictive
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from random import Random
 
     from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
-    from global_lb.row import Price
+    from global_lb.policy import Policy
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
@@ -60,12 +59,11 @@ class GlobalFlow:
         law: Law,
         rng: Random,
         patience_s: Callable[[str], float],
-        routes: Routes | None = None,
-        prices: Mapping[str, Price] | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.config, self.law, self._rng, self._patience_s = config, law, rng, patience_s
-        self.routes = routes or Routes()
-        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices)
+        self._policy = policy or Predictive()
+        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region)
         self.view, self.trie = self._regions.view, self._regions.trie
         self.liveness, self.residence = self._regions.liveness, self._regions.residence
         self.hits, self.sent, self.cold_share = self._regions.hits, self._regions.sent, self._regions.cold_share
@@ -86,8 +84,6 @@ class GlobalFlow:
             RegionHeard: self._region_heard,
             ChannelChanged: self._channel_changed,
             RegionForced: self._region_forced,
-            RoutesChanged: self._steered,
-            Steered: self._steered,
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -118,7 +114,7 @@ class GlobalFlow:
             self._start(live, event.status)
         return []
 
-    def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
+    def _ended(self, event: machine.AttemptEnded, _now: float) -> list[Command]:
         live = self._under_way(event)
         if live is None:
             return []
@@ -128,10 +124,8 @@ class GlobalFlow:
         request, usage = live.request, event.usage
         if event.status < 400 and usage is not None:
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
-            if live.decision is not None:
-                self.routes.answered(live.decision, usage.completion_tokens, now)
-                if usage.cached_tokens is not None:
-                    self._regions.compare(live.decision.chosen, usage.cached_tokens)
+            if usage.cached_tokens is not None and live.decision is not None:
+                self._regions.compare(live.decision.chosen, usage.cached_tokens)
         return []
 
     def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:
@@ -199,7 +193,6 @@ class GlobalFlow:
         self._regions.liveness_of(live.region).relay_succeeded()
         if live.reckoning is not None:
             live.reckoning.settled(live.request.prompt_bytes)
-            self._regions.settled(live.region)
         if status < 400:
             self._remember(live)
 
@@ -222,10 +215,6 @@ class GlobalFlow:
         override = self._regions.liveness_of(event.region).override
         force = partial(override.force, State.DRAINING, event.why, event.until, now=now, over_s=event.over_s)
         return self._changed(event.region, force if event.drain else override.lift, now)
-
-    def _steered(self, event: RoutesChanged | Steered, now: float) -> list[Command]:
-        self.routes.hear(event)
-        return self._wake(now)
 
     def _changed(self, region: str, change: Callable[[], None], now: float) -> list[Command]:
         """A region's life changes. What it was until now may have come by time alone, unseen: see to both."""
@@ -257,15 +246,15 @@ class GlobalFlow:
     def consider(
         self, request: Request, now: float, within: frozenset[str] | None = None, without: frozenset[str] = frozenset()
     ) -> Decision:
-        """Decide for a request by the law of now, and inside `within` where given, `without` those tried already.
+        """Decide for a request by the law of now, and inside `within` where given. Changes nothing.
 
-        Changes nothing; `explain` asks the same way.
+        `without` are regions tried already. `explain` asks the same way.
         """
-        verdict, routes = admission.processing(request, self.law), self.routes
+        verdict = admission.processing(request, self.law)
+        lawful = verdict.lawful if within is None else verdict.lawful & within
+        offers, absent = self._regions.offers(request, lawful, now, without, self._rng)
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
-        lawful, rule = _both(verdict.lawful, within), routes.of(request.tenant, request.model)
-        field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
-        return pick(field, verdict, rule, self._rng, now, self.config.region, routes.words, routes.homes)
+        return pick(request, output_tokens, offers, verdict, absent, self._policy, self._rng, now)
 
     def _decide(self, live: Live, now: float) -> Decision:
         """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,
@@ -298,8 +287,7 @@ class GlobalFlow:
         live.instance, promised_ms = instance, None if live.last_resort else chosen.ttft_ms
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         live.reckoning.sent(request.prompt_bytes)
-        self.routes.sent(request, decision, now)
-        lawful = _both(live.lawful, decision.verdict.lawful)
+        lawful = live.lawful & decision.verdict.lawful
         return [
             self._timer(live, live.look_again(now)),
             machine.Forward(request.id, live.attempts, chosen.region, instance.tier, promised_ms, lawful, decision),
@@ -385,7 +373,6 @@ class GlobalFlow:
         if live.reckoning is not None and not live.started:
             settle = live.reckoning.settled if counted else live.reckoning.came_back
             settle(live.request.prompt_bytes)
-            self._regions.settled(live.region)
         region, live.region, live.reckoning = live.region, "", None
         return region
 
@@ -393,8 +380,3 @@ class GlobalFlow:
         """The region holds this prefix now; known here only if the law lets a hint of it be kept here."""
         if admission.hints_allowed(live.request, self.config.region, self.law):
             self._regions.caches(live.region, live.request.chain)
-
-
-def _both(one: frozenset[str], other: frozenset[str] | None) -> frozenset[str]:
-    """Those of both; where they are the same, the very set that the law gives out: much is kept by it."""
-    return one if other is None or one is other or one == other else one & other

@@ -20,27 +20,23 @@ from farhop.shell import wiring
 from farhop.shell.admin import Admin
 from farhop.shell.certificates import Cabinet
 from farhop.shell.clock import Clock, wall
-from farhop.shell.config import ConfigError, load
+from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
 from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
-from farhop.shell.session import SessionReader
-from farhop.shell.tasks import Tasks, all_of
+from farhop.shell.tasks import all_of
 from farhop.store.etcd import EtcdStore
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
 from global_lb.config import GlobalConfig
-from global_lb.fleet import Spill
 from global_lb.flow import FlowConfig, GlobalFlow
-from global_lb.policy import Routes
+from global_lb.pick import Spill
 from global_lb.prefixes import Prefixes
-from global_lb.row import Price
 from global_lb.serve import DecisionReasons, GlobalDesk, GlobalTier
-from global_lb.steering import Steering, routes_of
 from global_lb.watch import Watcher
 from topology.law import Law
 
@@ -65,9 +61,7 @@ class GlobalBalancer:
             log.warning("telemetry", problem, problem=problem)
         liveness = LivenessConfig(report_age_s=config.watch.report_age_s)
         flow_config = FlowConfig(config.region, trie_bytes=config.trie_bytes, liveness=liveness, spill=_spill(config))
-        self.flow = GlobalFlow(flow_config, Law(topology), rng, self._patience_s, _routes(config, topology), {
-            name: Price(region.usd_per_gpu_hour, region.egress_usd_per_gb) for name, region in topology.regions.items()
-        })  # fmt: skip
+        self.flow = GlobalFlow(flow_config, Law(topology), rng, self._patience_s)
         self.observer = Observer(
             "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
             DecisionReasons(config.region),
@@ -83,9 +77,7 @@ class GlobalBalancer:
             config.region, Keyring(topology.key), topology, lambda: self.flow.law,
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
         )  # fmt: skip
-        session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
-        marks = MarkReader(AnyVersion())
-        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks)
+        self.door = Door(self.keeper, self.observer, self.clock, rng, marks=MarkReader(AnyVersion()))
         self.door.relay = self.relay
         self._log, self._slots = log, wiring.slots()
         self.listener = Listener(
@@ -99,13 +91,7 @@ class GlobalBalancer:
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
             regions, self.secrecy.trouble,
         )  # fmt: skip
-        self.steering = Steering(
-            self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
-        )
-        self._tasks = Tasks()
-        self.desk = GlobalDesk(
-            config.instance, self.flow, self.keeper, self.door, self.watcher, self.steering, self.clock
-        )
+        self.desk = GlobalDesk(config.instance, self.flow, self.keeper, self.door, self.watcher, self.clock)
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self._gauges()
 
@@ -135,8 +121,6 @@ class GlobalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
-        self._tasks.start(self.steering.follow_routes(), "watch the routes")
-        self._tasks.start(self.steering.follow_words(), "watch the biases and pins")
         port = await wiring.open_entry(self.listener, config.listen, self.desk.ready)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.secrecy.open()
@@ -150,19 +134,11 @@ class GlobalBalancer:
             lambda: self.listener.close(self.config.limits.drain_s),
             self.relay.close,
             self.watcher.close,
-            self._tasks.close,
             self.store.close,
             self.admin.close,
             self.secrecy.close,
             lambda: self.tracing.close(2.0),
         )
-
-
-def _routes(config: GlobalConfig, topology: Topology) -> Routes:
-    try:
-        return Routes(routes_of(config.routes, topology.regions))
-    except ValueError as error:
-        raise ConfigError("configuration", [str(error)]) from None
 
 
 def _spill(config: GlobalConfig) -> Spill:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from farhop.telemetry.logs import Throttled
     from global_lb.flow import GlobalFlow
     from global_lb.pick import Decision
-    from global_lb.steering import Steering
     from global_lb.view import Instance
     from global_lb.watch import Watcher
 
@@ -98,13 +97,12 @@ class DecisionReasons:
 
     def attributes(self, decision: Decision) -> dict[str, Value]:
         """On the span."""
-        unit = decision.rule.policy.unit
         said: dict[str, Value] = {
             a.ENTRY_REGION: self._entry_region,
             a.EPOCH: decision.verdict.epoch,
-            a.POLICY: decision.rule.policy.name,
+            a.POLICY: "predictive",
             a.LAWFUL: sorted(decision.verdict.lawful),
-            a.REASONS: [*decision.notes, *(f"{s.region} {s.score:.4g} {unit}" for s in decision.field[:16])],
+            a.REASONS: [f"{s.region} {s.score_ms:.1f} ms" for s in decision.field[:16]],
         }
         if decision.chosen is not None:
             chosen = decision.chosen
@@ -121,9 +119,7 @@ class DecisionReasons:
     def record(self, decision: Decision) -> dict[str, Any]:
         """For explain."""
         return {
-            "policy": decision.rule.policy.name,
-            "unit": decision.rule.policy.unit,
-            "notes": list(decision.notes),
+            "policy": "predictive",
             "policy_epoch": decision.verdict.epoch,
             "entry_region": self._entry_region,
             "spilled_from": decision.spilled_from,
@@ -132,7 +128,7 @@ class DecisionReasons:
             "candidates": [
                 {
                     "region": s.region,
-                    "score": s.score,
+                    "score_ms": s.score_ms,
                     "ttft_ms": s.ttft_ms,
                     "rtt_ms": s.rtt_ms,
                     "upload_ms": s.upload_ms,
@@ -145,8 +141,6 @@ class DecisionReasons:
                     "headroom": s.headroom,
                     "penalty_ms": s.penalty_ms,
                     "hot": s.hot,
-                    "bias_ms": s.bias_ms,
-                    "usd": s.usd,
                 }
                 for s in decision.field
             ],
@@ -171,17 +165,10 @@ class GlobalDesk:
     """What an operator is told of a global balancer."""
 
     def __init__(
-        self,
-        instance: str,
-        flow: GlobalFlow,
-        keeper: KeyKeeper,
-        door: Door,
-        watcher: Watcher,
-        steering: Steering,
-        clock: Clock,
+        self, instance: str, flow: GlobalFlow, keeper: KeyKeeper, door: Door, watcher: Watcher, clock: Clock
     ) -> None:
         self._instance, self._flow, self._keeper, self._door = instance, flow, keeper, door
-        self._watcher, self._steering, self._clock = watcher, steering, clock
+        self._watcher, self._clock = watcher, clock
         self.stopping = False
 
     def ready(self) -> bool:
@@ -201,8 +188,6 @@ class GlobalDesk:
             "under_way": flow.under_way,
             "trie_nodes": flow.trie.nodes,
             "store_trouble": self._watcher.store_trouble,
-            "policies": flow.routes.told(),
-            "words": self._steering.told(),
             "regions": [self._region(name, now) for name in names],
         }
 

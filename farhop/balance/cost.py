@@ -87,15 +87,3 @@ def replica_score_ms(
     """
     prefill_ms = (backlog_tokens + uncached_tokens) * prefill_ms_per_token
     return prefill_ms + beta * output_tokens * (tpot_ms - tpot_best_ms)
-
-
-def gpu_usd(
-    prefill_ms: float, output_tokens: float, tpot_ms: float, slots_per_replica: float, usd_per_gpu_hour: float
-) -> float:
-    """What a request takes of hardware by the hour: a replica for its prefill, one slot of it per step of decode."""
-    return (prefill_ms + output_tokens * tpot_ms / slots_per_replica) * usd_per_gpu_hour / 3.6e6
-
-
-def egress_usd(n_bytes: float, usd_per_gb: float) -> float:
-    """What it costs to send so many bytes out of a region. A GB is 1e9 bytes, as clouds bill it."""
-    return n_bytes * usd_per_gb / 1e9

@@ -141,14 +141,6 @@ class Hop(Part):
         return {kid: key.get_secret_value().encode() for kid, key in self.keys.items()}
 
 
-class Session(Part):
-    """Where a request's session is looked for, in this order; "" not at all. Only if a policy in force goes by it."""
-
-    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "x-session-id"
-    cookie: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
-    field: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "user"
-
-
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 

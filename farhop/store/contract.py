@@ -20,8 +20,6 @@ REGION_PREFIX = f"{ROOT}region/"
 OVERRIDE_PREFIX = f"{ROOT}override/"
 POLICY_PREFIX = f"{ROOT}policy/"
 PICK_PREFIX = f"{ROOT}pick/"
-ROUTE_PREFIX = f"{ROOT}route/"
-STEER_PREFIX = f"{ROOT}steer/"
 SPLIT_PREFIX = f"{ROOT}split/"
 REPLICA_PREFIX = f"{ROOT}replica/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
@@ -158,11 +156,6 @@ def override_key(region: str) -> str:
 def pick_key(region: str) -> str:
     """Where stands by which policies a region picks replicas. Raises ValueError for a name that would not parse."""
     return f"{PICK_PREFIX}{_segment(region)}"
-
-
-def route_key(region: str) -> str:
-    """Where stands by which routes a region's global balancers choose. ValueError for a name that would not parse."""
-    return f"{ROUTE_PREFIX}{_segment(region)}"
 
 
 def split_key(region: str) -> str:

@@ -8,13 +8,13 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret, Session
+from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret
 from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
 from regional_lb.config.discovery import SourceConfig
 from regional_lb.config.health import Health
 from regional_lb.config.peers import Peers
-from regional_lb.config.policy import PolicyConfig
+from regional_lb.config.policy import PolicyConfig, Session
 from regional_lb.config.replica import Model, ReplicaConfig
 from regional_lb.config.split import SplitConfig
 from regional_lb.config.tokenizer import TokenizerFiles

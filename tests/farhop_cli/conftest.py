@@ -183,7 +183,7 @@ class Made:
     decision = DECISION
 
     def candidate(self, region: str, **more: Any) -> dict[str, Any]:
-        names = ("score", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms", "prefill_ms", "tpot_ms")
+        names = ("score_ms", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms", "prefill_ms", "tpot_ms")
         tokens = {"hit_tokens": 40.0, "uncached_tokens": 50.0}
         return {"region": region, **dict.fromkeys(names, 12.5), **tokens, "slots_free": 256, **more}
 

@@ -124,22 +124,6 @@ async def test_operators_words_are_told_once(healthy, cli):
     assert result.stdout.count("draining (25 % left)") == 2
 
 
-async def test_biases_and_pins_are_told_once(healthy, cli):
-    ends = {"why": "new link", "author": "ann@ops", "until": "2026-05-01T12:30:00", "left_s": 90.0}
-    words = [
-        {"action": "bias", "region": "tokyo", "ms": 50.0, **ends},
-        {"action": "pin", "region": "tokyo", "tenant": "eu-only", "model": "", "strict": True, **ends},
-    ]
-    for name in REGIONS[1:]:
-        healthy.status[name, "global_admin"]["words"] = words
-    result = await cli.in_thread("status")
-    assert result.exit_code == 0
-    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    end = "ann@ops 2026-05-01T12:30:00 1.5 new link"
-    assert rows.count(f"tokyo bias +50 ms {end}") == 1
-    assert rows.count(f"tokyo pin eu-only (strict) {end}") == 1
-
-
 async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
     healthy.status["tokyo", "global_admin"]["regions"][2]["cold_share"] = 0.4
     healthy.status["virginia", "global_admin"]["regions"][2]["cold_share"] = 0.0

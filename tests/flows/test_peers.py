@@ -147,8 +147,8 @@ async def test_each_replica_is_reported_once_through_join_and_leave(etcd: str) -
 
 def _slots_seen(above: GlobalBalancer) -> list[int]:
     """What a global balancer thinks is free, by the instance it would ask."""
-    each = above.flow._regions._instances
-    return [each.capacity(instance, MODEL).slots_free for instance in each.able("virginia", MODEL)]
+    known = above.flow._regions
+    return [known._capacity(instance, MODEL).slots_free for instance in known._able("virginia", MODEL)]
 
 
 async def _stored(west: Region, n: int) -> None:
