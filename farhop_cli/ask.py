@@ -91,7 +91,7 @@ def _world(options: Options) -> Running | None:
             world_file.read(options.world)
         except WorldFileError:
             return None
-    return running.open_world(options.world)
+    return running.ruled(running.open_world(options.world))
 
 
 def _checked(url: str) -> str:
@@ -175,6 +175,8 @@ def _tell_detour(planned: Plan, event: Skipped | Redirected) -> None:
     name = _name(planned, event.entry)
     if isinstance(event, Skipped):
         show.line(f"{name} could not be asked: {event.why}", "yellow")
+    elif event.by_token:
+        show.line(f"{name} sent us on to the region itself, by a token ({event.to})", "yellow")
     else:
         show.line(f"{name} may not read this request and sent us on to {_name(planned, event.to)}", "yellow")
 

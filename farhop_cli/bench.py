@@ -1,10 +1,14 @@
-"""`farhop bench`: what a decision and what a relayed request cost, in CPU time of this machine. Judges nothing."""
+"""`farhop bench`: what a decision and what a relayed request cost, in CPU time of this machine. Judges nothing.
+
+`routing` and `fidelity` measure no cost: see the modules of these names.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,6 +39,10 @@ class Options:
     streams: int | None = None
     requests: int = 1_000_000
     tls: bool = False
+    out: Path | None = None
+    markdown: Path | None = None
+    speedup: float = 1.0
+    seed: int = 1
 
 
 def decide(options: Options) -> int:
@@ -230,6 +238,20 @@ def trie(options: Options) -> int:
     return 0
 
 
+def routing(options: Options) -> int:
+    """Compare routers; the exit code."""
+    from farhop_cli.routing import run as compare
+
+    return compare(options)
+
+
+def fidelity(options: Options) -> int:
+    """Run a scenario live and simulated; the exit code, 1 if they differ."""
+    from farhop_cli.fidelity import run as compare
+
+    return compare(options)
+
+
 BENCHES: dict[str, Callable[[Options], int]] = {
     "decide": decide,
     "relay": relay,
@@ -237,6 +259,8 @@ BENCHES: dict[str, Callable[[Options], int]] = {
     "scrape": scrape,
     "hits": hits,
     "trie": trie,
+    "routing": routing,
+    "fidelity": fidelity,
 }
 
 

@@ -17,18 +17,21 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from farhop.store import override as words
-from farhop.store.contract import REGION_PREFIX, Conflict, Entry, StoreError, override_key, parse_report_key
-from farhop.store.etcd import EtcdStore
+from farhop.store.contract import LAW_KEY, REGION_PREFIX, Conflict, Entry, StoreError, override_key, parse_report_key
+from farhop.store.hubs import store_of, unreached
 from farhop.store.override import Override, OverrideError
 from farhop_cli import fleet, show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.last import bereft
-from topology.problems import quoted
+from topology import policy
+from topology.problems import TopologyError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet, Status
+    from topology.model import Topology
 
 KNOWN_WITHIN_S = 2.0  # how long to wait for balancers to say that they know
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -99,15 +102,15 @@ def author_here() -> str:
         fail("--author: this account has no name; say who you are")
 
 
-def with_store(where: Fleet, work: Callable[[EtcdStore], Awaitable[int]]) -> int:
-    """Do this with the fleet's etcd; the exit code. Ends the command, in one line, if etcd or another operator is in
-    the way."""
+def with_store(where: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
+    """Do this with all of the fleet's hubs; the exit code. Ends the command, in one line, if none of them answers or
+    another operator is in the way; tells which one was not reached."""
 
     async def run() -> int:
-        store = EtcdStore(where.etcd, Random())
+        store = store_of(where.hubs, Random())
         try:
             await store.open()
-            return await work(store)
+            return await _everywhere(store, work)
         except Conflict:
             fail("somebody else changed it just now; look with `farhop status`, then decide again", NEGATIVE)
         except StoreError as error:
@@ -118,15 +121,22 @@ def with_store(where: Fleet, work: Callable[[EtcdStore], Awaitable[int]]) -> int
     return asyncio.run(run())
 
 
+async def _everywhere(store: Store, work: Callable[[Store], Awaitable[int]]) -> int:
+    code = await work(store)
+    for hub, why in unreached(store).items():
+        warn(f"hub {hub} was not reached, so what stands there stands until it ends by itself ({why})")
+    return code
+
+
 # -- drain
 
 
-async def _drain(store: EtcdStore, where: Fleet, word: Override, options: Options) -> int:
+async def _drain(store: Store, where: Fleet, word: Override, options: Options) -> int:
     statuses = await where.statuses()
     if where.topology is None:
         await _reporting(store, word.region)
     if not options.force:
-        _not_the_last(where, statuses, word.region)
+        _not_the_last(await in_force(store, where.topology), statuses, word.region)
     key = override_key(word.region)
     before = await store.get(key)
     revision = before.revision if before is not None else 0
@@ -141,19 +151,37 @@ async def _drain(store: EtcdStore, where: Fleet, word: Override, options: Option
     return 0
 
 
-async def _reporting(store: EtcdStore, region: str) -> None:
+async def _reporting(store: Store, region: str) -> None:
     """Without a topology, a region is one that reports."""
     names = (parse_report_key(entry.key) for entry in await store.list(REGION_PREFIX))
     fleet.known(region, {name[0] for name in names if name is not None}, "those that report to this etcd")
 
 
-def _not_the_last(where: Fleet, statuses: list[Status], region: str) -> None:
+async def in_force(store: Store, world: Topology | None) -> Topology | None:
+    """The world under the law that stands in etcd; its own where none stands, or what stands cannot be the law."""
+    if world is None:
+        return None
+    entry = await store.get(LAW_KEY)
+    return under(world, entry.value if entry is not None else None)
+
+
+def under(world: Topology, document: bytes | None) -> Topology:
+    """As `in_force`, of a document at hand."""
+    try:
+        held = policy.read(document, world, LAW_KEY) if document is not None else None
+    except TopologyError as error:
+        warn(f"the law in etcd cannot be read ({len(error.problems)} problems); the topology's is taken")
+        return world
+    return held.over(world) if held is not None and held.epoch > world.epoch else world
+
+
+def _not_the_last(world: Topology | None, statuses: list[Status], region: str) -> None:
     """End the command if somebody would be left with nothing, or if nobody can tell."""
-    if where.topology is None:
+    if world is None:
         _refuse(f"etcd alone cannot tell whether {region} is the last region of a tenant; give --config")
     if not statuses:
         _refuse(f"no global balancer answers, so nobody can tell whether {region} is the last region of a tenant")
-    left = bereft(where.topology, statuses, region)
+    left = bereft(world, statuses, region)
     if left:
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
         _refuse(f"{region} is the last region serving {', '.join(left[:5])}{more}")
@@ -182,7 +210,7 @@ def _tell(where: Fleet, word: Override, options: Options, before: Entry | None, 
 # -- undrain
 
 
-async def _undrain(store: EtcdStore, where: Fleet, options: Options) -> int:
+async def _undrain(store: Store, where: Fleet, options: Options) -> int:
     try:
         key = override_key(options.region)
     except ValueError:

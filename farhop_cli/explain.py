@@ -42,7 +42,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Explain it; the exit code."""
-    here = running.open_world(options.world)
+    here = running.ruled(running.open_world(options.world))
     path = Path(options.what)
     if _DECISION.fullmatch(options.what) and not path.exists():
         return asyncio.run(_past(here, options))
@@ -82,7 +82,8 @@ def _question(here: Running, options: Options, body: bytes) -> dict[str, Any]:
 
 async def _now(here: Running, options: Options, question: dict[str, Any]) -> int:
     async with admin.session() as http:
-        entry, reasons = await _at_entry(http, here, options.origin, question)
+        entry, told = await _at_entry(http, here, options.origin, question)
+        reasons, law = told.get("reasons") or {}, told.get("law")
         chosen = reasons.get("chosen")
         regional: dict[str, Any] | None = None
         addresses = running.region_file(here, chosen)
@@ -92,9 +93,11 @@ async def _now(here: Running, options: Options, question: dict[str, Any]) -> int
             except AdminError as error:
                 warn(str(error))
     if options.as_json:
-        show.json({"entry_region": entry, "chosen": chosen, "global": reasons, "regional": regional})
+        show.json({"entry_region": entry, "chosen": chosen, "law": law, "global": reasons, "regional": regional})
     else:
         tables.regions(reasons, f"which region: as {entry} would decide now for {question['tenant']}")
+        if isinstance(law, dict):
+            show.line(tables.law(law), "dim")
         _tell_pick(regional, chosen)
     return 0 if chosen is not None else NEGATIVE
 
@@ -102,7 +105,7 @@ async def _now(here: Running, options: Options, question: dict[str, Any]) -> int
 async def _at_entry(
     http: aiohttp.ClientSession, here: Running, origin: str | None, question: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """The nearest entry that may read the request and answers, and what it would decide. Ends the command else."""
+    """The nearest entry that may read the request and answers, and what it says. Ends the command else."""
     entry_law = here.law.verdict(question["tenant"], "", Scope.ENTRY)
     reason, code = "the law lets no entry of this world read it", NEGATIVE
     for name in here.nearest(origin):
@@ -118,7 +121,7 @@ async def _at_entry(
             warn(f"{name}: {error}")
             reason, code = "no entry that may read it could be asked", FAULT
             continue
-        return name, told.get("reasons") or {}
+        return name, told
     return fail(reason, code)
 
 

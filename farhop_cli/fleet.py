@@ -27,10 +27,12 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True)
 class Fleet:
-    """`topology` is None and `admins` is empty where only etcd is known. `admins` are base URLs of global balancers,
+    """`hubs` are the etcd clusters by name: operators' words are written to each of them.
+
+    `topology` is None and `admins` is empty where only etcd is known. `admins` are base URLs of global balancers,
     `regional` those of regional ones, by region, where they are known."""
 
-    etcd: EtcdSettings
+    hubs: Mapping[str, EtcdSettings]
     topology: Topology | None
     admins: tuple[str, ...]
     regional: Mapping[str, str] = field(default_factory=dict)
@@ -62,11 +64,11 @@ def find(world: Path, config: Path | None, etcd: str | None) -> Fleet:
     if config is not None:
         return _configured(config)
     if etcd is not None:
-        return Fleet(settings(etcd), None, ())
+        return Fleet({"etcd": settings(etcd)}, None, ())
     here = running.open_world(world)
     regions = here.file.regions
     return Fleet(
-        settings(here.file.etcd),
+        {name: settings(endpoint) for name, endpoint in (here.file.hubs or {"etcd": here.file.etcd}).items()},
         here.topology,
         tuple(one.global_admin for one in regions.values()),
         {name: one.regional_admin for name, one in regions.items()},
@@ -90,13 +92,13 @@ def _configured(path: Path) -> Fleet:
     try:
         config = load(GlobalConfig, path)
         topology = wiring.world(config)
-        etcd = wiring.etcd(config, topology)
+        hubs = wiring.hubs(config, topology)
     except (ConfigError, TopologyError) as error:
         fail(f"--config: {error}")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)
     host = f"[{host}]" if ":" in host else host
     scheme = "http" if config.admin.tls is None else "https"
-    return Fleet(etcd, topology, (f"{scheme}://{host}:{config.admin.port}",))
+    return Fleet(hubs, topology, (f"{scheme}://{host}:{config.admin.port}",))
 
 
 def known(region: str, names: Iterable[str], of: str) -> None:

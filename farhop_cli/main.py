@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farhop_lab.world_file import ENVIRONMENT, WORLD_FILE
+from farhop_cli import operate
+from farhop_cli.operate import Json, World
+from farhop_lab.world_file import WORLD_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,21 +30,10 @@ app = typer.Typer(
 )
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML).")]
-World = Annotated[
-    Path, typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`.")
-]
 From = Annotated[
     str | None,
     typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-FleetConfig = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
-]
-FleetEtcd = Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd, where there is nothing else.")]
-Why = Annotated[str | None, typer.Option("--why", help="The reason, for whoever asks; needed to set something.")]
-Author = Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")]
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
@@ -96,12 +87,17 @@ def run_demo() -> None:
 
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
-    what: Annotated[str, typer.Argument(help="What to measure: decide, relay, soak, scrape, hits or trie.")] = "decide",
+    what: Annotated[
+        str, typer.Argument(help="decide, relay, soak, scrape, hits, trie, routing or fidelity.")
+    ] = "decide",
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="relay, trie: roughly, within a minute.")] = False,
-    only: Annotated[str, typer.Option("--only", help="relay: only proxies whose names hold one of these words.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="relay, trie, routing, fidelity: roughly.")] = False,
+    only: Annotated[
+        str, typer.Option("--only", help="relay: proxies whose names hold one of these words; routing: scenarios.")
+    ] = "",
     repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, max=20, help="relay: windows per figure; default 3.")
+        int | None,
+        typer.Option("--repeats", min=1, max=20, help="relay: windows per figure; routing: seeds. Default 3."),
     ] = None,
     streams: Annotated[
         int | None, typer.Option("--streams", min=0, max=10_000, help="relay: idle streams held open; default 1000.")
@@ -110,11 +106,69 @@ def run_bench(
         int, typer.Option("--requests", min=1000, max=100_000_000, help="soak: how many requests.")
     ] = 1_000_000,
     tls: Annotated[bool, typer.Option("--tls", help="relay: clients speak TLS to the proxies that can.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="routing: keep results here, and go on from there.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="routing: write its tables to this file.")] = None,
+    speedup: Annotated[float, typer.Option("--speedup", min=0.1, max=100.0, help="fidelity: of the live world.")] = 1.0,
 ) -> None:
-    """Measure CPU time: of a decision, of a relayed request beside other proxies; and memory over many requests."""
+    """Measure CPU time: of a decision, of a relayed request beside other proxies; and memory over many requests.
+
+    `routing` compares Farhop with every published router, simulated on the same work; `fidelity` a simulated run with
+    a live one.
+    """
     from farhop_cli.bench import Options, run
 
-    raise typer.Exit(run(what, Options(as_json, quick, only, repeats, streams, requests, tls)))
+    raise typer.Exit(run(what, Options(as_json, quick, only, repeats, streams, requests, tls, out, markdown, speedup)))
+
+
+@app.command("sim", epilog="Example:  farhop sim arena --policy farhop,skywalker --seeds 3 --out results/arena")
+def run_sim(
+    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a ready-made one.")],
+    policy: Annotated[str, typer.Option("--policy", help="Routers, such as farhop,skywalker. Default: its own.")] = "",
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1000, help="How many. Default: its own.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="This one alone.")] = None,
+    for_s: Annotated[
+        float | None, typer.Option("--for", min=1.0, max=604_800.0, help="Simulated seconds. Default: its own.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Keep results here; what is there is not run again.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes. Default: CPUs.")] = None,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With --out: pictures, too.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Simulate a scenario in virtual time, one router beside another.
+
+    The routers named `farhop` are the shipped machines. Exit code 1 if anything happened that must never happen.
+    """
+    from farhop_cli.sim import Options, run
+
+    raise typer.Exit(run(Options(scenario, policy, seeds, seed, for_s, out, workers, plots, as_json)))
+
+
+@app.command("plan", epilog="Example:  farhop plan wildchat --good 0.95 --ttft 1500 --for 180")
+def run_plan(
+    scenario: Annotated[str, typer.Argument(help="A scenario: its topology, GPUs, demand and objective count.")],
+    good: Annotated[
+        float | None, typer.Option("--good", min=0.01, max=1.0, help="Share of answers to be good.")
+    ] = None,
+    ttft_ms: Annotated[float | None, typer.Option("--ttft", min=1.0, help="Good: TTFT within these ms.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option("--tpot", min=1.0, help="Good: TPOT within these ms.")] = None,
+    for_s: Annotated[float | None, typer.Option("--for", min=1.0, max=604_800.0, help="Simulated seconds.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each fleet.")] = 1,
+    most: Annotated[int, typer.Option("--most", min=1, max=1000, help="Replicas per region at the most.")] = 64,
+    within_s: Annotated[
+        float, typer.Option("--within", min=1.0, help="Stop searching after so many seconds.")
+    ] = 1800.0,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
+
+    By search over simulated runs. Exit code 1 if no fleet within --most is enough.
+    """
+    from farhop_cli.plan import Options, run
+
+    raise typer.Exit(run(Options(scenario, good, ttft_ms, tpot_ms, for_s, seeds, most, within_s, out, as_json)))
 
 
 @app.command("global", epilog="Example:  farhop global --config virginia-global.yaml")
@@ -149,6 +203,8 @@ def run_engine(
     adapter: Annotated[list[str] | None, typer.Option(help="A LoRA adapter; may be repeated.")] = None,
     max_loras: Annotated[int | None, typer.Option(help="How many adapters fit a batch.")] = None,
     lora_load_ms: Annotated[float | None, typer.Option(help="What loading an adapter takes.")] = None,
+    disaggregation_mode: Annotated[str | None, typer.Option(help="As SGLang's: prefill, or decode.")] = None,
+    bootstrap_port: Annotated[int | None, typer.Option(help="Of a prefill: where decode engines find it.")] = None,
     dcgm_port: Annotated[int | None, typer.Option(help="Serve a DCGM exporter's page of these GPUs here.")] = None,
     kv_events_port: Annotated[int | None, typer.Option(help="Publish KV events over ZMQ here.")] = None,
     kv_replay_port: Annotated[int | None, typer.Option(help="Say KV events again here.")] = None,
@@ -173,7 +229,7 @@ def run_engine(
         "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
         "dcgm_port": dcgm_port, "adapters": adapter, "max_loras": max_loras, "lora_load_ms": lora_load_ms,
         "kv_events_port": kv_events_port, "kv_replay_port": kv_replay_port, "kv_events_schema": kv_events_schema,
-        "tokenizer": tokenizer,
+        "tokenizer": tokenizer, "disaggregation_mode": disaggregation_mode, "bootstrap_port": bootstrap_port,
     })  # fmt: skip
 
 
@@ -228,96 +284,7 @@ def status(world: World = WORLD_FILE, as_json: Json = False) -> None:
     raise typer.Exit(run(world, as_json))
 
 
-@app.command(epilog='Example:  farhop drain tokyo --for 30m --why "kernel update"')
-def drain(
-    region: Annotated[str, typer.Argument(help="The region to send no new work to.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
-    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
-    over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
-    author: Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Move a region's new work elsewhere, for a while.
-
-    The word stands in etcd under a lease and ends by itself. Exit code 1 if it is refused, since a tenant would have
-    no region left.
-    """
-    from farhop_cli.drain import Options
-    from farhop_cli.drain import drain as run
-
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json, length, why, over, author, force)))
-
-
-@app.command(epilog="Example:  farhop undrain tokyo")
-def undrain(
-    region: Annotated[str, typer.Argument(help="The region to use again.")],
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Take a drain back; the region comes back at a pace.
-
-    Tells who had set it and why. Exit code 1 if the region is not drained.
-    """
-    from farhop_cli.drain import Options
-    from farhop_cli.drain import undrain as run
-
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
-
-
-@app.command(epilog='Example:  farhop policy tokyo least-load --why "comparing"')
-def policy(
-    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
-    name: Annotated[str | None, typer.Argument(help="The policy. Left out: show what stands in etcd.")] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="For this model; else for all without their own.")
-    ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Back to the configuration; without --model for all.")] = False,
-    why: Why = None,
-    author: Author = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Change by which policy a region picks replicas, or show what goes before its configuration.
-
-    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
-    """
-    from farhop_cli.by_model import Options
-    from farhop_cli.policy import run
-
-    raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), name))
-
-
-@app.command(epilog='Example:  farhop split tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"')
-def split(
-    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
-    model: Annotated[str | None, typer.Option("--model", help="The model whose versions share its traffic.")] = None,
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="Such as v1=95,v2=5. Left out: show what stands in etcd.")
-    ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Back to the configuration; without --model for all.")] = False,
-    why: Why = None,
-    author: Author = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Split a model's traffic between its versions: canary, A/B, or all at once to another.
-
-    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
-    """
-    from farhop_cli.by_model import Options
-    from farhop_cli.split import run
-
-    raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), weights))
+app.add_typer(operate.app)
 
 
 @app.command(epilog="Example:  farhop check three-regions")

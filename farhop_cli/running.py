@@ -5,16 +5,19 @@ Never sends anything. Whatever is wrong with it ends the command with one line.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from farhop.identity.keys import bearer, digest
+from farhop_cli import admin
+from farhop_cli.admin import AdminError
 from farhop_cli.exits import fail
 from farhop_lab import client, world_file
 from farhop_lab.world_file import RegionFile, WorldFile, WorldFileError
-from topology import geo
+from topology import geo, policy
 from topology import load as worlds
 from topology.law import Law, Narrow, Scope, narrowing
 from topology.model import Topology
@@ -82,6 +85,31 @@ def open_world(path: Path) -> Running:
     if unknown:
         fail(f"{path}: region {unknown[0]!r} is not in {file.topology}; run `farhop up` anew")
     return Running(file, topology, Law(topology))
+
+
+def ruled(running: Running) -> Running:
+    """The same world under the law that its global balancers go by: the newest that one tells. As it was if none does.
+
+    What stands in etcd alone would not do: what a balancer has not heard of does not bind it yet.
+    """
+    told = [one for one in asyncio.run(_laws(running)) if one is not None and one.epoch > running.topology.epoch]
+    newest = max(told, key=lambda one: one.epoch, default=None)
+    return running if newest is None else Running(running.file, newest, Law(newest))
+
+
+async def _laws(running: Running) -> list[Topology | None]:
+    async with admin.session() as http:
+
+        async def ask(url: str) -> Topology | None:
+            try:
+                told = await admin.get(http, url, "/law") or {}
+                law = {name: told.get(name) for name in ("models", "tenants")}
+                document = policy.encode(law, told.get("epoch", 0), "it", "told", "2026-01-01T00:00:00Z")
+                return policy.read(document, running.topology, url).over(running.topology)
+            except (AdminError, TopologyError):
+                return None  # one that is silent or older says nothing; whoever it is asked for next says so
+
+        return await asyncio.gather(*(ask(one.global_admin) for one in running.file.regions.values()))
 
 
 def region_file(running: Running, name: str | None) -> RegionFile | None:

@@ -26,13 +26,16 @@ _VIEW = (
     "seen from", "region", "state", ">rtt ms", ">wait ms", ">used", ">foreign tok", ">slots", ">in flight",
     ">report age s", "why",
 )  # fmt: skip
+_HUBS = ("seen from", "hub", "contact", ">outages", ">revision", ">balancers", ">reports", "why")
 _OVERRIDES = ("region", "word", "by", "until", ">minutes left", "why")
-_GLOBAL = ("region", "state", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
+_GLOBAL = ("region", "state", ">epoch", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
+_ROUTES = ("seen from", "tenant", "model", "policy", "answer", ">µ$ spent", ">µ$/h", ">quota", "said by")
 _SPLITS = ("region", "model", "weights", ">rules", "sticky", "nobody serves")
+_LAWS = ("region", "tier", ">epoch", "from", ">revision", "by", "why", "what is wrong")
 _PREFIXES = ("seen from", "region", "prefix stream", ">nodes", ">believed tok", ">cached tok", ">error")
 _REGIONAL = (
-    "region", "state", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok", ">error",
-    "why",
+    "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
+    ">error", "why",
 )  # fmt: skip
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
@@ -66,10 +69,19 @@ def run(path: Path, as_json: bool) -> int:
 
 def _tell(upper: list[Seen], lower: list[Seen]) -> None:
     show.table("regions, as each global balancer sees them", _VIEW, [row for one in upper for row in _views(one)])
-    said = overrides(upper)
+    hubs = [row for one in upper for row in _hubs(one)]
+    if hubs:
+        show.table("hubs, as each global balancer sees them", _HUBS, hubs)
+    said = [_override(name, one) for name, one in overrides(upper).items()] + [_word(one) for one in steering(upper)]
     if said:
-        show.table("operators' words", _OVERRIDES, [_override(name, one) for name, one in said.items()])
+        show.table("operators' words", _OVERRIDES, said)
+    laws = [row for tier, those in (("global", upper), ("regional", lower)) for one in those for row in _law(tier, one)]
+    if laws:
+        show.table("the law that each balancer goes by", _LAWS, laws)
     show.table("global balancers", _GLOBAL, [_global(one, upper) for one in upper])
+    routes = [row for one in upper for row in _routes(one)]
+    if routes:
+        show.table("routes that are not the default", _ROUTES, routes)
     prefixes = [
         _prefixes(one, region) for one in upper for region in _parts(one, "regions") if "prefix_nodes" in region
     ]
@@ -131,6 +143,36 @@ def overrides(upper: list[Seen]) -> dict[str, dict[str, Any]]:
     return said
 
 
+def steering(upper: list[Seen]) -> list[dict[str, Any]]:
+    """Biases and pins, each once, as the first balancer that knows of one tells it."""
+    said: dict[str, dict[str, Any]] = {}
+    for one in upper:
+        for word_ in _parts(one, "words"):
+            said.setdefault(" ".join(str(word_.get(f)) for f in ("action", "region", "tenant", "model")), word_)
+    return [said[key] for key in sorted(said)]
+
+
+def _word(said: dict[str, Any]) -> list[str]:
+    ms = said.get("ms")
+    whom = f"{word(said.get('tenant') or said.get('model'))}{' (strict)' if said.get('strict') else ''}"
+    action = f"bias {ms:+g} ms" if isinstance(ms, int | float) else f"pin {whom}"
+    return _override(str(said.get("region")), {**said, "action": action})
+
+
+def _law(tier: str, one: Seen) -> list[list[str]]:
+    law = (one.status or {}).get("law")
+    if not isinstance(law, dict):
+        return []
+    wrong = [str(said) for said in law.get("trouble") or []]
+    if law.get("etcd_out_of_reach"):
+        wrong.append(f"frozen, etcd is out of reach: {law['etcd_out_of_reach']}")
+    epoch, named = law.get("epoch"), law.get("newest_named")
+    if isinstance(epoch, int) and isinstance(named, int) and named > epoch:
+        wrong.append(f"tokens name epoch {named}, unknown here")
+    words = (word(law.get(field)) for field in ("source", "revision", "author", "why"))
+    return [[one.region, tier, word(epoch), *words, "; ".join(wrong)]]
+
+
 def _override(region: str, said: dict[str, Any]) -> list[str]:
     left_s = said.get("left_s")
     minutes = left_s / 60.0 if isinstance(left_s, int | float) else None
@@ -168,8 +210,16 @@ def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
         number(sum(slots) if slots else None),
         number(region.get("in_flight")),
         number(min((i["report_age_s"] for i in instances if "report_age_s" in i), default=None), 2),
-        word(region.get("why")),
+        _why(region),
     ]
+
+
+def _why(region: dict[str, Any]) -> str:
+    """Why its state; and through whom it would be nearer, where that is so."""
+    why, via = word(region.get("why")), region.get("via")
+    if not isinstance(via, dict):
+        return why
+    return f"{why}; nearer by {word(via.get('balancer'))}: {number(via.get('rtt_ms'))} ms"
 
 
 def _state(region: dict[str, Any]) -> str:
@@ -206,12 +256,56 @@ def _error(told: dict[str, Any]) -> list[str]:
 def _global(one: Seen, upper: list[Seen]) -> list[str]:
     status = one.status
     if status is None:
-        return [one.region, "unreachable", *[show.NONE] * 4, one.error]
+        return [one.region, "unreachable", *[show.NONE] * 5, one.error]
     received = [seen.spills.get(one.region, 0) for seen in upper if seen.spills is not None]
     sent = sum(one.spills.values()) if one.spills is not None else None
-    figures = (status.get("under_way"), sent, sum(received) if received else None, status.get("trie_nodes"))
+    figures = (
+        status.get("policy_epoch"),
+        status.get("under_way"),
+        sent,
+        sum(received) if received else None,
+        status.get("trie_nodes"),
+    )
     trouble = status.get("store_trouble")
     return [one.region, "answers", *(number(figure, 0) for figure in figures), f"etcd: {trouble}" if trouble else ""]
+
+
+def _routes(one: Seen) -> list[list[str]]:
+    """A row for each route but the plain default."""
+    said = (one.status or {}).get("routes_said")
+    by = f"{word(said.get('author'))}: {word(said.get('why'))}" if isinstance(said, dict) else show.NONE
+    return [
+        [
+            one.region,
+            word(route.get("tenant") or "any"),
+            word(route.get("model") or "any"),
+            word(route.get("policy")),
+            _answer(route),
+            _millionths(route.get("egress_spent_usd")),
+            _millionths(route.get("egress_usd_per_hour")),
+            percent(route.get("foreign_quota")),
+            by,
+        ]
+        for route in _parts(one, "routes")
+        if isinstance(said, dict) or _telling(route)
+    ]
+
+
+def _telling(route: dict[str, Any]) -> bool:
+    """Whether anything of it is not as it is without configuration."""
+    plain = {"policy": "predictive", "answer": "proxy", "tenant": "", "model": "", "usd_weight_ms": 0.0}
+    counted = route.get("foreign_quota") is not None or route.get("egress_usd_per_hour") is not None
+    return counted or any(route.get(field, value) != value for field, value in plain.items())
+
+
+def _answer(route: dict[str, Any]) -> str:
+    least = route.get("redirect_bytes")
+    return word(route.get("answer")) + (f" from {number(least, 0)} B" if least else "")
+
+
+def _millionths(usd: object) -> str:
+    """What requests cost is counted in millionths of a dollar."""
+    return number(usd * 1e6, 0) if isinstance(usd, int | float) and math.isfinite(usd) else show.NONE
 
 
 def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
@@ -224,6 +318,26 @@ def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
     ]
 
 
+def _hubs(one: Seen) -> list[list[str]]:
+    """A row for each hub: whether it is in contact, and what was not believed of it, by reason."""
+    return [
+        [
+            one.region,
+            word(hub.get("hub")),
+            "yes" if hub.get("in_contact") else "lost",
+            *(number(hub.get(field), 0) for field in ("outages", "revision", "balancers", "reports")),
+            word(hub.get("trouble") or _refused(hub)),
+        ]
+        for hub in _parts(one, "hubs")
+    ]
+
+
+def _refused(hub: dict[str, Any]) -> str:
+    refused = hub.get("refused")
+    told = ", ".join(f"{number(n, 0)} {why}" for why, n in refused.items()) if isinstance(refused, dict) else ""
+    return f"not believed: {told}" if told else ""
+
+
 def _stream(region: dict[str, Any]) -> str:
     """How the region's prefix stream stands, and for how long what is known has been old."""
     state, behind_s = word(region.get("prefix_stream")), region.get("prefix_behind_s")
@@ -233,8 +347,11 @@ def _stream(region: dict[str, Any]) -> str:
 def _balancer(one: Seen) -> list[str]:
     status = one.status
     if status is None:
-        return [one.region, "unreachable", *[show.NONE] * 7, one.error]
-    figures = (number(status.get(f), 0) for f in ("under_way", "queued_requests", "queued_tokens", "trie_nodes"))
+        return [one.region, "unreachable", *[show.NONE] * 8, one.error]
+    figures = (
+        number(status.get(f), 0)
+        for f in ("policy_epoch", "under_way", "queued_requests", "queued_tokens", "trie_nodes")
+    )
     return [one.region, "answers", *figures, *_error(status), ""]
 
 

@@ -5,6 +5,7 @@ The records are what a balancer's admin port says; a field that is missing is a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 
 _REGION_COLUMNS = (
-    "", "region", ">score ms", ">ttft ms", ">rtt ms", ">upload ms", ">wait ms", ">hit tok", ">prefill ms", ">tpot ms",
-    ">slots", "why",
+    "", "region", ">score", ">ttft ms", ">rtt ms", ">upload ms", ">wait ms", ">hit tok", ">prefill ms", ">tpot ms",
+    ">slots", ">µ$", "why",
 )  # fmt: skip
 _REPLICA_COLUMNS = ("", "replica", ">score", ">hit tok", ">to prefill", ">backlog tok", ">tpot ms", "why")
 
@@ -31,13 +32,22 @@ def regions(reasons: Record, title: str) -> None:
     named = {row[1] for row in rows}
     rows += [_outside(name, f"not serving: {why}") for name, why in absent.items() if name not in named]
     rows += [_outside(name, f"law: {why}") for name, why in unlawful.items()]
-    show.table(title, _REGION_COLUMNS, rows, dim=frozenset(range(scored, len(rows))))
+    by = f"; score in {word(reasons.get('unit'))}" if reasons.get("unit") else ""
+    show.table(title + by, _REGION_COLUMNS, rows, dim=frozenset(range(scored, len(rows))))
+    notes = reasons.get("notes")
+    for note in notes if isinstance(notes, list) else ():
+        show.line(word(note))
+
+
+def _millionths(usd: object) -> str:
+    """Millionths of a dollar, which is what requests cost."""
+    return number(usd * 1e6, 1) if isinstance(usd, int | float) and math.isfinite(usd) else show.NONE
 
 
 def _candidate(one: Record, chosen: object, absent: Mapping[str, Any]) -> list[str]:
     name = word(one.get("region"))
     is_chosen = one.get("region") == chosen
-    figures = [number(one.get(field)) for field in ("score_ms", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms")]
+    figures = [number(one.get(field)) for field in ("score", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms")]
     return [
         "→" if is_chosen else "",
         name,
@@ -46,12 +56,20 @@ def _candidate(one: Record, chosen: object, absent: Mapping[str, Any]) -> list[s
         number(one.get("prefill_ms")),
         number(one.get("tpot_ms")),
         number(one.get("slots_free")),
+        _millionths(one.get("usd")),
         word(absent.get(name)) if name in absent else ("chosen" if is_chosen else ""),
     ]
 
 
 def _outside(name: str, why: str) -> list[str]:
     return ["✗", name, *[""] * (len(_REGION_COLUMNS) - 3), why]
+
+
+def law(told: Record) -> str:
+    """The law a balancer goes by, in a line: its epoch, where it came from, who set it and why."""
+    revision = f" (revision {told['revision']})" if told.get("revision") else ""
+    signed = f", by {word(told.get('author'))}: {word(told.get('why'))}" if told.get("author") else ""
+    return f"law of epoch {word(told.get('epoch'))}, from {word(told.get('source'))}{revision}{signed}"
 
 
 def replicas(reasons: Record, title: str) -> None:

@@ -24,6 +24,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from farhop.identity.passes import PARAMETER
 from farhop_lab.stream import EventReader, Failure, Piece, Usage, read_answer, read_failure
 
 if TYPE_CHECKING:
@@ -65,10 +66,11 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class Redirected(msgspec.Struct, frozen=True):
-    """An entry that sent us to another one."""
+    """An entry that sent us to another one or, `by_token`, to a region itself."""
 
     entry: str
     to: str
+    by_token: bool = False
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -112,7 +114,8 @@ async def ask(
 ) -> AsyncGenerator[Event, None]:
     """Send `body` to the first of `entries` (base URLs) that can be reached, and yield what happens.
 
-    A 307 or 308 is followed, key and all, to any of `entries` or `trusted`. A `session` of one's own saves set-up for
+    A 307 or 308 is followed, key and all, to any of `entries` or `trusted`; and, without the key, to where a URL with a
+    token for one use leads (docs/answering.md). A `session` of one's own saves set-up for
     many requests. `request_s` bounds each entry's answer. ValueError if `entries` is empty.
     """
     if not entries:
@@ -158,6 +161,8 @@ class _Asking:
         self._session, self._body, self._headers, self._path, self._timeout = session, body, headers, path, timeout
         self._started = time.perf_counter()
         self._redirected = False
+        self._pass: URL | None = None  # where to go next without the key
+        self._entered = ""
 
     async def events(self, entries: Sequence[str], trusted: frozenset[str]) -> AsyncGenerator[Event, None]:
         """See `ask`."""
@@ -170,26 +175,32 @@ class _Asking:
             try:
                 response = await self._send(entry)
             except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-                why = trouble(error)
+                why, self._entered = trouble(error), ""
                 skipped.append(f"{entry}: {why}")
                 yield Skipped(entry, why)
                 continue
             async with response:
                 to = _target(response)
-                if to is None or to not in trusted or to in tried:
+                self._pass = _with_pass(response) if to not in (None, "nowhere") else None
+                if to is None or to in tried or (to not in trusted and self._pass is None):
                     async with aclosing(self._read(response, entry, to, again=to in tried)) as reading:
                         async for event in reading:
                             yield event
                     return
             self._redirected = True
             pending.appendleft(to)
-            yield Redirected(entry, to)
+            if self._pass is not None:
+                self._entered = entry  # it decided: what answers is no entry
+            yield Redirected(entry, to, self._pass is not None)
         yield self._result(error=Failure(f"no entry could be reached ({'; '.join(skipped)})", "connect_failed"))
 
     async def _send(self, entry: str) -> aiohttp.ClientResponse:
-        url = URL(entry).with_path(self._path)
+        url, headers = URL(entry).with_path(self._path), self._headers
+        if self._pass is not None:
+            url, headers = self._pass, {name: value for name, value in headers.items() if name != "authorization"}
+            self._pass = None
         return await self._session.post(
-            url, data=self._body, headers=self._headers, timeout=self._timeout, allow_redirects=False
+            url, data=self._body, headers=headers, timeout=self._timeout, allow_redirects=False
         )
 
     async def _read(
@@ -256,7 +267,7 @@ class _Asking:
             error=error,
             ttft_ms=first_ms,
             total_ms=self._now_ms(),
-            entry=entry,
+            entry=self._entered or entry,
             redirected=self._redirected,
         )
 
@@ -272,6 +283,12 @@ def _target(response: aiohttp.ClientResponse) -> str | None:
         return origin(response.url.join(URL(response.headers["location"])))
     except (KeyError, ValueError):
         return "nowhere"
+
+
+def _with_pass(response: aiohttp.ClientResponse) -> URL | None:
+    """Where a redirect leads, if it brings a token in the key's stead."""
+    url = response.headers.get("location", "")
+    return URL(url, encoded=True) if f"{PARAMETER.decode()}=" in url.partition("?")[2] else None
 
 
 def _astray(entry: str, to: str, again: bool) -> Failure:

@@ -62,7 +62,8 @@ def find_binary() -> Path:
 class EmbeddedEtcd:
     """One etcd process. `port` 0 takes a free one; `folder` None a temporary one, removed by `stop`.
 
-    `durable` syncs every write to disk. `scheme` and `extra` (more flags) are for TLS and authentication.
+    `durable` syncs every write to disk. `scheme` and `extra` (more flags) are for TLS and authentication. `name` and
+    `members` are for a cluster of several.
     """
 
     def __init__(
@@ -73,7 +74,10 @@ class EmbeddedEtcd:
         durable: bool = False,
         scheme: str = "http",
         extra: Sequence[str] = (),
+        name: str = "farhop",
     ) -> None:
+        self.name = name
+        self.members = ""  # of the cluster, as etcd's --initial-cluster takes them; "": it is alone
         self._client_port = port
         self._peer_port = 0
         self._folder = folder
@@ -99,6 +103,18 @@ class EmbeddedEtcd:
         """Where it logs. Raises EtcdLabError before the first start."""
         return self._home() / "etcd.log"
 
+    @property
+    def peer_url(self) -> str:
+        """Where other members reach it. Takes its ports if it has none yet."""
+        self._take_ports()
+        return f"http://127.0.0.1:{self._peer_port}"
+
+    def _take_ports(self) -> None:
+        if self._client_port == 0:
+            self._client_port, self._peer_port = free_ports(2)
+        elif self._peer_port == 0:
+            (self._peer_port,) = free_ports(1)
+
     async def start(self) -> None:
         """Start and wait until it serves. Raises EtcdLabError if it cannot; then nothing is left running."""
         if self._process is not None:
@@ -107,10 +123,7 @@ class EmbeddedEtcd:
         if self._folder is None and self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="farhop-etcd-")
         self._home().mkdir(parents=True, exist_ok=True)
-        if self._client_port == 0:
-            self._client_port, self._peer_port = free_ports(2)
-        elif self._peer_port == 0:
-            (self._peer_port,) = free_ports(1)
+        self._take_ports()
         _check_free(self._client_port)
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -152,10 +165,14 @@ class EmbeddedEtcd:
 
     async def restart(self, *, wipe: bool = False) -> None:
         """End it and start it again on the same ports, with the same data or with none."""
+        await self.forget(wipe=wipe)
+        await self.start()
+
+    async def forget(self, *, wipe: bool) -> None:
+        """End it; with `wipe` its data, too, so that `start` begins with none."""
         await self._end()
         if wipe:
             await asyncio.to_thread(shutil.rmtree, self._data(), ignore_errors=True)
-        await self.start()
 
     async def __aenter__(self) -> Self:
         try:
@@ -172,16 +189,16 @@ class EmbeddedEtcd:
 
     def _flags(self) -> list[str]:
         client = f"{self._scheme}://{self.endpoint}"
-        peer = f"http://127.0.0.1:{self._peer_port}"
+        peer = self.peer_url
         sync = () if self._durable else ("--unsafe-no-fsync",)
         return [
-            "--name=farhop",
+            f"--name={self.name}",
             f"--data-dir={self._data()}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=farhop={peer}",
+            f"--initial-cluster={self.members or f'{self.name}={peer}'}",
             *_TUNING,
             *sync,
             *self._extra,

@@ -20,7 +20,6 @@ FLOOD = 240  # requests, faster than Tokyo can read their prompts
 FLOOD_EVERY_S = 0.004
 QUEUE_MAX = 80
 MOVES_WITHIN_S = 2.0
-TALKS_MAX = 8
 PREFIX_BYTES = 4096  # what a node of the prefix trie covers at most
 CALM_S = 1.0  # reports are then of a region at rest, and no wait is in doubt any more
 PATIENCE_S = 15.0
@@ -39,27 +38,24 @@ async def everyone_at_home(stage: Stage) -> None:
 
 async def prefix_across_the_ocean(stage: Stage) -> None:
     """(h) A long conversation returns to where its prefix is cached, across an ocean; a short one stays at home."""
-    before = await _known(stage, "tokyo", "virginia")
-    # Begun in Tokyo, that is: while what went before still weighs on it, so long a prompt is better begun elsewhere.
-    for attempt in range(TALKS_MAX):
-        long_talk = f"{attempt}. The minutes of the meeting, in full, with every word that anybody said in it. " * 1400
-        first = await stage.ask("tokyo", "anywhere", long_talk)
-        if region_of(first) == "tokyo":
-            break
+    long_talk = "The minutes of the meeting, in full, with every word that anybody said in it. " * 1400
+    names = sorted(stage.world.regions)
+    before = {name: (await _known(stage, name, name))["prefix_nodes"] for name in names}
+    first = await stage.ask("tokyo", "anywhere", long_talk)
+    # So long a prompt goes wherever GPUs were measured to be a little faster; what counts is that it returns there.
+    begun = region_of(first)
+    entry = "virginia" if begun != "virginia" else "tokyo"
     history = [{"role": "user", "content": long_talk}, {"role": "assistant", "content": first.text}]
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end and (await _known(stage, "tokyo", "virginia"))["prefix_nodes"] < (
-        before["prefix_nodes"] + len(long_talk) // PREFIX_BYTES
-    ):
-        await asyncio.sleep(0.05)  # until Tokyo has told what it holds
+    end, nodes = time.monotonic() + PATIENCE_S, before.get(begun, 0) + len(long_talk) // PREFIX_BYTES
+    while time.monotonic() < end and (await _known(stage, begun, entry))["prefix_nodes"] < nodes:
+        await asyncio.sleep(0.05)  # until the region has told what it holds
     await asyncio.sleep(CALM_S)
-    turn = await stage.ask("virginia", "anywhere", "And what was decided?", history=history)
+    turn = await stage.ask(entry, "anywhere", "And what was decided?", history=history)
     cached = turn.usage.cached_tokens if turn.usage is not None and turn.usage.cached_tokens is not None else 0
     total = turn.usage.prompt_tokens if turn.usage is not None else 0
-    stage.check(
-        "h", "a long talk begun in tokyo goes on from virginia", "tokyo", region_of(turn), region_of(turn) == "tokyo"
-    )
-    stage.check("h", "its prompt tokens found in tokyo's KV cache", "more than 90 %", f"{cached} of {total}",
+    what = f"a long talk begun in {begun} goes on from {entry}"
+    stage.check("h", what, begun, region_of(turn), region_of(turn) == begun)
+    stage.check("h", "its prompt tokens found in the KV cache there", "more than 90 %", f"{cached} of {total}",
                 total > 0 and cached > 0.9 * total)  # fmt: skip
     await stage.ask("tokyo", "anywhere", "Hello there.")
     short = await stage.ask("virginia", "anywhere", "Hello there.")

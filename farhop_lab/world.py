@@ -22,7 +22,7 @@ import yaml
 from farhop_lab.child import Child, ChildError
 from farhop_lab.collector import Collector
 from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.etcd import EmbeddedEtcd
+from farhop_lab.etcd_cluster import EtcdCluster
 from farhop_lab.ports import PortsError, free_ports
 from farhop_lab.wan.ocean import Ocean
 from farhop_lab.world_file import RegionFile, WorldFile
@@ -30,6 +30,8 @@ from topology import load as worlds
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    from farhop_lab.etcd import EmbeddedEtcd
 
 HOST = "127.0.0.1"
 DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # the shipped world's, whose keys are sk-farhop-<tenant>
@@ -40,7 +42,10 @@ class WorldError(Exception):
 
 
 class WorldSettings(msgspec.Struct, frozen=True):
-    """What world to run. `engines` are given per region as URLs; a region without gets `replicas` emulated ones."""
+    """What world to run. `engines` are given per region as URLs; a region without gets `replicas` emulated ones.
+
+    Every hub of the topology is an etcd of its own, of one member or as many as `members` says; `etcd` is one for all.
+    """
 
     topology: str = "three-regions"
     model: str = "llama-3.1-8b"
@@ -49,6 +54,8 @@ class WorldSettings(msgspec.Struct, frozen=True):
     speedup: float = 10.0
     engines: dict[str, list[str]] = {}
     etcd: str | None = None
+    members: dict[str, int] = {}
+    global_config: dict[str, Any] = {}  # parts of every global balancer's configuration, in place of the world's own
     seed: int = 0
     entry_port: int = 0  # the first region's entry; the others follow. 0: any free ones
 
@@ -56,12 +63,15 @@ class WorldSettings(msgspec.Struct, frozen=True):
 class RegionRun:
     """One region's processes, of which `engines` are those emulated."""
 
-    def __init__(self, name: str, entry: int, global_admin: int, regional_admin: int) -> None:
+    def __init__(self, name: str, entry: int, global_admin: int, regional_admin: int, client: int) -> None:
         self.name = name
         self.entry = f"http://{HOST}:{entry}"
         self.global_admin = f"http://{HOST}:{global_admin}"
         self.regional_admin = f"http://{HOST}:{regional_admin}"
-        self.ports = {"entry": entry, "global_admin": global_admin, "regional_admin": regional_admin}
+        self.client = f"http://{HOST}:{client}"  # of its regional balancer: where clients are redirected to
+        self.ports = {
+            "entry": entry, "global_admin": global_admin, "regional_admin": regional_admin, "client": client
+        }  # fmt: skip
         self.engines: list[Child] = []
         self.engine_urls: list[str] = []
         self.regional: Child | None = None
@@ -74,12 +84,18 @@ class World:
     def __init__(self, settings: WorldSettings, folder: Path) -> None:
         self.settings, self.folder = settings, folder
         self.collector = Collector()
-        self.etcd: EmbeddedEtcd | None = None
+        self.hubs: dict[str, EtcdCluster] = {}
         self.regions: dict[str, RegionRun] = {}
         self.topology_file = folder / "topology.yaml"
         self.ocean: Ocean | None = None
         self._secret = secrets.token_urlsafe(32)
-        self._etcd_endpoint = ""
+        self._document: dict[str, Any] = {}  # of the topology
+
+    @property
+    def etcd(self) -> EmbeddedEtcd | None:
+        """The etcd that is ours, where it is but one."""
+        clusters = list(self.hubs.values())
+        return clusters[0].members[0] if len(clusters) == 1 and len(clusters[0].members) == 1 else None
 
     # -- life
 
@@ -116,8 +132,7 @@ class World:
         for tier in ("global_", "regional"):
             await asyncio.gather(*(getattr(r, tier).stop() for r in runs if getattr(r, tier) is not None))
         await asyncio.gather(*(engine.stop(1.0) for r in runs for engine in r.engines))
-        if self.etcd is not None:
-            await self.etcd.stop()
+        await asyncio.gather(*(cluster.stop() for cluster in self.hubs.values()))
         if self.ocean is not None:
             await self.ocean.close()
         await self.collector.stop()
@@ -156,7 +171,7 @@ class World:
             **self._common(region, f"{region}-regional", run.ports["regional_admin"]),
             "tier": {"host": HOST, "port": 0},
             "control": {"host": HOST, "port": 0},
-            "client": {"host": HOST, "port": 0},
+            "client": {"host": HOST, "port": run.ports["client"], "url": run.client},
             "replicas": replicas,
         }
         run.regional = await self._run_tier("regional", region, config)
@@ -171,6 +186,7 @@ class World:
             "spill": {"ramp_per_s": 0.05 * self.settings.speedup, "penalty_ms": 300.0 / self.settings.speedup},
             "proxies": {other: self.ocean.link(region, other).url for other in self.regions if other != region},
             "listen": {"host": HOST, "port": run.ports["entry"]},
+            **self.settings.global_config,
         }
         run.global_ = await self._run_tier("global", region, config)
 
@@ -186,11 +202,13 @@ class World:
 
     def describe(self, pid: int) -> WorldFile:
         """What other commands need to know of this world."""
+        hubs = {name: cluster.endpoints[0] for name, cluster in self.hubs.items()}
         return WorldFile(
             pid=pid,
             speedup=self.settings.speedup,
             topology=str(self.topology_file),
-            etcd=self._etcd_endpoint,
+            etcd=next(iter(hubs.values()), self.settings.etcd or ""),
+            hubs=hubs if len(hubs) > 1 else {},
             collector=self.collector.endpoint,
             model=self.settings.model,
             keys={tenant: f"sk-farhop-{tenant}" for tenant in DEMO_KEYS},
@@ -219,12 +237,12 @@ class World:
         unknown = sorted(set(settings.engines) - set(names))
         if unknown:
             raise WorldError(f"--engine: no region {unknown[0]!r} in the topology; it has {', '.join(names)}")
-        ports = iter(free_ports((3 + settings.replicas) * len(names), HOST))
+        ports = iter(free_ports((4 + settings.replicas) * len(names), HOST))
         for index, region in enumerate(document["regions"]):
-            entry, global_admin, regional_admin, *engines = islice(ports, 3 + settings.replicas)
+            entry, global_admin, regional_admin, client, *engines = islice(ports, 4 + settings.replicas)
             if settings.entry_port:
                 entry = settings.entry_port + index
-            run = RegionRun(region["name"], entry, global_admin, regional_admin)
+            run = RegionRun(region["name"], entry, global_admin, regional_admin, client)
             self._lay_out_engines(run, engines)
             self.regions[region["name"]] = run
             region["entry"] = [run.entry]
@@ -232,7 +250,9 @@ class World:
         document["rtt_ms"] = {
             a: {b: ms / settings.speedup for b, ms in row.items()} for a, row in document["rtt_ms"].items()
         }
-        self.topology_file.write_text(yaml.safe_dump(document, sort_keys=False))
+        self._document = document
+        hubs = {} if settings.etcd is not None else topology.hubs
+        self.hubs = {hub: EtcdCluster(settings.members.get(hub, 1), self.folder / f"etcd-{hub}") for hub in hubs}
 
     def _lay_out_engines(self, run: RegionRun, ports: list[int]) -> None:
         """The engines given for the region, or emulated ones on these ports."""
@@ -245,12 +265,11 @@ class World:
             run.engines.append(Child(f"engine {run.name}/{index}", arguments, log, self._environment()))
 
     async def _start_etcd(self) -> None:
-        if self.settings.etcd is not None:
-            self._etcd_endpoint = self.settings.etcd
-            return
-        self.etcd = EmbeddedEtcd(folder=self.folder / "etcd")
-        await self.etcd.start()
-        self._etcd_endpoint = self.etcd.endpoint.removeprefix("http://")
+        """Every hub; their endpoints stand in the topology's file, from which balancers have them."""
+        await together(*(cluster.start() for cluster in self.hubs.values()))
+        if self.hubs:
+            self._document["hubs"] = {name: cluster.endpoints for name, cluster in self.hubs.items()}
+        self.topology_file.write_text(yaml.safe_dump(self._document, sort_keys=False))
 
     def _common(self, region: str, instance: str, admin_port: int) -> dict[str, Any]:
         return {
@@ -258,7 +277,7 @@ class World:
             "instance": instance,
             "topology": str(self.topology_file),
             "admin": {"host": HOST, "port": admin_port},
-            "etcd": {"endpoints": [self._etcd_endpoint]},
+            "etcd": {"endpoints": [self.settings.etcd]} if self.settings.etcd is not None else {},
             "hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"},
             "limits": {"drain_s": 2.0},
         }

@@ -33,7 +33,10 @@ class RegionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorldFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A running world. `pid` is the process that runs it; `keys` holds API keys by tenant; `collector` "" is none."""
+    """A running world. `pid` is the process that runs it; `keys` holds API keys by tenant; `collector` "" is none.
+
+    `hubs` gives the endpoint of each etcd by its hub's name, where there are several; `etcd` is the first of them.
+    """
 
     pid: Annotated[int, Meta(gt=0)]
     speedup: Annotated[float, Meta(gt=0)]
@@ -43,6 +46,7 @@ class WorldFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     keys: dict[str, str]
     regions: Annotated[dict[str, RegionFile], Meta(min_length=1)]
+    hubs: dict[str, str] = {}
 
 
 class WorldFileError(Exception):

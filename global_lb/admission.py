@@ -44,6 +44,16 @@ def processing(request: Request, law: Law) -> Verdict:
     return law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
 
 
+def both(one: frozenset[str], other: frozenset[str] | None) -> frozenset[str]:
+    """Those of both; where they are the same, the very set that the law gives out: much is kept by it."""
+    return one if other is None or one is other or one == other else one & other
+
+
+def may_read(tenant: str, region: str, law: Law) -> bool:
+    """Whether a balancer in `region` may be the first to read the tenant's bodies."""
+    return region in law.verdict(tenant, "", Scope.ENTRY).lawful
+
+
 def hints_allowed(request: Request, region: str, law: Law) -> bool:
     """Whether a trace of the request's prefix may be kept in `region`."""
     return region in law.verdict(request.tenant, request.model, Scope.HINTS, request.narrow, request.key).lawful

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from farhop.balance.machine import Address
-from farhop.shell.config import ConnectTls, Entry, Part, Process, Seconds
+from farhop.shell.config import ConnectTls, Entry, Part, Process, Seconds, Session
+
+ROUTES_MAX = 4096
+# Each policy, and the options it takes: global_lb.policy reads them.
+POLICIES: dict[str, tuple[str, ...]] = {
+    "predictive": (),
+    "nearest": (),
+    "waterfall": ("fill_at",),
+    "weighted": ("weights",),
+    "failover": ("regions",),
+    "consistent-hash": ("prefix_bytes",),
+    "least-load": (),
+}
+_OPTIONS = {option for options in POLICIES.values() for option in options}
 
 
 class Watch(Part):
     """How regions are watched. Seconds."""
 
     ping_s: Seconds = 1.0
-    ping_timeout_s: Seconds = 1.0
+    ping_timeout_s: Seconds = 0.5
     report_age_s: Seconds = 3.0
 
 
@@ -32,6 +45,69 @@ class Spill(Part):
         if self.return_at >= self.at:
             raise ValueError(f"return_at {self.return_at} must be below at {self.at}")
         return self
+
+
+Name = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
+RegionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class RouteConfig(Part):
+    """Whose requests (`tenant`, `model`; without either: all), by which policy, and what modifies it.
+
+    Regions are named as in the topology; what each field means is said in docs/policies.md.
+    """
+
+    tenant: Name | Literal[""] = ""
+    model: Name | Literal[""] = ""
+    policy: str = "predictive"
+    weights: dict[RegionName, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict, max_length=1024)
+    regions: Annotated[tuple[RegionName, ...], Field(max_length=1024)] = ()
+    fill_at: Annotated[float, Field(gt=0, le=10)] = 0.8
+    prefix_bytes: Annotated[int, Field(ge=256, le=4 * 1024 * 1024)] = 1024
+    bias_ms: dict[RegionName, Annotated[float, Field(ge=-60_000, le=60_000)]] = Field(
+        default_factory=dict, max_length=1024
+    )
+    foreign_quota: Annotated[float, Field(ge=0, le=1)] = 1.0
+    affinity_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    canary: dict[RegionName, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict, max_length=64)
+    canary_by: Literal["session", "tenant"] = "session"
+    egress_usd_per_hour: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    usd_weight_ms: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    answer: Literal["proxy", "redirect"] = "proxy"
+    redirect_bytes: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    advise: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        name = given.get("policy", "predictive")
+        if not isinstance(name, str) or name not in POLICIES:
+            raise ValueError(f"no policy {str(name)[:64]!r}; known are {', '.join(POLICIES)}")
+        for option in given:
+            if option in _OPTIONS and option not in POLICIES[name]:
+                takes = ", ".join(POLICIES[name]) or "none"
+                raise ValueError(f"{option} is no option of policy {name}; its options: {takes}")
+        return given
+
+    @model_validator(mode="after")
+    def _sound(self) -> RouteConfig:
+        if self.policy == "failover" and not self.regions:
+            raise ValueError("regions: give them in order, the active one first")
+        if len(set(self.regions)) < len(self.regions):
+            raise ValueError("regions: one stands twice; name each once")
+        if self.policy == "weighted" and self.weights and not any(self.weights.values()):
+            raise ValueError("weights: none is above 0; give some region a share, or leave them out")
+        if sum(self.canary.values()) > 1.0 + 1e-9:
+            raise ValueError(f"canary: the shares come to {sum(self.canary.values()):g}; at most 1")
+        if self.redirect_bytes and self.answer != "redirect":
+            raise ValueError("redirect_bytes: goes with `answer: redirect`; say both or neither")
+        return self
+
+    def named(self) -> set[str]:
+        """The regions it names."""
+        return {*self.weights, *self.regions, *self.bias_ms, *self.canary}
 
 
 class TierTls(ConnectTls):
@@ -53,6 +129,7 @@ class GlobalConfig(Process):
     """One global balancer. `trie_bytes` is the prompt text mirrored per region, not memory.
 
     `proxies` gives, by region, the HTTP proxy (CONNECT) through which its balancers are reached; others directly.
+    Of the `routes` the narrowest that matches a request decides, whole; without any the policy is predictive.
     """
 
     listen: Entry
@@ -61,6 +138,8 @@ class GlobalConfig(Process):
     proxies: dict[str, Proxy] = Field(default_factory=dict)
     tier_tls: TierTls | None = None
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
+    routes: Annotated[list[RouteConfig], Field(max_length=ROUTES_MAX)] = Field(default_factory=list)
+    session: Session = Session()
 
     def proxy(self, region: str) -> Address | None:
         """The proxy on the way to a region, if there is one."""

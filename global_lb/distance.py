@@ -26,6 +26,10 @@ class Distances:
         """The wire time to a region of the topology."""
         return self._wires[region].rtt_ms
 
+    def measured(self) -> dict[str, float]:
+        """The wire times to the regions that were pinged, by region."""
+        return {region: wire.rtt_ms for region, wire in self._wires.items() if wire.measured}
+
     def moving(self, region: str) -> bool:
         """Whether it is worth pinging more often."""
         return self._wires[region].moving

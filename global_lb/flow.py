@@ -11,43 +11,34 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
-from farhop.balance.health import LivenessConfig, State
+from farhop.balance.health import State
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
 from global_lb import admission
-from global_lb.live import Live
-from global_lb.pick import Decision, Regions, Spill, pick
-from global_lb.policy import Predictive
+from global_lb.answering import Answering
+from global_lb.fleet import Regions
+from global_lb.live import LOOK_SOON_S, Live
+from global_lb.pick import Decision, pick
+from global_lb.policy import Routes, RoutesChanged, Steered
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
+from topology.law import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from random import Random
 
     from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
-    from global_lb.policy import Policy
-    from topology.law import Law
+    from global_lb.bounds import FlowConfig
+    from global_lb.row import Price
+    from topology.law import Law, Verdict
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
-RETRY_AFTER_S = 2.0
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
-
-
-class FlowConfig(msgspec.Struct, frozen=True):
-    """Bounds of one global balancer. `trie_bytes` is the prompt text mirrored per region, not memory."""
-
-    region: str
-    trie_bytes: int = 256 * 1024 * 1024
-    held_max: int = 1024
-    liveness: LivenessConfig = LivenessConfig()
-    spill: Spill = Spill()
 
 
 class GlobalFlow:
@@ -59,16 +50,18 @@ class GlobalFlow:
         law: Law,
         rng: Random,
         patience_s: Callable[[str], float],
-        policy: Policy | None = None,
+        routes: Routes | None = None,
+        prices: Mapping[str, Price] | None = None,
     ) -> None:
         self.config, self.law, self._rng, self._patience_s = config, law, rng, patience_s
-        self._policy = policy or Predictive()
-        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region)
+        self.answering = Answering(https_only=config.https_only)
+        self.routes = routes or Routes()
+        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices)
         self.view, self.trie = self._regions.view, self._regions.trie
         self.liveness, self.residence = self._regions.liveness, self._regions.residence
+        self.best_instance = self._regions.best_instance
         self.hits, self.sent, self.cold_share = self._regions.hits, self._regions.sent, self._regions.cold_share
-        self.ledger = Ledger()
-        self.estimates = Estimates()
+        self.ledger, self.estimates = Ledger(), Estimates()
         self._budget = retry.RetryBudget()
         self._live: dict[str, Live] = {}
         self._held: dict[str, None] = {}
@@ -80,10 +73,13 @@ class GlobalFlow:
             machine.AttemptFailed: self._failed,
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
+            machine.LawChanged: self._law_changed,
             ViewSwapped: self._view_swapped,
             RegionHeard: self._region_heard,
             ChannelChanged: self._channel_changed,
             RegionForced: self._region_forced,
+            RoutesChanged: self._steered,
+            Steered: self._steered,
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -114,7 +110,7 @@ class GlobalFlow:
             self._start(live, event.status)
         return []
 
-    def _ended(self, event: machine.AttemptEnded, _now: float) -> list[Command]:
+    def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
         live = self._under_way(event)
         if live is None:
             return []
@@ -124,8 +120,10 @@ class GlobalFlow:
         request, usage = live.request, event.usage
         if event.status < 400 and usage is not None:
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
-            if usage.cached_tokens is not None and live.decision is not None:
-                self._regions.compare(live.decision.chosen, usage.cached_tokens)
+            if live.decision is not None:
+                self.routes.answered(live.decision, usage.completion_tokens, now)
+                if usage.cached_tokens is not None:
+                    self._regions.compare(live.decision.chosen, usage.cached_tokens)
         return []
 
     def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:
@@ -135,6 +133,8 @@ class GlobalFlow:
         self._regions.liveness_of(live.region).relay_succeeded()
         # What the region's machine refuses it has counted; its doors turn away uncounted (client, balancer).
         counted = event.outcome.source not in (Source.CLIENT, Source.BALANCER)
+        if event.wait_ms is not None:
+            live.waits_ms[live.region] = event.wait_ms
         if live.instance is not None and event.outcome.source is Source.REGION:
             self._regions.refused(live.instance, live.request.model, event.outcome, event.wait_ms)
         return self._came_back(live, event.outcome, now, counted=counted)
@@ -193,13 +193,25 @@ class GlobalFlow:
         self._regions.liveness_of(live.region).relay_succeeded()
         if live.reckoning is not None:
             live.reckoning.settled(live.request.prompt_bytes)
-        if status < 400:
-            self._remember(live)
+            self._regions.settled(live.region)
+        # The region holds this prefix now: known here only if the law lets a hint of it be kept here.
+        if status < 400 and admission.hints_allowed(live.request, self.config.region, self.law):
+            self._regions.caches(live.region, live.request.chain)
 
     # -- the world's edges
 
+    def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
+        """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
+        if (law := event.law).epoch <= (before := self.law).epoch:
+            return []
+        self.law = law
+        if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
+            self._regions.forget_prefixes()  # whose nodes they are nobody can tell any more
+        return self._wake(now)
+
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.view = event.view
+        self.answering.settle(self._regions, now)
         self._regions.adopt(event.view, now)
         return self._wake(now)
 
@@ -209,12 +221,18 @@ class GlobalFlow:
 
     def _channel_changed(self, event: ChannelChanged, now: float) -> list[Command]:
         liveness = self._regions.liveness_of(event.region)
-        return self._changed(event.region, lambda: liveness.channel(event.up), now)
+        commands = self._changed(event.region, lambda: liveness.channel(event.up), now)
+        waiting = [] if event.up else [live for live in self._live.values() if live.region == event.region]
+        return commands + [self._timer(live, now + LOOK_SOON_S) for live in waiting if live.look_soon(now)]
 
     def _region_forced(self, event: RegionForced, now: float) -> list[Command]:
         override = self._regions.liveness_of(event.region).override
         force = partial(override.force, State.DRAINING, event.why, event.until, now=now, over_s=event.over_s)
         return self._changed(event.region, force if event.drain else override.lift, now)
+
+    def _steered(self, event: RoutesChanged | Steered, now: float) -> list[Command]:
+        self.routes.hear(event)
+        return self._wake(now)
 
     def _changed(self, region: str, change: Callable[[], None], now: float) -> list[Command]:
         """A region's life changes. What it was until now may have come by time alone, unseen: see to both."""
@@ -246,15 +264,15 @@ class GlobalFlow:
     def consider(
         self, request: Request, now: float, within: frozenset[str] | None = None, without: frozenset[str] = frozenset()
     ) -> Decision:
-        """Decide for a request by the law of now, and inside `within` where given. Changes nothing.
+        """Decide for a request by the law of now, and inside `within` where given, `without` those tried already.
 
-        `without` are regions tried already. `explain` asks the same way.
+        Changes nothing; `explain` asks the same way.
         """
-        verdict = admission.processing(request, self.law)
-        lawful = verdict.lawful if within is None else verdict.lawful & within
-        offers, absent = self._regions.offers(request, lawful, now, without, self._rng)
+        verdict, routes = admission.processing(request, self.law), self.routes
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
-        return pick(request, output_tokens, offers, verdict, absent, self._policy, self._rng, now)
+        lawful, rule = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
+        field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
+        return pick(field, verdict, rule, self._rng, now, self.config.region, routes.words, routes.homes)
 
     def _decide(self, live: Live, now: float) -> Decision:
         """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,
@@ -282,12 +300,16 @@ class GlobalFlow:
         self._held.pop(request.id, None)
         instance = self._regions.best_instance(chosen.region, request.model)
         assert instance is not None  # it was among the offers, and no await lies between
+        lawful = admission.both(live.lawful, decision.verdict.lawful)
+        self.routes.sent(request, decision, now)
+        if live.attempts == 0 and self.answering.redirects(request, decision, instance, self.law):
+            self._over(live)
+            return [self.answering.redirect(request, decision, instance, lawful, self._regions, now)]
         live.attempts += 1
         live.region, live.reckoning = chosen.region, self._regions.reckoning_of(instance)
         live.instance, promised_ms = instance, None if live.last_resort else chosen.ttft_ms
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         live.reckoning.sent(request.prompt_bytes)
-        lawful = live.lawful & decision.verdict.lawful
         return [
             self._timer(live, live.look_again(now)),
             machine.Forward(request.id, live.attempts, chosen.region, instance.tier, promised_ms, lawful, decision),
@@ -305,8 +327,8 @@ class GlobalFlow:
             live.held_until = min(request.deadline, now + self._patience_s(request.tenant))
         held = request.id in self._held
         crowded = not held and len(self._held) >= self.config.held_max
-        if crowded or now >= live.held_until or self._law_refused(live, lawful):
-            return [self._exhausted(live, lawful)]
+        if crowded or now >= live.held_until or live.law_refused(lawful):
+            return [self._exhausted(live, decision.verdict, now)]
         due = min(live.held_until, now + ASK_AGAIN_S) if live.refusals else live.held_until
         if held and now < live.due:
             return []  # it waits already
@@ -327,7 +349,7 @@ class GlobalFlow:
         live.refusals[region] = reason
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
             if reason.retryable:
-                return [self._exhausted(live, live.lawful & admission.processing(live.request, self.law).lawful)]
+                return [self._exhausted(live, admission.processing(live.request, self.law), now)]
             return [self._answer(live, reason, live.told())]
         if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
             live.budgeted = self._budget.take()
@@ -340,15 +362,13 @@ class GlobalFlow:
 
     # -- endings and learning
 
-    def _law_refused(self, live: Live, lawful: frozenset[str]) -> bool:
-        """Whether every lawful region's own copy of the law said no."""
-        return all(live.refusals.get(region) is outcome.UNLAWFUL_HERE for region in lawful)
-
-    def _exhausted(self, live: Live, lawful: frozenset[str]) -> Answer:
+    def _exhausted(self, live: Live, verdict: Verdict, now: float) -> Answer:
         """No lawful region is left. If all of them refused for the law's sake, the law is the answer."""
-        if self._law_refused(live, lawful):
-            return self._answer(live, outcome.UNLAWFUL, live.told())
-        return self._answer(live, outcome.NO_REGION, live.told(), RETRY_AFTER_S)
+        lawful = live.lawful & verdict.lawful
+        if live.law_refused(lawful):
+            why = live.told() if lawful else admission.summary(verdict, live.lawful)
+            return self._answer(live, outcome.UNLAWFUL, why)
+        return self._answer(live, outcome.NO_REGION, live.told(), self._regions.opens_in_s(lawful, live.waits_ms, now))
 
     def _answer(self, live: Live, reason: Outcome, detail: str, retry_after_s: float | None = None) -> Answer:
         self._over(live)
@@ -373,10 +393,6 @@ class GlobalFlow:
         if live.reckoning is not None and not live.started:
             settle = live.reckoning.settled if counted else live.reckoning.came_back
             settle(live.request.prompt_bytes)
+            self._regions.settled(live.region)
         region, live.region, live.reckoning = live.region, "", None
         return region
-
-    def _remember(self, live: Live) -> None:
-        """The region holds this prefix now; known here only if the law lets a hint of it be kept here."""
-        if admission.hints_allowed(live.request, self.config.region, self.law):
-            self._regions.caches(live.region, live.request.chain)

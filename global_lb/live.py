@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from farhop.balance import outcome
 from global_lb import admission
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from global_lb.view import Instance
 
 LOOK_AGAIN_S = 1.0
+LOOK_SOON_S = 0.5
 
 
 @dataclass(slots=True)
@@ -23,7 +25,7 @@ class Live:
 
     `region` and `reckoning` are those of the attempt under way, "" and None without one; `instance` was asked last;
     `last_resort`: no promise is made any more; `due` is what its timer is set for; `held_until` is when its patience
-    ends, once it began.
+    ends, once it began. `waits_ms` is how long it would wait in regions that refused it, by their own word.
     """
 
     request: Request
@@ -38,12 +40,21 @@ class Live:
     last_resort: bool = False
     decision: Decision | None = None
     refusals: dict[str, Outcome] = field(default_factory=dict)
+    waits_ms: dict[str, float] = field(default_factory=dict)
     held_until: float | None = None
     due: float = 0.0
 
     def look_again(self, now: float) -> float:
         """When to see whether its region still lives: a request that is swallowed brings no event of its own."""
         return self.request.deadline if self.started else min(self.request.deadline, now + LOOK_AGAIN_S)
+
+    def law_refused(self, lawful: frozenset[str]) -> bool:
+        """Whether every lawful region's own copy of the law said no."""
+        return all(self.refusals.get(region) is outcome.UNLAWFUL_HERE for region in lawful)
+
+    def look_soon(self, now: float) -> bool:
+        """Whether to look sooner than it is due, LOOK_SOON_S after its region's channel broke: it may be back then."""
+        return not self.started and now + LOOK_SOON_S < self.due
 
     def told(self) -> str:
         """What became of it, region by region, for the client."""

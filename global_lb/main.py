@@ -12,39 +12,51 @@ from typing import TYPE_CHECKING
 from farhop.balance.guard import GuardConfig
 from farhop.balance.health import LivenessConfig
 from farhop.balance.limits import ByteBudget
+from farhop.balance.machine import LawChanged
 from farhop.identity.hop import HopSigner
-from farhop.identity.keys import Keyring
+from farhop.identity.passes import PassSigner
 from farhop.relay.listener import Listener
 from farhop.relay.relay import Relay
 from farhop.shell import wiring
 from farhop.shell.admin import Admin
 from farhop.shell.certificates import Cabinet
 from farhop.shell.clock import Clock, wall
-from farhop.shell.config import load
+from farhop.shell.config import ConfigError, load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
+from farhop.shell.lawbook import LawBook
 from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
-from farhop.shell.tasks import all_of
-from farhop.store.etcd import EtcdStore
+from farhop.shell.session import SessionReader
+from farhop.shell.tasks import Tasks, all_of
+from farhop.store.hubs import store_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
+from global_lb.advise import Advisor
+from global_lb.bounds import FlowConfig, Spill
 from global_lb.config import GlobalConfig
-from global_lb.flow import FlowConfig, GlobalFlow
-from global_lb.pick import Spill
+from global_lb.detours import Detours
+from global_lb.flow import GlobalFlow
+from global_lb.passes import Passes
+from global_lb.policy import Routes
 from global_lb.prefixes import Prefixes
+from global_lb.row import Price
 from global_lb.serve import DecisionReasons, GlobalDesk, GlobalTier
+from global_lb.steering import Steering, routes_of
 from global_lb.watch import Watcher
-from topology.law import Law
+from topology.law import Law, Scope
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from farhop.store.contract import Store
     from topology.model import Topology
+
+
+SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
 
 
 class GlobalBalancer:
@@ -60,8 +72,13 @@ class GlobalBalancer:
         for problem in self.tracing.problems:
             log.warning("telemetry", problem, problem=problem)
         liveness = LivenessConfig(report_age_s=config.watch.report_age_s)
-        flow_config = FlowConfig(config.region, trie_bytes=config.trie_bytes, liveness=liveness, spill=_spill(config))
-        self.flow = GlobalFlow(flow_config, Law(topology), rng, self._patience_s)
+        flow_config = FlowConfig(
+            config.region, trie_bytes=config.trie_bytes, liveness=liveness, spill=_spill(config),
+            https_only=config.listen.tls is not None,
+        )  # fmt: skip
+        self.flow = GlobalFlow(flow_config, Law(topology), rng, self._patience_s, _routes(config, topology), {
+            name: Price(region.usd_per_gpu_hour, region.egress_usd_per_gb) for name, region in topology.regions.items()
+        })  # fmt: skip
         self.observer = Observer(
             "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
             DecisionReasons(config.region),
@@ -70,43 +87,78 @@ class GlobalBalancer:
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("global"), wall), self.metrics, log)
         regions = self.secrecy.upstream("tier_tls", config.tier_tls)
         pool = self.secrecy.pool(config.limits, regions)
-        tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock)
+        passes = Passes(PassSigner(config.hop.secrets(), config.hop.active), self.flow, self.clock)
+        tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock, passes)
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True)
+        self._log, self._slots = log, wiring.slots()
+        self._entry(rng, passes)
+        self.store = store if store is not None else store_of(wiring.hubs(config, topology), rng)
+        self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, log)
+        self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused)
+        self.flow.sent.append(prefixes.sent)
+        self.watcher = Watcher(
+            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
+            regions, self.secrecy.trouble, pool.give_up,
+        )  # fmt: skip
+        self.steering = Steering(
+            self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
+        )
+        self.detours = Detours(
+            self.store, config.region, config.instance, self.watcher.distances.measured, self.metrics.report_refused,
+            self.clock.now,
+        )  # fmt: skip
+        self._tasks = Tasks()
+        self.desk = GlobalDesk(
+            config.instance, self.flow, self.keeper, self.door, self.watcher, self.steering, self.detours, self.clock,
+            self.laws,
+        )  # fmt: skip
+        self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
+        self._gauges()
+
+    def _entry(self, rng: Random, passes: Passes) -> None:
+        """Where clients come in, and who asks what of them."""
+        config = self.config
         self.budget = ByteBudget(config.limits.buffered_bytes_max)
         self.keeper = KeyKeeper(
-            config.region, Keyring(topology.key), topology, lambda: self.flow.law,
+            config.region, lambda: self.flow.law,
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
         )  # fmt: skip
-        self.door = Door(self.keeper, self.observer, self.clock, rng, marks=MarkReader(AnyVersion()))
+        self.observer.may_record = self.keeper.recorded
+        session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
+        marks = MarkReader(AnyVersion())
+        advisor = Advisor(self.flow, self.observer, passes, self.clock)
+        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor)
         self.door.relay = self.relay
-        self._log, self._slots = log, wiring.slots()
         self.listener = Listener(
             "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots,
             tls=self.secrecy.listener("listen", config.listen),
         )  # fmt: skip
-        self.store = store if store is not None else EtcdStore(wiring.etcd(config, topology), rng)
-        prefixes = Prefixes(self.flow.trie, self.metrics.report_refused)
-        self.flow.sent.append(prefixes.sent)
-        self.watcher = Watcher(
-            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
-            regions, self.secrecy.trouble,
-        )  # fmt: skip
-        self.desk = GlobalDesk(config.instance, self.flow, self.keeper, self.door, self.watcher, self.clock)
-        self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
-        self._gauges()
 
     def _patience_s(self, tenant: str) -> float:
-        known = self.topology.tenants.get(tenant)
-        if known is None or known.residency is None or known.residency.on_exhausted != "wait":
-            return 0.0
-        return known.residency.wait_max_s
+        return self.flow.law.patience_s(tenant)
+
+    def _adopt(self, law: Law) -> None:
+        widens = law.widens(self.flow.law, Scope.HINTS, frozenset((self.config.region,)))
+        self.relay.react(LawChanged(law))
+        if not widens:
+            self.prefixes.begin_anew(law.epoch)
 
     def _gauges(self) -> None:
         gauge = self.metrics.gauge
         gauge("trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.trie.nodes))
         gauge("region_up", "1 if the region may be chosen.", self._regions_up, "to")
         gauge("view_age_seconds", "Age of the last report of each region.", self._ages, "to")
+        self.laws.observe(self.metrics)
+        gauge("region_hit_predicted_tokens", "Expected to be cached in each region.", lambda: self._hits(0), "to")
+        gauge("region_hit_actual_tokens", "Of the same requests, found cached there.", lambda: self._hits(1), "to")
+        gauge("region_residence", "Share of believed hits that proved true lately.", self._residence, "to")
         wiring.observe(self.metrics, self.budget, self.relay.pool, self.listener)
+
+    def _hits(self, which: int) -> dict[str, float]:
+        return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}
+
+    def _residence(self) -> dict[str, float]:
+        return {name: mean.value or 0.0 for name, mean in self.flow.residence.items()}
 
     def _regions_up(self) -> dict[str, float]:
         now = self.clock.now()
@@ -121,7 +173,13 @@ class GlobalBalancer:
         config = self.config
         await self.store.open()
         await self.watcher.open()
-        port = await wiring.open_entry(self.listener, config.listen, self.desk.ready)
+        self._tasks.start(self.laws.follow(), "watch the law")
+        self._tasks.start(self.steering.follow_routes(), "watch the routes")
+        self._tasks.start(self.steering.follow_words(), "watch the biases and pins")
+        self._tasks.start(self.detours.publish(), "publish the wire times")
+        self._tasks.start(self.detours.follow(), "watch the others' wire times")
+        await self.laws.begun()
+        port = await wiring.open_entry(self.listener, config.listen, self.desk.ready, SETTLE_S)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.secrecy.open()
         wiring.check_descriptors(config.limits, self._slots, self._log)
@@ -134,11 +192,19 @@ class GlobalBalancer:
             lambda: self.listener.close(self.config.limits.drain_s),
             self.relay.close,
             self.watcher.close,
+            self._tasks.close,
             self.store.close,
             self.admin.close,
             self.secrecy.close,
             lambda: self.tracing.close(2.0),
         )
+
+
+def _routes(config: GlobalConfig, topology: Topology) -> Routes:
+    try:
+        return Routes(routes_of(config.routes, topology.regions))
+    except ValueError as error:
+        raise ConfigError("configuration", [str(error)]) from None
 
 
 def _spill(config: GlobalConfig) -> Spill:

@@ -1,301 +1,68 @@
-"""Which region: gather what is lawful and serving, score it, and choose; near ties are drawn by headroom.
+"""Which region: what a route's policy and modifiers make of a field; near ties are drawn by headroom.
 
 Near is what lies within the doubt about the waits: how old the reports are, and how fast what they say was changing.
-Never chooses outside the offers it is given, and gives its reasons with the choice. Offering and picking write nothing.
+Never chooses outside the field it is given, and gives its reasons with the choice. Picking writes nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
 
 import msgspec
+import numpy as np
 
-from farhop.balance import choose, outcome
-from farhop.balance.drift import DOUBT_MAX_MS, Drift
-from farhop.balance.ewma import Mean
-from farhop.balance.guard import GuardConfig, HotGuard
-from farhop.balance.health import Liveness, State
-from farhop.balance.reckoning import Reckoning
-from farhop.balance.trie import PrefixTrie
-from global_lb.policy import Offer, reckoned_wait_ms
-from global_lb.view import View, pooled
+from farhop.balance import choose
+from global_lb.policy import Rule, Words, modify
+from global_lb.policy.chosen import Route
+from global_lb.table import Field, Scored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from random import Random
 
-    from farhop.balance.health import LivenessConfig
-    from farhop.balance.machine import Request
-    from farhop.balance.outcome import Outcome
-    from global_lb.policy import Policy, Scored
-    from global_lb.view import Capacity, Instance
+    from numpy.typing import NDArray
+
+    from global_lb.policy import Policy
+    from global_lb.policy.account import Homes
+    from global_lb.table import Column
     from topology.law import Verdict
 
-TIE_MS = 1.0  # below what a wire time is known to
 IDLE_SHARE = 0.5  # a local region used less than this has nothing that a hop would spare
-RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
-MODELS_MAX = 4096
-ORDERS_MAX = 1024
+_NO_WORDS = Words()
+_PLAIN = Rule(Route())
 
 
-class Spill(msgspec.Struct, frozen=True):
-    """When a region counts as hot, and what that costs it in every score."""
+class Spelled(Sequence[Scored]):
+    """The field as it was scored, in its order; spelled out when looked at, since hardly any decision is."""
 
-    guard: GuardConfig = GuardConfig()
-    penalty_ms: float = 300.0
+    __slots__ = ("_bias_ms", "_field", "_score", "_shift")
 
+    def __init__(self, field: Field, score: Column, shift: float, bias_ms: Column | None) -> None:
+        self._field, self._score, self._shift, self._bias_ms = field, score, shift, bias_ms
 
-_SPILL = Spill()
-_UNHEARD = Liveness()  # down: it never had a report or a channel
+    @overload
+    def __getitem__(self, place: int) -> Scored: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Scored]: ...
+    def __getitem__(self, place: int | slice) -> Scored | Sequence[Scored]:
+        """One of them, or some."""
+        if isinstance(place, slice):
+            return [self[at] for at in range(*place.indices(len(self)))]
+        bias_ms = self._bias_ms.item(place) if self._bias_ms is not None else 0.0
+        return self._field.scored(place, self._score.item(place) - self._shift, bias_ms)
 
-
-class Hits(msgspec.Struct):
-    """Prompt tokens of all answers that told: believed to be cached when they were sent, and cached in truth."""
-
-    predicted_tokens: float = 0.0
-    actual_tokens: float = 0.0
-
-
-class Regions:
-    """What is known of the regions beyond one view of them: life, cached prefixes, what was sent. Survives swaps.
-
-    `residence` is the share (RESIDENCE_MIN..1) of the believed hits that proved true in a region lately. `guards` are
-    by region and model, from when it could first be used; `here` is the region whose own work is not foreign.
-    """
-
-    def __init__(self, trie_bytes: int, config: LivenessConfig, spill: Spill = _SPILL, here: str = "") -> None:
-        self._trie_bytes, self._config, self._spill, self._here = trie_bytes, config, spill, here
-        self.view = View({})
-        self._ready: dict[tuple[str, str], list[Instance]] = {}  # of the view: who can be asked, by region and model
-        self._pool: dict[tuple[str, str, str], Capacity] = {}  # of regions with several instances: what each can use
-        self.trie = PrefixTrie()
-        self.liveness: dict[str, Liveness] = {}
-        self.residence: dict[str, Mean] = {}
-        self.hits: dict[str, Hits] = {}
-        self.sent: list[Callable[[str, tuple[int, ...]], None]] = []  # who is told what prefix went where
-        self.guards: dict[tuple[str, str], HotGuard] = {}
-        self._warm: dict[tuple[str, str], HotGuard] = {}  # of them, those that say something
-        self._reckonings: dict[tuple[str, str], Reckoning] = {}
-        self._drifts: dict[tuple[str, str, str], Drift] = {}
-        self._moving: dict[tuple[str, str, str], Drift] = {}  # of them, those that say something
-        self._told: dict[tuple[str, str, str], tuple[float, Capacity]] = {}  # by refusals, since that report
-        self._orders: dict[frozenset[str], list[str]] = {}
-        self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
-
-    def adopt(self, view: View, now: float) -> None:
-        """Take a new view: what its reports acknowledge is no longer outstanding; what left is forgotten."""
-        self.view = view
-        self._pool = {line: c for region in view.regions.values() for line, c in pooled(region).items()}
-        self._ready = _ready(view)
-        known: dict[tuple[str, str], Reckoning] = {}
-        drifts: dict[tuple[str, str, str], Drift] = {}
-        told: dict[tuple[str, str, str], tuple[float, Capacity]] = {}
-        for name, region in view.regions.items():
-            if name not in self.trie:
-                self.trie.add(name, self._trie_bytes)
-                residence = self.residence[name] = Mean(0.05, RESIDENCE_MIN, 1.0)
-                residence.update(1.0)
-            for instance in region.instances:
-                key = (name, instance.name)
-                reckoning = known[key] = self._reckonings.get(key) or Reckoning()
-                reckoning.acknowledged(instance.incarnation, instance.accepted)
-                if len(self._models) < MODELS_MAX:
-                    self._models.update(instance.models)
-                for model, capacity in instance.models.items():
-                    line = (name, instance.name, model)
-                    drift = drifts[line] = self._drifts.get(line) or Drift()
-                    slots_free = self._pool.get(line, capacity).slots_free
-                    drift.reported(capacity.wait_ms, slots_free, instance.received_at)
-                    refused = self._told.get(line)
-                    if refused is not None and refused[0] == instance.received_at:
-                        told[line] = refused
-            self.settle(name, now)
-        self._reckonings, self._drifts, self._told = known, drifts, told
-        self._moving = {line: drift for line, drift in drifts.items() if not drift.still}
-
-    def settle(self, region: str, now: float) -> None:
-        """Tell the guards whether the region can be used, and how much of it is."""
-        health = self.liveness.get(region, _UNHEARD).read(now)
-        usable = health.state in (State.UP, State.SUSPECT) or health.share > 0.0
-        known = self.view.regions.get(region)
-        for model in {m for i in known.instances for m in i.models} if known is not None else ():
-            able = self._able(region, model) if usable else []
-            guard = self.guards.get((region, model))
-            if not able:
-                if guard is not None:
-                    guard.left()
-                    self._warm[region, model] = guard
-                continue
-            if guard is None:
-                guard = self.guards[region, model] = HotGuard(self._spill.guard)
-            guard.came_back(now)
-            # Each speaks of all that it can send to; where nothing is shared, in proportion to what it has.
-            slots = sum(i.models[model].slots_total for i in able)
-            used = [(i.models[model].used_share, i.models[model].slots_total) for i in able]
-            share = sum(u * n for u, n in used) / slots if slots else max(u for u, _ in used)
-            guard.used(share, max(i.received_at for i in able))
-            if guard.cold_share(now) < 1.0:
-                self._warm[region, model] = guard
-            else:
-                self._warm.pop((region, model), None)
-
-    def cold_share(self, region: str, now: float) -> float:
-        """The share of requests that go there gladly, for its most guarded model: below 1 while hot or coming back."""
-        shares = (guard.cold_share(now) for (name, _), guard in self._warm.items() if name == region)
-        return min(shares, default=1.0)
-
-    def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
-        """What a refusal tells is newer than the instance's report, and holds until the next one."""
-        if model not in instance.models or (instance.region, instance.name) not in self._reckonings:
-            return
-        capacity = self._capacity(instance, model)
-        if wait_ms is not None:
-            capacity = msgspec.structs.replace(capacity, wait_ms=wait_ms)
-        if reason is outcome.FOREIGN_FULL:
-            capacity = msgspec.structs.replace(capacity, headroom_foreign_tokens=0.0)
-        self._told[instance.region, instance.name, model] = (instance.received_at, capacity)
-
-    def _capacity(self, instance: Instance, model: str) -> Capacity:
-        told = self._told.get((instance.region, instance.name, model)) if self._told else None
-        if told is not None and told[0] == instance.received_at:
-            return told[1]
-        known = self._pool.get((instance.region, instance.name, model)) if self._pool else None
-        return known or instance.models[model]
-
-    def liveness_of(self, region: str) -> Liveness:
-        """The region's liveness, to be told what was heard."""
-        known = self.liveness.get(region)
-        if known is None:
-            known = self.liveness[region] = Liveness(self._config)
-        return known
-
-    def reckoning_of(self, instance: Instance) -> Reckoning:
-        """The counts towards an instance of this view."""
-        return self._reckonings[instance.region, instance.name]
-
-    def may_exist(self, model: str) -> bool:
-        """Whether some region offers the model or once did; before any has reported, whatever is asked for."""
-        return model in self._models or not self._models or len(self._models) >= MODELS_MAX
-
-    def caches(self, region: str, chain: tuple[int, ...]) -> None:
-        """The region holds this prefix now."""
-        if region in self.trie:
-            self.trie.insert(region, chain)
-            for told in self.sent:
-                told(region, chain)
-
-    def compare(self, chosen: Scored | None, cached_tokens: int) -> None:
-        """What share of a believed hit was true tells how long blocks stay resident in that region."""
-        if chosen is not None and chosen.region in self.residence:
-            hits = self.hits.setdefault(chosen.region, Hits())
-            hits.predicted_tokens += chosen.hit_tokens
-            hits.actual_tokens += cached_tokens
-        if chosen is not None and chosen.believed_tokens >= 1.0 and chosen.region in self.residence:
-            share = cached_tokens / chosen.believed_tokens
-            self.residence[chosen.region].update(max(RESIDENCE_MIN, min(1.0, share)))
-
-    def offers(
-        self,
-        request: Request,
-        lawful: frozenset[str],
-        now: float,
-        without: frozenset[str],
-        rng: Random | None = None,
-    ) -> tuple[list[Offer], dict[str, str]]:
-        """Lawful regions that can be asked, and why the other lawful ones cannot. Suspects only if nobody is better.
-
-        One drained at a pace is asked gladly by a shrinking share of the requests, and one that came back is cold for
-        a growing one; `rng` draws them, None: none.
-        """
-        matches = self.trie.match(request.chain)
-        sure: list[Offer] = []
-        suspect: list[Offer] = []
-        absent: dict[str, str] = {}
-        # One draw for all: regions that come back together keep their order among themselves.
-        luck = 1.0 if rng is None else rng.random()
-        liveness, model = self.liveness, request.model
-        for name in self._in_order(lawful):
-            if name in without:
-                absent[name] = "tried already"
-                continue
-            health = liveness.get(name, _UNHEARD).read(now)
-            instance = self.best_instance(name, model)
-            if health.state is State.DOWN or (health.state is State.DRAINING and not health.share):
-                absent[name] = f"{health.state}: {health.why}"
-            elif instance is None:
-                absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
-            else:
-                offer = self._offer(instance, model, matches.get(name, 0), luck, now)
-                gladly = health.state is State.UP or luck < health.share
-                (sure if gladly else suspect).append(offer)
-                if health.state is not State.UP:
-                    absent[name] = f"{health.state}: {health.why}"
-        return sure or suspect, absent
-
-    def _in_order(self, regions: frozenset[str]) -> list[str]:
-        """Sorted; few different sets are asked for, again and again."""
-        order = self._orders.get(regions)
-        if order is None:
-            if len(self._orders) >= ORDERS_MAX:
-                self._orders.clear()
-            order = self._orders[regions] = sorted(regions)
-        return order
-
-    def best_instance(self, region: str, model: str) -> Instance | None:
-        """The region's instance to ask: the least wait, with what was sent to each."""
-        able = self._able(region, model)
-        if len(able) < 2:
-            return able[0] if able else None
-        waits = [reckoned_wait_ms(self._capacity(i, model), self.reckoning_of(i).outstanding_bytes) for i in able]
-        return able[waits.index(min(waits))]
-
-    def _able(self, region: str, model: str) -> list[Instance]:
-        return self._ready.get((region, model), [])
-
-    def _offer(self, instance: Instance, model: str, depth: int, luck: float, now: float) -> Offer:
-        name = instance.region
-        reckoning, capacity = self.reckoning_of(instance), self._capacity(instance, model)
-        foreign = name != self._here
-        outstanding_bytes = reckoning.outstanding_bytes
-        hot = foreign and capacity.headroom_foreign_tokens <= 0.0
-        penalty_ms = self._spill.penalty_ms if hot else 0.0
-        guard = self._warm.get((name, model)) if self._warm else None
-        if guard is not None:
-            hot |= guard.hot
-            share = guard.cold_share(now)
-            if share < 1.0 and share <= luck:
-                penalty_ms = self._spill.penalty_ms
-        return Offer(
-            name,
-            self.view.regions[name].rtt_ms,
-            instance,
-            capacity,
-            outstanding_bytes,
-            depth,
-            self.residence[name].value or RESIDENCE_MIN,
-            reckoning.outstanding_requests if outstanding_bytes else 0.0,
-            foreign,
-            hot,
-            penalty_ms,
-            self._moving.get((name, instance.name, model)) if self._moving else None,
-        )
-
-
-def _ready(view: View) -> dict[tuple[str, str], list[Instance]]:
-    ready: dict[tuple[str, str], list[Instance]] = {}
-    for name, region in view.regions.items():
-        for instance in region.instances:
-            for model, capacity in instance.models.items():
-                # It may send to what others report. That a replica changes hands must not hide it for a moment.
-                if (capacity.replicas_ready or capacity.usable_share) and not instance.draining:
-                    ready.setdefault((name, model), []).append(instance)
-    return ready
+    def __len__(self) -> int:
+        return len(self._field)
 
 
 class Decision(msgspec.Struct, frozen=True):
     """The choice and why: the law's verdict, who was not serving and why, and who was scored, in no order.
 
-    `ties`: the doubt in ms about the wait of each that it was drawn from, if there was more than one.
+    `ties`: the doubt in ms about the wait of each that it was drawn from, if there was more than one. `spilled_from`:
+    the region that would have been best, were nobody hot; None if it was chosen, hot or not. `notes`: what modifiers
+    and operators had to say. `asked` is the field, `foreign` whether the choice is elsewhere than here, and
+    `lawful_here` whether here would have been lawful.
     """
 
     verdict: Verdict
@@ -303,74 +70,166 @@ class Decision(msgspec.Struct, frozen=True):
     scored: Sequence[Scored]
     chosen: Scored | None
     ties: Mapping[str, float] = {}
+    spilled_from: str | None = None
+    notes: tuple[str, ...] = ()
+    rule: Rule = _PLAIN
+    asked: Field | None = None
+    foreign: bool = False
+    lawful_here: bool = True
 
     @property
     def field(self) -> tuple[Scored, ...]:
         """Those scored, best first; sorted when asked for, since hardly any decision is looked at."""
-        return tuple(sorted(self.scored, key=lambda s: s.score_ms))
-
-    @property
-    def spilled_from(self) -> str | None:
-        """The region that would have been best, had it not been penalised; None if it was chosen, penalty or not."""
-        if self.chosen is None or not any(s.penalty_ms for s in self.scored):
-            return None
-        best = min(self.scored, key=lambda s: s.score_ms - s.penalty_ms)
-        return best.region if best.penalty_ms and best.region != self.chosen.region else None
+        return tuple(sorted(self.scored, key=lambda s: s.score))
 
 
 def pick(
-    request: Request,
-    output_tokens: float,
-    offers: Sequence[Offer],
+    field: Field,
     verdict: Verdict,
-    absent: Mapping[str, str],
-    policy: Policy,
+    rule: Rule,
     rng: Random,
     now: float,
+    here: str = "",
+    words: Words = _NO_WORDS,
+    homes: Homes | None = None,
 ) -> Decision:
-    """Choose among `offers`, all of them lawful and serving the model."""
-    if not offers:
-        return Decision(verdict, absent, (), None)
-    scored = policy.score(request, output_tokens, offers)
-    ties = _near_ties(offers, scored, output_tokens, now)
-    if len(ties) == 1:
-        return Decision(verdict, absent, scored, scored[next(iter(ties))])
-    chosen = _drawn(offers, scored, list(ties), rng)
-    return Decision(verdict, absent, scored, scored[chosen], {scored[i].region: d for i, d in ties.items()})
+    """Choose among the regions of `field`, all of them lawful and serving the model. `here`: the entry region.
+
+    The field is the decision's from then on.
+    """
+    notes: list[str] = []
+    lawful_here = here in verdict.lawful
+    if not rule.plain or words.pins:
+        field = _narrowed(field, rule, words, lawful_here, now, notes)
+    if not len(field):
+        return Decision(verdict, field.absent, (), None, notes=tuple(notes), rule=rule)
+    policy, bias_ms = rule.policy, None
+    score = policy.score(field)
+    shift = policy.shift(field)
+    if policy.in_ms and (not rule.plain or words.biases):
+        score, bias_ms = _moved(field, score, rule, words, now, notes)
+    unguarded, avoided = score, _avoided(field, policy)
+    if avoided is not None and policy.in_ms:
+        assert field.penalty_ms is not None
+        score = score + field.penalty_ms
+    ready = score if avoided is None or policy.in_ms or avoided.all() else np.where(avoided, np.inf, score)
+    ties = _near_ties(field, ready, avoided, policy, now)
+    place = ties[0][0] if len(ties) == 1 else _drawn(field, [at for at, _ in ties], avoided, rng)
+    if not rule.plain:
+        place = _kept(field, place, avoided, rule, homes, notes)
+    field.forget()
+    spelled = Spelled(field, score, shift, bias_ms)
+    return Decision(
+        verdict,
+        field.absent,
+        spelled,
+        spelled[place],
+        {field.names[at]: doubt_ms for at, doubt_ms in ties} if len(ties) > 1 else {},
+        _spilled_from(field, unguarded, avoided, place),
+        tuple(notes),
+        rule,
+        field,
+        place != field.here,
+        lawful_here,
+    )
 
 
-def _near_ties(offers: Sequence[Offer], scored: Sequence[Scored], output_tokens: float, now: float) -> dict[int, float]:
-    """Who may be the best within what the waits are known to: index and doubt in ms. Of these, the cold if any is."""
-    scores = [s.score_ms for s in scored]
-    best = scores.index(min(scores))
-    doubt_best_ms = _doubt_ms(offers[best], scored[best], output_tokens, now)
-    ties: dict[int, float] = {}
-    for i in choose.near_ties(scores, TIE_MS + doubt_best_ms + DOUBT_MAX_MS):
-        doubt_ms = _doubt_ms(offers[i], scored[i], output_tokens, now) if offers[i].drift is not None else 0.0
-        if scores[i] - doubt_ms <= scores[best] + TIE_MS + doubt_best_ms:
-            ties[i] = doubt_ms
-    if len(ties) == 1:
+def _narrowed(field: Field, rule: Rule, words: Words, lawful_here: bool, now: float, notes: list[str]) -> Field:
+    """What pins, quota and budget leave of the field."""
+    pin = words.pin(field.request.tenant, field.request.model, now) if words.pins else None
+    if pin is not None:
+        field, why = modify.pinned(field, pin)
+        notes.append(why)
+    if rule.quota is not None and lawful_here:
+        field, why = modify.within_quota(field, rule.quota)
+        if why:
+            notes.append(why)
+    if rule.budget is not None:
+        field, why = modify.within_budget(field, rule.budget, now)
+        if why:
+            notes.append(why)
+    return field
+
+
+def _moved(
+    field: Field, score: Column, rule: Rule, words: Words, now: float, notes: list[str]
+) -> tuple[Column, Column | None]:
+    """The scores with biases and prices, and the biases."""
+    route, bias_ms = rule.route, None
+    said_ms = words.bias_ms(now) if words.biases else {}
+    if route.bias_ms or said_ms:
+        bias_ms, why = modify.biased(field, route.bias_ms, said_ms)
+        score = score + bias_ms
+        if why:
+            notes.append(why)
+    if route.usd_weight_ms:
+        score = score + modify.priced(field, route.usd_weight_ms)
+        notes.append(
+            f"a dollar a request is worth {route.usd_weight_ms:g} ms: each pays for what it costs above the least"
+        )
+    return score, bias_ms
+
+
+def _avoided(field: Field, policy: Policy) -> NDArray[np.bool_] | None:
+    """Who is penalised: hot, full, or not fully returned to. None: nobody."""
+    full = policy.full(field)
+    if full is not None and full.any():
+        field.penalise(full)
+    return field.penalty_ms > 0.0 if field.penalty_ms is not None else None
+
+
+def _kept(
+    field: Field, place: int, avoided: NDArray[np.bool_] | None, rule: Rule, homes: Homes | None, notes: list[str]
+) -> int:
+    """The canary's region or the session's, where that says so; else `place`."""
+    route, request, why = rule.route, field.request, ""
+    if route.canary:
+        region, why = modify.canary(request, route.canary, route.canary_by)
+        tries = field.at.get(region)
+        if tries is not None and (avoided is None or not avoided[tries]):
+            notes.append(why)
+            return tries
+    if route.affinity_ms and homes is not None and request.session:
+        home = homes.of(request.session, request.model)
+        if home is not None:
+            place, why = modify.at_home(field, home, place, avoided, route.affinity_ms)
+            if why:
+                notes.append(why)
+    return place
+
+
+def _spilled_from(field: Field, unguarded: Column, avoided: NDArray[np.bool_] | None, chosen: int) -> str | None:
+    if avoided is None:
+        return None
+    best = int(unguarded.argmin())
+    return field.names[best] if best != chosen and avoided[best] else None
+
+
+def _near_ties(
+    field: Field, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, now: float
+) -> list[tuple[int, float]]:
+    """Who may be the best within what the waits are known to: place and doubt in ms. Of these, the cold if any is."""
+    best = int(ready.argmin())
+    limit = ready.item(best) + policy.ties
+    if policy.doubts and field.moving:
+        doubt_ms = field.doubt_ms(now)
+        near = (ready - doubt_ms <= limit + doubt_ms.item(best)).nonzero()[0].tolist()
+        ties = [(place, doubt_ms.item(place)) for place in near]
+    elif policy.ties:
+        ties = [(place, 0.0) for place in (ready <= limit).nonzero()[0].tolist()]
+    else:
+        return [(best, 0.0)]
+    if avoided is None or len(ties) == 1:
         return ties
-    cold = {i: doubt_ms for i, doubt_ms in ties.items() if not scored[i].penalty_ms}
-    return cold or ties
+    return [tie for tie in ties if not avoided[tie[0]]] or ties
 
 
-def _doubt_ms(offer: Offer, scored: Scored, output_tokens: float, now: float) -> float:
-    if offer.drift is None:
-        return 0.0
-    # By Little's law, one of so many slots frees every service time / slots.
-    slot_ms = output_tokens * scored.tpot_ms / max(1, offer.capacity.slots_total)
-    return offer.drift.doubt_ms(now, scored.headroom, slot_ms)
-
-
-def _drawn(offers: Sequence[Offer], scored: Sequence[Scored], ties: Sequence[int], rng: Random) -> int:
+def _drawn(field: Field, ties: Sequence[int], avoided: NDArray[np.bool_] | None, rng: Random) -> int:
     """One of the ties in proportion to headroom; the local region if that is idle: nobody is drawn away from it."""
-    for i in ties:
-        if not offers[i].foreign and not scored[i].penalty_ms and _idle(offers[i], scored[i]):
-            return i
-    return ties[choose.draw([scored[i].headroom for i in ties], rng)]
-
-
-def _idle(offer: Offer, scored: Scored) -> bool:
-    sent = offer.outstanding_requests / max(1, offer.capacity.slots_total)
-    return scored.headroom >= 1.0 and offer.capacity.used_share + sent < IDLE_SHARE
+    headroom = field.headroom()
+    here = field.here if field.here in ties else None
+    if here is not None and (avoided is None or not avoided[here]):
+        idle = headroom.item(here) >= 1.0 and field.used_share().item(here) < IDLE_SHARE
+        if idle:
+            return here
+    return ties[choose.draw(headroom[list(ties)].tolist(), rng)]

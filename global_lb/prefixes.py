@@ -105,6 +105,8 @@ class Prefixes:
     def __init__(self, trie: PrefixTrie, refused: Callable[[str], None], forget_s: float = FORGET_S) -> None:
         self._trie, self._refused, self._forget_s = trie, refused, forget_s
         self._regions: dict[str, _Region] = {}
+        self._graves: list[NodeMap] = []
+        self.law_epoch = 0  # whose law is older is asked to tell nothing
 
     # -- by the links
 
@@ -130,6 +132,21 @@ class Prefixes:
         lost = [one.lost_at for one in instances if one.told and one.lost_at is not None]
         return now - min(lost) if lost else None
 
+    # -- by the law
+
+    def begin_anew(self, law_epoch: int) -> None:
+        """What was told or sent under the law before may not be known here any more: each tells anew what may be."""
+        self.law_epoch = law_epoch
+        for region in self._regions.values():
+            for one in region.instances.values():
+                one.abandon()
+                self._graves += [one.nodes, *one.stale]
+                one.nodes, one.stale, one.connected = NodeMap(), [], False
+                one.incarnation = one.seq = 0
+                one.session += 1  # the streams under way are void
+            self._graves += [region.old_nodes, region.young_nodes]
+            region.young, region.old, region.young_nodes, region.old_nodes = [], [], NodeMap(), NodeMap()
+
     # -- by the flow
 
     def sent(self, region: str, chain: Sequence[int]) -> None:
@@ -151,6 +168,8 @@ class Prefixes:
 
     async def tidy(self, now: float) -> None:
         """One period is over."""
+        while self._graves:
+            await _free(self._graves.pop())
         for name, region in tuple(self._regions.items()):
             if not region.connected:
                 region.steady = False  # what comes first when it is back is not silence about what we sent

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from farhop.shell.clock import Clock
     from farhop.shell.door import Door
     from farhop.shell.keeper import KeyKeeper
+    from farhop.shell.lawbook import LawBook
     from farhop.shell.observe import Observer, Visit
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
+    from global_lb.detours import Detours
     from global_lb.flow import GlobalFlow
+    from global_lb.passes import Passes
     from global_lb.pick import Decision
-    from global_lb.view import Instance
+    from global_lb.steering import Steering
+    from global_lb.view import Instance, Region
     from global_lb.watch import Watcher
 
 TOKEN_LIFE_MS = 30_000.0  # a token is used at once; this covers a slow connect and the error of the receiver's clock
@@ -36,9 +40,17 @@ class GlobalTier(ObservedTier):
     """What the relay writes for this tier."""
 
     def __init__(
-        self, observer: Observer, log: Throttled, flow: GlobalFlow, signer: HopSigner, instance: str, clock: Clock
+        self,
+        observer: Observer,
+        log: Throttled,
+        flow: GlobalFlow,
+        signer: HopSigner,
+        instance: str,
+        clock: Clock,
+        passes: Passes | None = None,
     ) -> None:
         super().__init__(observer, log)
+        self._passes = passes
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
 
     def forwarded(self, journey: Journey) -> None:
@@ -68,10 +80,20 @@ class GlobalTier(ObservedTier):
                 decision_id=visit.decision_id,
                 promised_ttft_ms=None if promised_ms is None else min(promised_ms, BUDGET_MAX_MS),
                 narrow=request.narrow,
+                key=request.key,
             )
         )
         pin = b"%b: %b\r\n" % (VERSION_HEADER, request.version.encode()) if request.version else b""
         return HOP_HEADER + b": " + token + b"\r\n" + pin + self.observer.upstream_context(visit)
+
+    def redirect_url(self, journey: Journey, base: str) -> str:
+        """See relay.Tier. The instance's own, with a token for one use in it."""
+        visit: Visit = journey.context
+        forward = journey.forward
+        assert forward is not None
+        assert self._passes is not None  # the flow redirects only where main gave them
+        target = journey.exchange.head.target
+        return self._passes.url(journey.request, visit.decision_id, forward, base, target)
 
     def _clock_offset_ms(self, journey: Journey) -> float:
         """The clock of the instance that the attempt goes to, less ours."""
@@ -97,12 +119,13 @@ class DecisionReasons:
 
     def attributes(self, decision: Decision) -> dict[str, Value]:
         """On the span."""
+        unit = decision.rule.policy.unit
         said: dict[str, Value] = {
             a.ENTRY_REGION: self._entry_region,
             a.EPOCH: decision.verdict.epoch,
-            a.POLICY: "predictive",
+            a.POLICY: decision.rule.policy.name,
             a.LAWFUL: sorted(decision.verdict.lawful),
-            a.REASONS: [f"{s.region} {s.score_ms:.1f} ms" for s in decision.field[:16]],
+            a.REASONS: [*decision.notes, *(f"{s.region} {s.score:.4g} {unit}" for s in decision.field[:16])],
         }
         if decision.chosen is not None:
             chosen = decision.chosen
@@ -119,7 +142,9 @@ class DecisionReasons:
     def record(self, decision: Decision) -> dict[str, Any]:
         """For explain."""
         return {
-            "policy": "predictive",
+            "policy": decision.rule.policy.name,
+            "unit": decision.rule.policy.unit,
+            "notes": list(decision.notes),
             "policy_epoch": decision.verdict.epoch,
             "entry_region": self._entry_region,
             "spilled_from": decision.spilled_from,
@@ -128,7 +153,7 @@ class DecisionReasons:
             "candidates": [
                 {
                     "region": s.region,
-                    "score_ms": s.score_ms,
+                    "score": s.score,
                     "ttft_ms": s.ttft_ms,
                     "rtt_ms": s.rtt_ms,
                     "upload_ms": s.upload_ms,
@@ -137,10 +162,13 @@ class DecisionReasons:
                     "uncached_tokens": s.uncached_tokens,
                     "prefill_ms": s.prefill_ms,
                     "tpot_ms": s.tpot_ms,
+                    "crowding_ms": s.crowding_ms,
                     "slots_free": s.slots_free,
                     "headroom": s.headroom,
                     "penalty_ms": s.penalty_ms,
                     "hot": s.hot,
+                    "bias_ms": s.bias_ms,
+                    "usd": s.usd,
                 }
                 for s in decision.field
             ],
@@ -165,10 +193,20 @@ class GlobalDesk:
     """What an operator is told of a global balancer."""
 
     def __init__(
-        self, instance: str, flow: GlobalFlow, keeper: KeyKeeper, door: Door, watcher: Watcher, clock: Clock
+        self,
+        instance: str,
+        flow: GlobalFlow,
+        keeper: KeyKeeper,
+        door: Door,
+        watcher: Watcher,
+        steering: Steering,
+        detours: Detours,
+        clock: Clock,
+        laws: LawBook,
     ) -> None:
         self._instance, self._flow, self._keeper, self._door = instance, flow, keeper, door
-        self._watcher, self._clock = watcher, clock
+        self._watcher, self._steering, self._detours = watcher, steering, detours
+        self._clock, self._laws = clock, laws
         self.stopping = False
 
     def ready(self) -> bool:
@@ -178,17 +216,23 @@ class GlobalDesk:
 
     def status(self) -> dict[str, Any]:
         """Regions with health and why, wire time, wait."""
-        flow, now = self._flow, self._clock.now()
+        flow, now, detours = self._flow, self._clock.now(), self._detours.told()
         names = sorted({*flow.view.regions, *flow.liveness})
         return {
             "tier": "global",
             "region": flow.config.region,
             "instance": self._instance,
             "policy_epoch": flow.law.epoch,
+            "law": self._laws.told(),
             "under_way": flow.under_way,
             "trie_nodes": flow.trie.nodes,
             "store_trouble": self._watcher.store_trouble,
-            "regions": [self._region(name, now) for name in names],
+            "hubs": [hub.told() for hub in self._watcher.hubs],
+            "policies": flow.routes.told(),
+            "routes": flow.routes.accounts(now),
+            "routes_said": self._steering.signed(),
+            "words": self._steering.told(),
+            "regions": [{**self._region(name, now), "via": detours.get(name)} for name in names],
         }
 
     def _region(self, name: str, now: float) -> dict[str, Any]:
@@ -206,6 +250,7 @@ class GlobalDesk:
             "override": self._watcher.overrides.told(name),
             "rtt_ms": region.rtt_ms if region is not None else None,
             "in_flight": flow.ledger.load(name).in_flight,
+            **(_queued(region) if region is not None else {}),
             "residence": residence.value if residence is not None else None,
             "prefix_nodes": flow.trie.count(name) if name in flow.trie else 0,
             "prefix_stream": self._watcher.prefixes.state(name),
@@ -219,7 +264,20 @@ class GlobalDesk:
         """Which region a request would go to now."""
         request = composed(self._door, self._keeper, question)
         decision = self._flow.consider(request, self._clock.now())
-        return {"reasons": DecisionReasons(self._flow.config.region).record(decision)}
+        return {"reasons": DecisionReasons(self._flow.config.region).record(decision), "law": self._laws.told()}
+
+    def law(self) -> dict[str, Any]:
+        """See Desk."""
+        return self._laws.document()
+
+
+def _queued(region: Region) -> dict[str, int]:
+    """What waits in all of its instances' queues: each has its own."""
+    queues = [list(instance.models.values()) for instance in region.instances]
+    return {
+        "queued_requests": sum(c.queued_requests for models in queues for c in models),
+        "queued_tokens": sum(max((c.queued_tokens for c in models), default=0) for models in queues),
+    }
 
 
 def _instance(instance: Instance, now: float) -> dict[str, Any]:

@@ -21,8 +21,9 @@ class Capacity(msgspec.Struct, frozen=True):
     """What one instance of a region offers for one model. Tokens are the model's, times in milliseconds.
 
     Replicas, slots and `headroom_foreign_tokens` (prompt tokens it takes from other regions before it refuses) are of
-    those it reports for all instances that share them; `used_share` (0 and up) and `usable_share` (0..1) are of all it
-    can send to.
+    those it reports for all instances that share them; `crowd_ms` is what each request adds to every token of all
+    others at its replica; `used_share` (0 and up) and `usable_share` (0..1) are of all it
+    can send to; what is queued (all models' tokens) waits at this instance alone.
     """
 
     wait_ms: float
@@ -36,12 +37,16 @@ class Capacity(msgspec.Struct, frozen=True):
     headroom_foreign_tokens: float = inf
     usd_per_mtok: float = 0.0
     usable_share: float = 0.0
+    crowd_ms: float = 0.0
+    queued_requests: int = 0
+    queued_tokens: int = 0
 
 
 class Instance(msgspec.Struct, frozen=True):
     """One regional balancer. `clock_offset_ms` is its clock less ours as last heard: to stamp expiries meant for it.
 
-    `accepted` is what it acknowledges to us, in prompt bytes.
+    `accepted` is what it acknowledges to us, in prompt bytes; `client_url` where redirected clients find it, "" if it
+    takes none.
     """
 
     name: str
@@ -53,6 +58,7 @@ class Instance(msgspec.Struct, frozen=True):
     draining: bool
     accepted: float
     models: dict[str, Capacity]
+    client_url: str = ""
 
 
 def instance_of(
@@ -82,12 +88,16 @@ def instance_of(
                 slots_free=m.slots_free,
                 slots_total=m.slots_total,
                 used_share=m.used_share,
+                crowd_ms=m.crowd_ms,
                 headroom_foreign_tokens=m.headroom_foreign_tokens,
                 usd_per_mtok=m.usd_per_mtok,
                 usable_share=m.usable_share,
+                queued_requests=m.queued_requests,
+                queued_tokens=m.queued_tokens,
             )
             for m in report.models
         },
+        client_url=report.client_url,
     )
 
 

@@ -1,27 +1,30 @@
-"""Watches the regions: their reports in etcd, and a gRPC link to each balancer that reported.
+"""Watches the regions: their reports in every hub, and a gRPC link to each balancer that reported.
 
 Reports are merged by (region, instance, incarnation, seq), never by a clock, whichever path they came by. Invariants: a
 report that is absurd, of an unknown region or under another's key is dropped and counted; a key's presence is not
-liveness and its deletion is not death; when etcd is gone the last view stands and the links carry on. Never decides.
+liveness and its deletion is not death; when hubs are gone the last view stands and the links carry on; an incarnation
+gives way to an earlier one only if it is silent and the earlier one is seen to go on (a clock set back between two
+starts). Never decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 import grpc
-from farhop_wire import region_pb2, region_pb2_grpc
+from farhop_wire import region_pb2
 
 from farhop.balance.machine import Address
 from farhop.balance.trie import PrefixTrie
 from farhop.shell.tasks import Tasks
-from farhop.store.contract import REGION_PREFIX, ChangeKind, parse_report_key
-from farhop.store.report import ReportError, decode, from_wire
+from farhop.store.hubs import stores_of
+from farhop.store.report import ReportError, from_wire
 from global_lb.distance import Distances
+from global_lb.hubs import Hub
+from global_lb.link import GONE, Link, address_of
 from global_lb.overrides import Overrides
-from global_lb.prefixes import Prefixes, PrefixGapError
+from global_lb.prefixes import Prefixes
 from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped, instance_of
 
 if TYPE_CHECKING:
@@ -30,29 +33,20 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Event
     from farhop.shell.certificates import Certificates
-    from farhop.store.contract import Change, Store
+    from farhop.store.contract import Store
     from farhop.store.report import RegionReport
     from global_lb.config import GlobalConfig
     from topology.model import Topology
 
-FORGET_S = 60.0  # an instance not heard of for this long, and gone from etcd, is forgotten
+FORGET_S = 60.0  # an instance not heard of for this long, and gone from every hub, is forgotten
 INSTANCES_MAX = 1024
-PINGS_LOST = 2  # in a row, before a channel counts as broken: one may be lost by chance
-HURRY = 0.25  # of the time between pings, after a lost one and while the wire time moves
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
-_DISBELIEVED = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
-_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class Watcher:
     """Keeps the view. `react` is told events; `refused` counts reports not believed, by reason.
 
-    `certificates` are for the links to regions that speak TLS; `trouble` is told where that fails, and why.
+    `certificates` are for the links to regions that speak TLS; `trouble` is told where that fails, and why;
+    `broken`, to which balancer a channel broke.
     """
 
     def __init__(
@@ -67,7 +61,9 @@ class Watcher:
         prefixes: Prefixes | None = None,
         certificates: Certificates | None = None,
         trouble: Callable[[Address, str], None] = lambda _address, _why: None,
+        broken: Callable[[Address], None] = lambda _address: None,
     ) -> None:
+        self._broken = broken
         self.certificates, self._trouble = certificates, trouble
         if certificates is not None:
             certificates.changed = self._relink
@@ -75,19 +71,33 @@ class Watcher:
         self.prefixes = prefixes if prefixes is not None else Prefixes(PrefixTrie(), refused)
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._reports: dict[tuple[str, str], tuple[RegionReport, float]] = {}
-        self._links: dict[tuple[str, str], _Link] = {}
+        self._links: dict[tuple[str, str], Link] = {}
         self._up: dict[tuple[str, str], bool] = {}
-        self._listed: set[tuple[str, str]] = set()
+        self._past: dict[tuple[str, str], tuple[int, int]] = {}  # incarnation and seq of what came after all later ones
         self._tasks = Tasks()
         self._retired = Tasks()
         self._closed = False
         self.distances = Distances(topology, config.region)
         self.overrides = Overrides(store, topology.regions, react, refused, clock)
-        self.store_trouble: str | None = None
+        hubs = stores_of(store, topology.regions[config.region].hub)
+        self.hubs = tuple(Hub(name, one, self.heard, refused, clock) for name, one in hubs.items())
+
+    @property
+    def store_trouble(self) -> str | None:
+        """Which hubs are out of contact, and why; None if all are in contact."""
+        lost = [(hub.name, hub.trouble) for hub in self.hubs if hub.trouble is not None]
+        if len(self.hubs) == 1:
+            return lost[0][1] if lost else None
+        return "; ".join(f"hub {name}: {why}" for name, why in lost) or None
+
+    @property
+    def _listed(self) -> set[tuple[str, str]]:
+        return set().union(*(hub.listed for hub in self.hubs))
 
     async def open(self) -> None:
         """Begin."""
-        self._tasks.start(self._follow(), "watch the reports of all regions")
+        for hub in self.hubs:
+            self._tasks.start(hub.follow(), f"watch the reports in hub {hub.name}")
         self._tasks.start(self.overrides.follow(), "watch the operators' words")
         self._tasks.start(self._tidy(), "forget what is gone")
         self._tasks.start(self.prefixes.keep(self._clock), "forget prefixes that are gone")
@@ -100,45 +110,11 @@ class Watcher:
             self._retire(link)
         await self._retired.settle()
 
-    def _retire(self, link: _Link) -> None:
+    def _retire(self, link: Link) -> None:
         """Close a link without waiting for it."""
         self._retired.start(link.close(), f"close the link to {link.address}")
 
-    # -- by etcd
-
-    async def _follow(self) -> None:
-        async with contextlib.aclosing(self._store.watch(REGION_PREFIX)) as changes:
-            async for change in changes:
-                self._changed(change)
-
-    def _changed(self, change: Change) -> None:
-        if change.kind is ChangeKind.LOST:
-            self.store_trouble = change.why
-            return
-        self.store_trouble = None
-        if change.kind is ChangeKind.SNAPSHOT:
-            names = (parse_report_key(entry.key) for entry in change.entries)
-            self._listed = {name for name in names if name is not None}
-            for entry in change.entries:
-                self._read(entry.key, entry.value)
-        elif change.kind is ChangeKind.PUT:
-            name = parse_report_key(change.key)
-            if name is not None:
-                self._listed.add(name)
-            self._read(change.key, change.value)
-        elif change.kind is ChangeKind.DELETE:
-            self._listed.discard(parse_report_key(change.key) or ("", ""))
-
-    def _read(self, key: str, value: bytes) -> None:
-        try:
-            report = decode(value)
-        except ReportError:
-            self._refused("malformed")
-            return
-        if (report.region, report.instance) != parse_report_key(key):
-            self._refused("misplaced")
-            return
-        self.heard(report)
+    # -- what is gone
 
     async def _tidy(self) -> None:
         while True:
@@ -146,15 +122,16 @@ class Watcher:
             self.forget()
 
     def forget(self) -> None:
-        """Drop instances that are gone from etcd and silent; a link that still speaks keeps one alive."""
-        now = self._clock()
+        """Drop instances that are gone from every hub and silent; a link that still speaks keeps one alive."""
+        now, listed = self._clock(), self._listed
         gone = [
             name
             for name, (_, received_at) in self._reports.items()
-            if name not in self._listed and now - received_at > FORGET_S
+            if name not in listed and now - received_at > FORGET_S
         ]
         for name in gone:
             del self._reports[name]
+            self._past.pop(name, None)
             self.distances.forget(name)
             self._retire(self._links.pop(name))
             if self._up.pop(name, False):
@@ -164,26 +141,40 @@ class Watcher:
 
     # -- by either path
 
-    def heard(self, report: RegionReport) -> None:
-        """Take a report if it is newer than what is known, and swap the view."""
+    def heard(self, report: RegionReport) -> str | None:
+        """Take a report if it is newer than what is known, and swap the view. Why it is not believed; None if it is."""
         if self._closed:
-            return  # a link may still speak while it is being closed
+            return None  # a link may still speak while it is being closed
         if report.region not in self._topology.regions:
-            self._refused("unknown_region")
-            return
+            return self._doubt("unknown_region")
         name = (report.region, report.instance)
         known = self._reports.get(name)
-        if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
-            return  # the other path was faster, or it is late
         if known is None and len(self._reports) >= INSTANCES_MAX:
-            self._refused("too_many_instances")
-            return
+            return self._doubt("too_many_instances")
         now = self._clock()
+        if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
+            if known[0].incarnation == report.incarnation:
+                return None  # the other path was faster, or it is late
+            if not self._goes_on(name, report, known[1], now):
+                return self._doubt("past_incarnation")
+        self._past.pop(name, None)
         self._reports[name] = (report, now)
         self._link(name, report)
-        renewed = known is None or known[0].incarnation < report.incarnation
+        renewed = known is None or known[0].incarnation != report.incarnation
         self._react(RegionHeard(report.region, renewed))
         self._react(ViewSwapped(self._view()))
+        return None
+
+    def _goes_on(self, name: tuple[str, str], report: RegionReport, received_at: float, now: float) -> bool:
+        """Whether a past incarnation is the one that lives: it counts on, while the later one has long been silent."""
+        before, at = self._past.get(name), (report.incarnation, report.seq)
+        self._past[name] = max(before, at) if before is not None else at
+        silent = now - received_at > self._config.watch.report_age_s
+        return silent and before is not None and before[0] == at[0] and at[1] > before[1]
+
+    def _doubt(self, reason: str) -> str:
+        self._refused(reason)
+        return reason
 
     def _view(self) -> View:
         now = self._clock()
@@ -201,7 +192,7 @@ class Watcher:
         return now - self._reports[name][1] > self._config.watch.report_age_s and not self._up.get(name, False)
 
     def _instance(self, report: RegionReport, received_at: float) -> Instance:
-        at = _address(report.tier_address)
+        at = address_of(report.tier_address)
         name = self._config.certified_name(report.region, at.host)
         tier = Address(at.host, at.port, self._config.proxy(report.region), name)
         offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
@@ -215,17 +206,17 @@ class Watcher:
             return
         if known is not None:
             self._retire(known)
-        self._links[name] = _Link(self, name, report.control_address, self._config)
+        self._links[name] = Link(self, name, report.control_address, self._config)
 
     def _relink(self) -> None:
         # A gRPC channel keeps the certificates it was opened with.
         for name, link in tuple(self._links.items()):
             self._retire(link)
-            self._links[name] = _Link(self, name, link.address, self._config)
+            self._links[name] = Link(self, name, link.address, self._config)
 
     def link_refused(self, address: str, why: str) -> None:
         """TLS with a regional balancer failed."""
-        self._trouble(_address(address), why)
+        self._trouble(address_of(address), why)
 
     def pinged(self, name: tuple[str, str], reply: region_pb2.PingReply, sent_at: float) -> None:
         """A ping over a standing connection came back."""
@@ -237,6 +228,8 @@ class Watcher:
         if name not in self._reports or self._up.get(name) == up:
             return
         self._up[name] = up
+        if not up:
+            self._broken(self._instance(*self._reports[name]).tier)
         self._channel_of(name[0])
         self._react(ViewSwapped(self._view()))
 
@@ -258,7 +251,7 @@ class Watcher:
 
     def stream_failed(self, what: str, code: grpc.StatusCode) -> None:
         """A link's stream ended in an error. That nobody is there the ping tells; any other reason is counted."""
-        if code not in _GONE:
+        if code not in GONE:
             self._refused(f"{what}_{code.name.lower()}")
 
     def now(self) -> float:
@@ -268,112 +261,3 @@ class Watcher:
     def jitter(self) -> float:
         """0.8 to 1.2, so that many balancers do not ask one region in step."""
         return 0.8 + 0.4 * self._rng.random()
-
-
-class _Link:
-    """The channel to one regional balancer: streams of reports and prefixes, and a ping that tells whether it lives."""
-
-    def __init__(self, watcher: Watcher, name: tuple[str, str], address: str, config: GlobalConfig) -> None:
-        self._watcher, self._name, self.address, self._config = watcher, name, address, config
-        self._channel = _channel(config, name[0], address, watcher.certificates)
-        self._stub = region_pb2_grpc.RegionStub(self._channel)
-        self._tasks = Tasks()
-        self._tasks.start(self._ping(), f"ping {address}")
-        self._tasks.start(self._reports(), f"read the reports of {address}")
-        self._tasks.start(self._prefixes(), f"read the prefixes of {address}")
-
-    async def close(self) -> None:
-        """Stop asking."""
-        await self._tasks.close()
-        await self._channel.close(None)
-
-    async def _ping(self) -> None:
-        watch, watcher, nonce = self._config.watch, self._watcher, 0
-        lost = PINGS_LOST
-        while True:
-            nonce += 1
-            request = region_pb2.PingRequest(nonce=nonce, balancer=self._config.balancer)
-            try:
-                sent_at = watcher.now()
-                reply = await self._stub.Ping(request, timeout=watch.ping_timeout_s)
-                if lost == 0:  # else it may have waited for the connection, too
-                    watcher.pinged(self._name, reply, sent_at)
-                lost = 0
-                watcher.link_changed(self._name, True)
-            except grpc.aio.AioRpcError as error:
-                lost += 1
-                why = error.details() or ""
-                if any(words in why for words in _DISBELIEVED):
-                    watcher.link_refused(self.address, why)
-                if lost >= PINGS_LOST:
-                    watcher.link_changed(self._name, False)
-            soon = 0 < lost < PINGS_LOST or watcher.distances.moving(self._name[0])
-            await asyncio.sleep(watch.ping_s * watcher.jitter() * (HURRY if soon else 1.0))
-
-    async def _reports(self) -> None:
-        request = region_pb2.ReportsRequest(balancer=self._config.balancer, region=self._config.region)
-        while True:
-            try:
-                async for message in self._stub.Reports(request):
-                    self._watcher.heard_by_link(message, self._name)
-            except grpc.aio.AioRpcError as error:
-                self._watcher.stream_failed("reports", error.code())
-            await asyncio.sleep(self._config.watch.ping_s * self._watcher.jitter())
-
-    async def _prefixes(self) -> None:
-        config, watcher = self._config, self._watcher
-        while True:
-            stream = watcher.prefixes.begin(self._name)
-            call = self._stub.Prefixes(
-                region_pb2.PrefixesRequest(
-                    balancer=config.balancer,
-                    region=config.region,
-                    known_incarnation=stream.known_incarnation,
-                    known_seq=stream.known_seq,
-                )
-            )
-            pause_s = config.watch.ping_s
-            try:
-                async for message in call:
-                    await stream.take(message)
-            except PrefixGapError:
-                pass  # counted where it was seen; the next stream begins with what is missing
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    pause_s *= 10  # an older build
-                else:
-                    watcher.stream_failed("prefixes", error.code())
-            finally:
-                call.cancel()
-                stream.ended(watcher.now())
-            await asyncio.sleep(pause_s * watcher.jitter())
-
-
-def _address(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    return Address(host.strip("[]"), int(port))
-
-
-def _channel(config: GlobalConfig, region: str, address: str, certificates: Certificates | None) -> grpc.aio.Channel:
-    """The channel to a regional balancer, encrypted where the configuration says so."""
-    # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
-    idle_ms = max(1000, int(2e3 * config.watch.ping_s))
-    waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-    options = (*_OPTIONS, *((name, idle_ms) for name in waits), *_proxy_options(config.proxy(region)))
-    host = _address(address).host
-    certified = config.certified_name(region, host)
-    if certified is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    assert certificates is not None  # where there is a name to verify there is whom to believe
-    other = () if certified == host else (("grpc.ssl_target_name_override", certified),)
-    return grpc.aio.secure_channel(address, certificates.material.channel(), options=(*options, *other))
-
-
-def _proxy_options(proxy: Address | None) -> tuple[tuple[str, str], ...]:
-    """Channel arguments for a proxy. By address, for any target: `grpc.http_proxy` would heed a stray no_proxy."""
-    if proxy is None:
-        return ()
-    return (
-        ("grpc.address_http_proxy", str(proxy)),
-        ("grpc.address_http_proxy_enabled_addresses", "0.0.0.0/0,::/0"),
-    )

@@ -51,13 +51,21 @@ def hints(request: Request, law: Law) -> Verdict:
     return law.verdict(request.tenant, request.model, Scope.HINTS, request.narrow, request.key)
 
 
-def refusal(request: Request, region: str, law: Law, view: View, now: float) -> Refusal | None:
-    """Why the request may not enter, or not stay; None if it may. Asked at arrival and before every attempt."""
+def unlawful(request: Request, region: str, law: Law) -> Refusal | None:
+    """Why the law keeps the request out of here; None if it does not. The token's law and ours each may."""
     if request.lawful is not None and region not in request.lawful:
         return Refusal(outcome.UNLAWFUL_HERE, f"the hop token does not allow region {region}")
     clause = law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key).why_not(region)
     if clause is not None:
         return Refusal(outcome.UNLAWFUL_HERE, f"region {region}: {clause}")
+    return None
+
+
+def refusal(request: Request, region: str, law: Law, view: View, now: float) -> Refusal | None:
+    """Why the request may not enter, or not stay; None if it may. Asked at arrival and before every attempt."""
+    refused = unlawful(request, region, law)
+    if refused is not None:
+        return refused
     if request.model not in view.by_model:
         return Refusal(outcome.MODEL_NOT_HERE, f"no replica in region {region} serves this model")
     if now >= request.deadline:

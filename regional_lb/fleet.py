@@ -17,13 +17,13 @@ from farhop.balance.estimate import Speed
 from farhop.balance.health import Mode, State
 from farhop.balance.ledger import Ledger
 from farhop.balance.outcome import Source
-from regional_lb.adapters import Adapters
+from regional_lb.health.standing import EASE_S, Standing
+from regional_lb.kv.adapters import Adapters
 from regional_lb.memory import Memory
-from regional_lb.recent import Cached
-from regional_lb.shares import PeerHeard, PeersChanged, TurnsPassed
-from regional_lb.standing import EASE_S, Standing
-from regional_lb.table import Subset, Table
-from regional_lb.view import PREFILL, BlocksChanged, ReplicaProbed, ReplicaSampled, line_of, view_of
+from regional_lb.peers.recent import Cached
+from regional_lb.peers.shares import PeerHeard, PeersChanged, TurnsPassed
+from regional_lb.table import SAMPLE_FRESH_S, Subset, Table
+from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_line, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from farhop.balance.ledger import Load, Reservation
     from farhop.balance.machine import Event
     from farhop.balance.outcome import Outcome
-    from regional_lb.shares import Shares
+    from regional_lb.peers.shares import Shares
     from regional_lb.table import Eased
     from regional_lb.view import Replica, View
     from topology.law import Verdict
@@ -103,6 +103,7 @@ class Fleet:
             table.describe(row, replica)
             self._write(name)
             table.rate(row, self.speeds[name])
+            table.filled[row] = self.trie.filled(name)
         return view
 
     def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
@@ -111,6 +112,9 @@ class Fleet:
         known = self.view.replicas.get(name)
         if known is None:
             return name
+        before = known.sample
+        if sample.waiting == 1 and before is not None and sample.at - before.at < SAMPLE_FRESH_S:
+            sample = replace(sample, queued=min(1, before.waiting))
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
         if sample.lora is not None:
@@ -193,9 +197,9 @@ class Fleet:
         self.able(model, now)
         return self.standing.modes.get(model, Mode.EMPTY)
 
-    def able_to_prefill(self, model: str, now: float) -> Subset:
-        """The replicas that prefill for the model's others and may take work."""
-        return self.able(line_of(model, PREFILL), now)
+    def able_to_prefill(self, model: str, handover: str, now: float) -> Subset:
+        """The replicas that prefill for the model's others in this way and may take work."""
+        return self.able(prefill_line(model, handover), now)
 
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
@@ -259,6 +263,7 @@ class Fleet:
             self.journal.under(hints.epoch)
             audience = hints.lawful if hints.excluded else None
         self.journal.insert(name, chain, audience)
+        self.whole.filled[self.whole.of.at[name]] = self.trie.filled(name)
         if self.shares is not None and chain:
             self.shares.recent.add(Cached(name, chain, audience, own=True))
 
@@ -285,8 +290,9 @@ class Fleet:
         """An answer ended `decode_ms` after its first token and `service_ms` after dispatch."""
         speed = self.speeds.get(name)
         if speed is not None:
-            speed.ended(decode_ms, service_ms, completion_tokens)
-            self.whole.rate(self.whole.of.at[name], speed)
+            row = self.whole.of.at[name]
+            speed.ended(decode_ms, service_ms, completion_tokens, self.whole.in_flight.item(row) + 1.0)  # itself, too
+            self.whole.rate(row, speed)
 
     # -- within
 

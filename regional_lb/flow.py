@@ -21,12 +21,13 @@ from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.live import Live
 from regional_lb.outlook import Outlook
 from regional_lb.pairs import Pairs
+from regional_lb.peers.shares import Shares
 from regional_lb.placing import Placing
 from regional_lb.policy import Policies, PoliciesChanged
 from regional_lb.queue import WaitingRoom
-from regional_lb.shares import Shares
 from regional_lb.split import Splits, SplitsChanged
 from regional_lb.view import ViewSwapped
+from topology.law import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,8 @@ class FlowConfig(msgspec.Struct, frozen=True):
     queue_requests_max: int = 1024
     queue_tokens_max: int = 4_000_000
     queue_wait_s: float = 30.0
+    queue_stands_s: float = 2.0
+    queue_standing_wait_s: float = 0.5
     starvation_s: float = 10.0
     health: HealthConfig = HealthConfig()
     foreign: admission.Foreign = admission.Foreign()
@@ -73,7 +76,7 @@ class RegionalFlow(Placing):
         self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
         self.blocks, self.adapters = self._fleet.blocks, self._fleet.adapters
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
-        self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law))
+        self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law), rng)
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
         self.accepted_bytes: dict[str, float] = {}
         self.predicted_tokens = self.actual_tokens = 0.0
@@ -89,6 +92,7 @@ class RegionalFlow(Placing):
             machine.PrefillFailed: self._prefill_failed,
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
+            machine.LawChanged: self._law_changed,
             ViewSwapped: self._view_swapped,
             PoliciesChanged: self._policies_changed,
             SplitsChanged: self._splits_changed,
@@ -139,7 +143,8 @@ class RegionalFlow(Placing):
         self.ledger.began(event.id)
         self._fleet.answered(live.replica, event.status, now)
         if event.status < 400:
-            self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
+            if live.replica not in self.view.bound:  # what that took over it does not keep for the next
+                self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
             if live.pick is not None:
                 live.pick.policy.answered(live.replica, (now - live.forwarded_at) * 1e3, now)
             if live.request.stream and live.chosen is not None:
@@ -185,16 +190,22 @@ class RegionalFlow(Placing):
 
     def _prefill_ended(self, event: machine.PrefillEnded, now: float) -> list[Command]:
         live = self._under_way(event)
-        if live is not None and live.prefiller:
-            self._pairs.ended(live, now)
-        return []
+        if live is None or not live.prefiller:
+            return []
+        freed = live.prefiller
+        self._pairs.ended(live, now)
+        return self._fill(freed, now)
 
     def _prefill_failed(self, event: machine.PrefillFailed, now: float) -> list[Command]:
         live = self._under_way(event)
         if live is None or not live.prefiller:
             return []
         freed, failed = live.replica, self._pairs.failed(live, event.outcome, now)
+        if live.started:
+            return self._fill(failed, now)
         self._pairs.give_back(live)
+        if freed in self.view.bound and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
+            live.tried += (freed,)  # each waits for the other: either may be the one that is stuck
         live.replica = ""
         again = self._again(live, now) if live.whole else self._elsewhere(live, failed, event.outcome, now)
         return [*again, *self._fill(freed, now)]
@@ -227,6 +238,20 @@ class RegionalFlow(Placing):
         return live if live is not None and live.replica and live.attempts == event.attempt else None
 
     # -- the world's edges
+
+    def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
+        """Who waits and may not stay is told at once; whom an engine has been sent stays there."""
+        if event.law.epoch <= self.law.epoch:
+            return []
+        before, self.law = self.law, event.law
+        everywhere = frozenset(before.topology.regions)
+        self.journal.under(self.law.epoch, widened=self.law.widens(before, Scope.HINTS, everywhere))
+        commands: list[Command] = []
+        for live in [live for live in self._live.values() if not live.replica]:
+            refusal = admission.unlawful(live.request, self.config.region, self.law)
+            if refusal is not None:
+                commands.append(self._refuse(live, refusal.outcome, refusal.detail, now))
+        return commands + self._fill_all(now)
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.view = self._fleet.adopt(event.view)
@@ -261,13 +286,16 @@ class RegionalFlow(Placing):
         silent, self._fleet.silent = self._fleet.silent, []
         for live in list(self._live.values()):
             request, reason = live.request, outcome.FIRST_BYTE_TIMEOUT
-            if (live.prefiller or live.replica) not in silent or live.started or request.id not in self._live:
+            asked = (live.prefiller or live.replica, live.replica if live.replica in self.view.bound else "")
+            lost = next((name for name in asked if name in silent), "")
+            if not lost or live.started or request.id not in self._live:
                 continue
             others = self.outlook.serving(live.line, now, (live.replica, *live.tried))
-            if not others and not live.prefiller:
+            halved = lost == live.prefiller
+            if not others and not halved:
                 continue  # it may yet answer
             if retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
-                broken = machine.PrefillFailed if live.prefiller else machine.AttemptFailed
+                broken = machine.PrefillFailed if halved else machine.AttemptFailed
                 cancel = machine.Cancel(request.id, live.attempts)
                 commands += [cancel, *self.handle(broken(request.id, live.attempts, reason), now)]
         return commands

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Request
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from regional_lb.split import Assigned
 
 
-@dataclass(slots=True)
-class Live:
+class Live(msgspec.Struct, eq=False):
     """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
 
     `due` is what its timer is set for. `prefilled_at` is when its first token came, or, where the answer comes in one

@@ -11,15 +11,16 @@ import socket
 import time
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 
 from farhop.balance.health import HealthConfig, Mode
 from farhop.balance.limits import ByteBudget
+from farhop.balance.machine import LawChanged
 from farhop.identity.hop import HopVerifier
-from farhop.identity.keys import Keyring
+from farhop.identity.passes import PassVerifier, holder
 from farhop.relay.listener import Listener, PortTakenError
 from farhop.relay.relay import Relay
 from farhop.shell import wiring
@@ -30,13 +31,14 @@ from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
+from farhop.shell.lawbook import LawBook
 from farhop.shell.marks import MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
 from farhop.shell.tokens import Files, Tokenizers
-from farhop.store.etcd import EtcdStore
+from farhop.store.hubs import store_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -45,7 +47,8 @@ from regional_lb.admission import Foreign
 from regional_lb.config import RegionalConfig
 from regional_lb.discovery import Discovery
 from regional_lb.flow import FlowConfig, RegionalFlow
-from regional_lb.peers import Peers
+from regional_lb.passes import PassKeeper
+from regional_lb.peers.peers import Peers
 from regional_lb.policy import Choice, Policies
 from regional_lb.report import Reporter
 from regional_lb.serve import HopKeeper, PickReasons, RegionalDesk, RegionalTier
@@ -60,7 +63,7 @@ if TYPE_CHECKING:
     from farhop.shell.config import Listen
     from farhop.store.contract import Store
     from regional_lb.config import ReplicaConfig
-    from regional_lb.kv_events import KvListener
+    from regional_lb.kv.events import KvListener
     from topology.model import Topology
 
 _CONTROL = (
@@ -98,6 +101,8 @@ class RegionalBalancer:
             queue_requests_max=queue.requests_max,
             queue_tokens_max=queue.tokens_max,
             queue_wait_s=queue.wait_s,
+            queue_stands_s=queue.stands_s,
+            queue_standing_wait_s=queue.standing_wait_s,
             starvation_s=queue.starvation_s,
             health=_health(config),
             foreign=Foreign(**config.foreign.model_dump()),
@@ -118,12 +123,14 @@ class RegionalBalancer:
         pool = self.secrecy.pool(config.limits, engines)
         self._log, self._slots = log, wiring.slots(aside=_descriptors(config))
         self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
+        self._incarnation = time.time_ns() // 1_000_000
         self._doors(rng)
         self._eyes(rng, engines, store)
         self.desk = RegionalDesk(
-            config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides, self.peers
+            config.instance, self.flow, self.keeper, self.key_door, self.clock, self.overrides, self.peers, self.laws
         )
-        self.desk.origins = self.discovery.told
+        self.desk.newest_epoch = lambda: self.hop_keeper.newest_epoch
+        self.desk.origins = self._origins
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -139,14 +146,16 @@ class RegionalBalancer:
             self.flow.standing.answered_at, self._works_on, self._say, self._hear,
         )  # fmt: skip
         self.kv_listener: KvListener | None = None
-        self.store = store if store is not None else EtcdStore(wiring.etcd(config, self.topology), rng)
+        self.store = (
+            store if store is not None else store_of(wiring.home_hubs(config, self.topology, config.remote_hub), rng)
+        )
+        self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, self._log)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
         self.discovery = Discovery(
             config, self.store, self.watcher.announce, self.metrics.report_refused, self._say, rng
         )
         self._tasks = Tasks()
-        self._incarnation = time.time_ns() // 1_000_000
         assert self.flow.shares is not None  # it has a name
         self.peers = Peers(
             config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
@@ -154,8 +163,16 @@ class RegionalBalancer:
             self.secrecy.trouble,
         )  # fmt: skip
 
+    def _adopt(self, law: Law) -> None:
+        self.relay.react(LawChanged(law))
+
+    def _origins(self) -> dict[str, Any]:
+        hub = self.topology.regions[self.config.region].hub
+        published = {} if self.reporter is None else self.reporter.published(hub)
+        return {**self.discovery.told(), "hubs": [{"hub": name, "trouble": why} for name, why in published.items()]}
+
     def _weight(self, tenant: str) -> float:
-        known = self.topology.tenants.get(tenant)
+        known = self.flow.law.topology.tenants.get(tenant)
         return known.weight if known is not None else 1.0
 
     def _works_on(self, replica: str) -> int:
@@ -167,19 +184,19 @@ class RegionalBalancer:
     def _doors(self, rng: Random) -> None:
         config, limits = self.config, wiring.inbound(self.config.limits)
         verifier = HopVerifier(config.hop.secrets(), config.region)
-        hop_keeper = HopKeeper(verifier, self.topology, self.flow, self.clock)
+        self.hop_keeper = HopKeeper(verifier, self.flow, self.clock)
         policies, splits = self.flow.policies, self.flow.splits
         session = SessionReader(
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
         )
         marks = MarkReader(splits)
         self.tokenizers = _tokenizers(config)
-        self.hop_door = Door(hop_keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
-        self.keeper = KeyKeeper(
-            config.region, Keyring(self.topology.key), self.topology, lambda: self.flow.law, self._offered,
-            config.limits.request_s,
-        )  # fmt: skip
-        self.key_door = Door(self.keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
+        self.hop_door = Door(self.hop_keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
+        self.keeper = KeyKeeper(config.region, lambda: self.flow.law, self._offered, config.limits.request_s)
+        self.observer.may_record = self.keeper.recorded
+        passes = PassVerifier(config.hop.secrets(), config.region, holder(config.instance, self._incarnation))
+        pass_keeper = PassKeeper(self.keeper, passes, self.flow, self.clock)
+        self.key_door = Door(pass_keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,
@@ -213,6 +230,7 @@ class RegionalBalancer:
         gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
         gauge("replica_ejections", "Ejections since the start, by what for.", flow.standing.ejections.copy, "reason")
         gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
+        self.laws.observe(self.metrics)
         wiring.observe(self.metrics, self.budget, self.relay.pool, self.tier_listener, self.client_listener)
 
     def _in_flight(self) -> dict[str, float]:
@@ -233,8 +251,10 @@ class RegionalBalancer:
         await self.store.open()
         await self.watcher.open()
         self.discovery.open()
+        self._tasks.start(self.laws.follow(), "watch the law")
         for followed in self.overrides:
             self._tasks.start(followed.follow(), f"watch the {followed.what}")
+        await self.laws.begun()
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
@@ -249,6 +269,7 @@ class RegionalBalancer:
             self.clock.now,
             incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
+            client_url=(config.client.url or "") if config.client is not None else "",
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()
@@ -290,7 +311,7 @@ class RegionalBalancer:
         if self.kv_listener is None:
             if not any(replica.kv_events for replica in watched.values()):
                 return
-            from regional_lb.kv_events import KvListener  # brings ZeroMQ: only where it is wanted
+            from regional_lb.kv.events import KvListener  # brings ZeroMQ: only where it is wanted
 
             self.kv_listener = KvListener(self.relay.react, self.metrics.report_refused, self.clock.now)
         self.kv_listener.listen(watched.values())

@@ -14,7 +14,7 @@ import msgspec
 
 from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config import MODELS_MAX
-from regional_lb.exposition import PageError
+from regional_lb.signals.exposition import PageError
 from regional_lb.view import Replica
 
 if TYPE_CHECKING:
@@ -161,6 +161,8 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         kv_ranks=len(config.kv_sources),
         adapters=frozenset(config.adapters),
         role=config.role,
+        handover=config.handover,
+        bootstrap_port=config.bootstrap_port,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from farhop.balance.chain import depth_at
 from farhop.balance.journal import Journal
 from farhop.balance.trie import PrefixTrie, spread
-from regional_lb.blocks import BlockIndex
+from regional_lb.kv.blocks import BlockIndex
 from regional_lb.kv_words import Cleared
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Memory:
         if not found:
             return ()
         if some.version != trie.version:
-            self._place_slots(some)
+            some.place_slots(trie.slots(some.names), trie.slots_known, trie.version)
         by_slot = some.by_slot
         hits: list[tuple[int, int | Rows | NDArray[np.bool_]]] = []
         for depth, mask in found:
@@ -96,13 +96,6 @@ class Memory:
                     hits.append((depth, place))
         return hits
 
-    def _place_slots(self, some: Subset) -> None:
-        some.slots = self.trie.slots(some.names)
-        some.by_slot = np.full(self.trie.slots_known, -1, dtype=np.intp)
-        some.by_slot[some.slots] = np.arange(len(some))
-        some.spelt.clear()
-        some.version = self.trie.version
-
     # -- what was said
 
     def changed(self, event: BlocksChanged) -> None:
@@ -113,17 +106,19 @@ class Memory:
                 self.trie.clear(event.target)
 
     def overrated(self, name: str, need: Need, believed_tokens: float, cached_tokens: int) -> bool:
-        """An engine found `cached_tokens` of a prompt cached; whether our mirror had believed in clearly more.
+        """An engine found `cached_tokens` of a prompt cached. Had our mirror believed in clearly more, it forgets what
+        lies beyond, below the node where the two part, but for the prompt itself, which is there now: an engine lets go
+        of the oldest first, and what descends from a node is no younger.
 
-        Then it forgets what lies beyond, below the node where the two part: an engine lets go of the oldest first, and
-        what descends from a node is no younger. The prompt itself is there now: tell so (`caches`).
+        Whether the mirror, corrected, lacks some of the prompt: tell so (`caches`).
         """
+        if cached_tokens + _BLOCK_TOKENS >= believed_tokens:
+            return False
         believed = depth_at(int(believed_tokens * need.bytes_per_token))
         found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * need.bytes_per_token))
         if found + 1 >= min(believed, len(need.chain)) or name not in self.trie:
             return False
-        self.trie.correct(name, need.chain, found)
-        return True
+        return self.trie.confine(name, need.chain, found) < len(need.chain)
 
     def counted(self, model: str, ours: int, told: int) -> None:
         """An engine told how many tokens a prompt has that was tokenized here, too."""
@@ -142,7 +137,7 @@ def _spell(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_]:
     """The places of a set of slots. Those of few are kept, since hot prefixes ask for the same."""
     held = spread(mask, n_slots)
     if mask.bit_count() > _SPELT_PLACES_MAX:
-        return held.take(some.slots)
+        return some.of_slots(held)
     places = some.by_slot[held.nonzero()[0]]
     if len(some.spelt) >= _SPELT_MAX:
         some.spelt.clear()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import chain
 from regional_lb import admission, pairs
-from regional_lb.blocks import Path
+from regional_lb.kv.blocks import Path
 from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
 from regional_lb.policy import Need
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from regional_lb.fleet import Fleet
     from regional_lb.live import Live
-    from regional_lb.pick import Pick
+    from regional_lb.pick import Pick, Scored
     from regional_lb.policy import Policies
     from regional_lb.queue import WaitingRoom
     from regional_lb.split import Assigned, Splits
@@ -112,6 +112,10 @@ class Outlook:
         able = self.serving(request.model if assigned is None else assigned.line, now, without)
         if aside:
             able = able.without(aside)
+        half, view = None, self._fleet.view
+        if view.bound:
+            half = self._half(request, need, now, without) if request.divisible and not whole else None
+            able = able if half is not None else able.without(view.bound)
         if not able:
             return None
         hits, known = self.hits(need, able)
@@ -121,12 +125,31 @@ class Outlook:
         choice.assigned = assigned
         chosen = choice.chosen
         if chosen is not None:
-            choice.version = self._fleet.view.replicas[chosen.replica].version
-            if request.model in self._fleet.view.prefillers and request.divisible and not whole:
-                others = self._fleet.able_to_prefill(request.model, now).without(without)
+            replica = view.replicas[chosen.replica]
+            choice.version = replica.version
+            if replica.bound:
+                choice.prefill = half
+            elif view.prefillers and replica.handover == "vllm" and request.divisible and not whole:
+                others = self._fleet.able_to_prefill(request.model, "vllm", now).without(without)
                 table = self._fleet.table(others)
                 choice.prefill = pairs.prefiller(need, chosen, table, *self.hits(need, others), now)
         return choice
+
+    def _half(self, request: Request, need: Need, now: float, without: tuple[str, ...]) -> Scored | None:
+        """Who would prefill for a bound replica; None if nobody has room. Better one that failed it before."""
+        able = self._fleet.able_to_prefill(request.model, "sglang", now)
+        others = able.without(without) or able
+        return pairs.soonest(need, self._fleet.table(others), *self.hits(need, others), now)
+
+    def nobody_for(self, live: Live, now: float) -> bool:
+        """Whether nobody able serves its line, or only bound ones, who cannot take this one now."""
+        able, bound = self.serving(live.line, now), self._fleet.view.bound
+        request = live.request
+        if bound and not (
+            request.divisible and not live.whole and self._fleet.able_to_prefill(request.model, "sglang", now)
+        ):
+            able = able.without(bound)
+        return not able
 
     def turned_away(self, request: Request, need: Need, now: float, line: str = "") -> admission.Refusal | None:
         """Why a guest may not enter; None for who is none. That nobody is healthy is for the queue to say."""

@@ -3,7 +3,8 @@
 Invariants: the prefill's reservation is held under a key of its own from the Forward until PrefillEnded or
 PrefillFailed, or until the request's attempt is over however, and is given back once; a pair teaches nobody anything
 about the half it did not do (a decode engine that fetched KV reports nearly all of the prompt as cached). Never chooses
-the replica that answers: that is the pick's.
+the replica that answers: that is the pick's. Where both are asked at once (SGLang) the first half may outlast the
+second's beginning, and its failure then is its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from regional_lb.pick import Scored, uncached_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from random import Random
 
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
@@ -30,15 +32,21 @@ if TYPE_CHECKING:
     from regional_lb.table import Hits, Table
     from topology.law import Verdict
 
+ROOM_BITS = 63  # as SGLang's router draws them
+
 # A shorter rest of a prompt is prefilled beside the decodes within a step or two; a pair costs a round trip and the
 # transfer of its KV.
 PAIR_MIN_TOKENS = 256
 
 
 def prefiller(need: Need, chosen: Scored, table: Table, hits: Hits, known: Known, now: float) -> Scored | None:
-    """Of these healthy prefill replicas with room the one that would be done first. None if there is none, or if too
-    little of the prompt is missing at the chosen one."""
-    if chosen.uncached_tokens <= PAIR_MIN_TOKENS or not len(table):
+    """As `soonest`; None as well if too little of the prompt is missing at the chosen one."""
+    return None if chosen.uncached_tokens <= PAIR_MIN_TOKENS else soonest(need, table, hits, known, now)
+
+
+def soonest(need: Need, table: Table, hits: Hits, known: Known, now: float) -> Scored | None:
+    """Of these healthy prefill replicas with room the one that would be done first, None if there is none."""
+    if not len(table):
         return None
     uncached = uncached_tokens(need, table, hits, known)
     end_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
@@ -57,8 +65,8 @@ class Pairs:
     """The halves under way. `live.prefiller` names the one of a request, "" if there is none. `hints` says where a
     trace of a request's prefix may be known."""
 
-    def __init__(self, fleet: Fleet, hints: Callable[[Request], Verdict]) -> None:
-        self._fleet, self._hints = fleet, hints
+    def __init__(self, fleet: Fleet, hints: Callable[[Request], Verdict], rng: Random) -> None:
+        self._fleet, self._hints, self._rng = fleet, hints, rng
 
     def begin(self, live: Live, choice: Pick, now: float) -> Prefill | None:
         """Reserve what the pick wants computed elsewhere; None if nothing, or the replica may not take it now."""
@@ -69,10 +77,13 @@ class Pairs:
         tokens = int(half.uncached_tokens)
         self._fleet.ledger.reserve(_key(live), Reservation(half.replica, tokens, tokens))
         live.prefiller = half.replica
-        return Prefill(half.replica, self._fleet.view.replicas[half.replica].address)
+        replica = self._fleet.view.replicas[half.replica]
+        if replica.handover == "vllm":
+            return Prefill(half.replica, replica.address)
+        return Prefill(half.replica, replica.address, replica.bootstrap_port, self._rng.getrandbits(ROOM_BITS))
 
     def ended(self, live: Live, now: float) -> None:
-        """The prompt is computed: what follows is the decode replica's own time."""
+        """The prompt is computed: what follows is the decode replica's own time, if that has not begun before."""
         name, half = live.prefiller, live.pick.prefill if live.pick is not None else None
         self.over(live)
         self._fleet.answered(name, 200, now)
@@ -80,7 +91,8 @@ class Pairs:
         if half is not None:
             elapsed_ms = (now - live.forwarded_at) * 1e3
             self._fleet.computed(name, elapsed_ms, half.backlog_tokens + half.uncached_tokens)
-        live.forwarded_at = live.prefilled_at = now
+        if not live.started:
+            live.forwarded_at = live.prefilled_at = now
 
     def failed(self, live: Live, reason: Outcome, now: float) -> str:
         """It was not. Who failed; an engine that refused the request (4xx) did not, but is not asked again for it."""

@@ -64,10 +64,12 @@ class Placing:
         chosen = choice.chosen
         if not self._fleet.admit(chosen.replica, now):
             return []
+        half = self._pairs.begin(live, choice, now) if choice.prefill is not None else None
+        if half is None and chosen.replica in self.view.bound:
+            return []  # who was to prefill is on trial, and has one already
         live.attempts += 1
         live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
         choice.policy.placed(chosen.replica, self._fleet.whole)
-        half = self._pairs.begin(live, choice, now) if choice.prefill is not None else None
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
         kv_tokens, ttft_ms = uncached + int(live.need.output_tokens), choice.prefill_ms
@@ -81,9 +83,10 @@ class Placing:
 
     def _hold(self, live: Live, now: float) -> list[Command]:
         request, tokens = live.request, live.need.prompt_tokens
-        if not self.outlook.serving(live.line, now):
-            return [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now)]
-        if self.outlook.hopeless(live, self.config.queue_wait_s, now):
+        if self.outlook.nobody_for(live, now):
+            return [self._refuse(live, outcome.NO_REPLICA, self._nobody(live, now), now)]
+        most_s = self._most_s(live, now)
+        if self.outlook.hopeless(live, most_s, now):
             return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
@@ -95,9 +98,19 @@ class Placing:
         self.queue.push(
             request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
         )
-        commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + self.config.queue_wait_s))]
+        commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + most_s))]
         # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
         return commands + self._fill_line(live.line, now) if self.queue.waiting(live.line) > 1 else commands
+
+    def _most_s(self, live: Live, now: float) -> float:
+        """How long a request may wait: less where its band's queue stands, and is no burst that will be worked off.
+
+        First come, first served, everybody would wait as long as anybody may, and all that is served be late (CoDel's
+        standing queue; refusing some early keeps the rest prompt). Who is late already still goes before nobody.
+        """
+        config = self.config
+        stands = self.queue.stands_s(live.line, live.request.priority, now) > config.queue_stands_s
+        return min(config.queue_wait_s, config.queue_standing_wait_s) if stands else config.queue_wait_s
 
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give what was freed at a replica to those who wait for what it serves."""
@@ -116,7 +129,9 @@ class Placing:
             able = self.outlook.serving(line, now)
             if not able:
                 everybody = [self._live[w.id] for w in self.queue.first(line, waiting)]
-                return commands + [self._refuse(live, outcome.NO_REPLICA, _nobody(live), now) for live in everybody]
+                return commands + [
+                    self._refuse(live, outcome.NO_REPLICA, self._nobody(live, now), now) for live in everybody
+                ]
             # No room for the smallest request there is: there is no point in scoring.
             released = self._release_one(line, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
             if not released:
@@ -144,8 +159,9 @@ class Placing:
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [self._refuse(live, refusal.outcome, refusal.detail, now)]
-        if self.outlook.too_late(request, live.need, able, now):
-            return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no room in time to be served by the deadline", now)]
+        outlived = self.queue.outlived(request.id, self._most_s(live, now), now)
+        if outlived or self.outlook.too_late(request, live.need, able, now):
+            return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
         placed = self._place(live, now, aside)
         if placed:
             self.queue.remove(request.id, served=True)
@@ -176,6 +192,17 @@ class Placing:
         wait_ms = self.outlook.wait_ms(live.line, now)
         return machine.Answer(live.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
+    def _nobody(self, live: Live, now: float) -> str:
+        """Why a request is refused where nobody is able."""
+        which = f"version {live.assigned.version} of this model" if live.assigned is not None else "this model"
+        if not self.outlook.serving(live.line, now):
+            return f"no replica of {which} is healthy"
+        if live.whole:
+            return f"the replica that prefills for those of {which} refused it"
+        if live.request.divisible:
+            return f"no replica that prefills for those of {which} is healthy"
+        return f"no replica of {which} takes one with several prompts or answers, or that asks what its prompt was"
+
     def _over(self, live: Live) -> None:
         """Forget a request and give back all it held."""
         request_id = live.request.id
@@ -185,9 +212,3 @@ class Placing:
         self._budget.ended()
         if live.budgeted:
             self._budget.give()
-
-
-def _nobody(live: Live) -> str:
-    """Why a request is refused where nobody is able."""
-    which = f"version {live.assigned.version} of this model" if live.assigned is not None else "this model"
-    return f"no replica of {which} is healthy"

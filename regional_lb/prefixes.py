@@ -62,11 +62,12 @@ class PrefixTeller:
         try:
             same = request.known_incarnation == self._incarnation
             stream = _Stream(self, request.region, request.known_seq if same else None)
-            if same and self._journal.reaches(request.known_seq):
+            if same and self._journal.reaches(request.known_seq) and self._flow.law.epoch >= request.law_epoch:
                 yield self._delta(seq=request.known_seq, after=request.known_seq)  # so that it knows at once
             while True:
-                async for delta in stream.news():
-                    yield delta
+                if self._flow.law.epoch >= request.law_epoch:
+                    async for delta in stream.news():
+                        yield delta
                 await asyncio.sleep(BATCH_S)
         finally:
             self.readers -= 1
@@ -85,9 +86,9 @@ class _Stream:
 
     async def news(self) -> AsyncGenerator[region_pb2.PrefixDelta, None]:
         """All that is new by now."""
-        journal, law = self._journal, self._teller._flow.law
+        journal = self._journal
         while True:
-            journal.under(law.epoch)
+            journal.under(self._teller._flow.law.epoch)
             # What a cleared replica held is told even if nothing else happens.
             self._teller._flow.trie.sweep(SWEEP_NODES)
             if not journal.reaches(self._at):

@@ -21,6 +21,8 @@ from msgspec.structs import replace
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+OF_LATE_S = 30.0
+MODELS_MAX = 1024  # whose bands are remembered beyond their last request
 STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
 _FINISHES_MAX = 1024
 
@@ -51,11 +53,13 @@ class _Tenant:
 
 
 class _Band:
-    """Tenants with something waiting, and where those stand who had something before: forgotten when it empties."""
+    """Tenants with something waiting, and where those stand who had something before: forgotten when it empties.
+    Somebody has been waiting always since `stands_since`."""
 
-    __slots__ = ("finishes", "tenants")
+    __slots__ = ("finishes", "stands_since", "tenants")
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        self.stands_since = now
         self.tenants: dict[str, _Tenant] = {}
         self.finishes: dict[str, float] = {}
 
@@ -108,7 +112,10 @@ class _Line:
 
     def push(self, waiting: Waiting, weight: float) -> None:
         self.by_id[waiting.id] = waiting
-        self.bands.setdefault(waiting.priority, _Band()).push(waiting, weight)
+        band = self.bands.get(waiting.priority)
+        if band is None:
+            band = self.bands[waiting.priority] = _Band(waiting.since)
+        band.push(waiting, weight)
 
     def remove(self, waiting: Waiting, *, served: bool) -> None:
         if served:
@@ -131,12 +138,13 @@ class _Line:
 class WaitingRoom:
     """The queue of one region's balancer instance. Where a model is named that nothing waits for, there is nothing."""
 
-    __slots__ = ("_by_id", "_lines", "_starvation_s", "requests_max", "tokens", "tokens_max")
+    __slots__ = ("_by_id", "_came", "_lines", "_starvation_s", "requests_max", "tokens", "tokens_max")
 
     def __init__(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
         self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
         self._lines: dict[str, _Line] = {}
         self._by_id: dict[str, Waiting] = {}
+        self._came: dict[str, dict[int, float]] = {}  # by model and band: when the last one came
         self.tokens = 0.0
 
     def __len__(self) -> int:
@@ -149,6 +157,28 @@ class WaitingRoom:
         """How many requests wait for the model."""
         line = self._lines.get(model)
         return len(line.by_id) if line is not None else 0
+
+    def stands_s(self, model: str, priority: int, now: float) -> float:
+        """For how long somebody of the band has always been waiting for the model. 0 where nobody is, and where others
+        of a lower band came of late: they are to suffer first."""
+        line = self._lines.get(model)
+        band = line.bands.get(priority) if line is not None else None
+        if band is None or any(p < priority and now - at < OF_LATE_S for p, at in self._came[model].items()):
+            return 0.0
+        return now - band.stands_since
+
+    def outlived(self, request_id: str, most_s: float, now: float) -> bool:
+        """Whether it has waited longer than `most_s`, and somebody of its band or above has not. KeyError if it is not
+        here."""
+        waiting, since = self._by_id[request_id], now - most_s
+        if waiting.since >= since:
+            return False
+        for other in reversed(self._lines[waiting.model].by_id.values()):
+            if other.since < since:
+                break
+            if other.priority >= waiting.priority:
+                return True
+        return False
 
     def ahead(self, model: str, priority: int) -> int:
         """How many wait for the model in this band and those above: what may go before one more of the band."""
@@ -181,6 +211,9 @@ class WaitingRoom:
         self._by_id[request_id] = waiting
         self._lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
+        if len(self._came) > MODELS_MAX:
+            self._came = {name: self._came[name] for name in self._lines if name in self._came}
+        self._came.setdefault(model, {})[priority] = now
 
     def reline(self, lines: Mapping[str, str]) -> None:
         """From now on these requests, by id, wait in these lines, each as old as it is. In lines that somebody leaves
@@ -199,6 +232,7 @@ class WaitingRoom:
             before = waiting.model
             if before in touched:
                 waiting = self._by_id[request_id] = replace(waiting, model=moved.get(request_id, before))
+                self._came.setdefault(waiting.model, {})[waiting.priority] = waiting.since
                 self._lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
 
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:

@@ -19,6 +19,7 @@ from farhop_wire import region_pb2, region_pb2_grpc
 
 from farhop.shell.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
+from farhop.store.hubs import told_of
 from farhop.store.report import (
     ACCEPTED_LIMIT,
     RATE_LIMIT_MS,
@@ -60,10 +61,11 @@ class Reporter(region_pb2_grpc.RegionServicer):
         clock: Callable[[], float],
         incarnation: int,
         prefix_nodes_per_s: int = NODES_PER_S,
+        client_url: str = "",
     ) -> None:
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
-        self._incarnation = incarnation
+        self._incarnation, self._client_url = incarnation, client_url
         self._seq = 0
         self._gpus_view, self._gpus = flow.view, dict[str, tuple[str, ...]]()
         self.draining = False
@@ -91,6 +93,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             draining=self.draining,
             models=tuple(self._model(model) for model in sorted(self._flow.view.by_model)),
             accepted_bytes=dict(islice(reversed(self._flow.accepted_bytes.items()), ACCEPTED_LIMIT)),
+            client_url=self._client_url,
         )
 
     def _model(self, model: str) -> ModelReport:
@@ -99,10 +102,12 @@ class Reporter(region_pb2_grpc.RegionServicer):
         ready, queued = flow.outlook.offered(model, now), flow.outlook.queued(model)
         owned, shares = flow.outlook.owned(model, now), flow.shares
         if len(ready):
-            prefill_ms, tpot_ms = float(ready.prefill_ms_per_token.min()), float(ready.tpot_ms.min())
+            least = int(ready.tpot_ms.argmin())
+            prefill_ms, tpot_ms = float(ready.prefill_ms_per_token.min()), ready.tpot_ms.item(least)
+            crowd_ms = ready.crowd_ms.item(least)
         else:
             prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
-            tpot_ms = min(flow.speeds[name].tpot_ms for name in replicas)
+            tpot_ms, crowd_ms = min(flow.speeds[name].tpot_ms for name in replicas), 0.0
         left = admission.headroom(owned, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
@@ -121,6 +126,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             bytes_per_token=flow.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
             headroom_foreign_tokens=int(left.kv_tokens * flow.outlook.open_share(model)) if left.slots else 0,
+            crowd_ms=min(RATE_LIMIT_MS, crowd_ms),
             used_share=min(flow.outlook.used_share(model, now), USED_LIMIT),
             gpu_types=self._gpus_of(model),
         )
@@ -136,6 +142,10 @@ class Reporter(region_pb2_grpc.RegionServicer):
         return self._gpus[model]
 
     # -- to the world
+
+    def published(self, hub: str) -> dict[str, str | None]:
+        """By hub, why our report does not stand there; None where it does. A single one goes by the name `hub`."""
+        return told_of(self._publication, hub)
 
     def hold(self) -> None:
         """Whoever asks before we are open is told that nothing is taken yet."""

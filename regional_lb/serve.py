@@ -14,10 +14,12 @@ from farhop.identity.hop import HEADER as HOP_HEADER
 from farhop.relay import answers
 from farhop.shell.admin import composed
 from farhop.shell.door import Caller
-from farhop.shell.keeper import hint_scope, recorded
+from farhop.shell.keeper import recorded
+from farhop.shell.lawbook import LawBook
 from farhop.shell.observe import ObservedTier
 from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
+from regional_lb.passes import vouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,9 +38,8 @@ if TYPE_CHECKING:
     from farhop.telemetry.logs import Throttled
     from regional_lb.flow import RegionalFlow
     from regional_lb.overrides import Overrides
-    from regional_lb.peers import Peers
+    from regional_lb.peers.peers import Peers
     from regional_lb.pick import Pick
-    from topology.model import Topology
 
 _HOP_SAYS = {
     outcome.HOP_MISSING: "this listener is for the global tier: a hop token is required",
@@ -49,10 +50,11 @@ _HOP_SAYS = {
 
 
 class HopKeeper:
-    """Callers by hop token."""
+    """Callers by hop token. `newest_epoch` is the latest law that a token was signed under, 0 before the first."""
 
-    def __init__(self, verifier: HopVerifier, topology: Topology, flow: RegionalFlow, clock: Clock) -> None:
-        self._verifier, self._topology, self._flow, self._clock = verifier, topology, flow, clock
+    def __init__(self, verifier: HopVerifier, flow: RegionalFlow, clock: Clock) -> None:
+        self._verifier, self._flow, self._clock = verifier, flow, clock
+        self.newest_epoch = 0
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who the global tier asks for. The law here is evaluated again, in admission."""
@@ -62,20 +64,9 @@ class HopKeeper:
         if len(claims.issuer) > TEXT_LIMIT or not claims.issuer.isprintable():
             # It will stand in our reports, and one that cannot be read would silence the region.
             return answers.refusal(outcome.HOP_FORGED, _HOP_SAYS[outcome.HOP_FORGED])
-        region = self._flow.config.region
-        return Caller(
-            tenant=claims.tenant,
-            deadline_s=claims.deadline_ms / 1e3,
-            hint_scope=hint_scope(self._topology, claims.tenant),
-            recorded=recorded(self._flow.law, claims.tenant, "", claims.narrow, region),
-            priority=claims.priority,
-            entry_region=claims.entry_region,
-            issuer=claims.issuer,
-            decision_id=claims.decision_id,
-            lawful=frozenset(claims.lawful),
-            narrow=claims.narrow,
-            promised_ttft_ms=claims.promised_ttft_ms,
-        )
+        region, law = self._flow.config.region, self._flow.law
+        self.newest_epoch = max(self.newest_epoch, claims.epoch)
+        return vouched(claims, law, region, claims.issuer)
 
     def models(self, _caller: Caller) -> list[str]:
         """The models served here."""
@@ -201,12 +192,15 @@ class RegionalDesk:
         clock: Clock,
         overrides: Sequence[Overrides] = (),
         peers: Peers | None = None,
+        laws: LawBook | None = None,
     ) -> None:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
         self._overrides, self._peers = overrides, peers
+        self._laws = laws if laws is not None else LawBook(None, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
         # Where replicas come from, and what was left out; main says it, since the flow does not know.
         self.origins: Callable[[], dict[str, Any]] = dict
+        self.newest_epoch: Callable[[], int] = int  # of the laws that hop tokens named
 
     def ready(self) -> bool:
         """Some replica can take work, the others have told us what they know, and we are not on our way out."""
@@ -224,6 +218,7 @@ class RegionalDesk:
             "region": flow.config.region,
             "instance": self._instance,
             "policy_epoch": flow.law.epoch,
+            "law": {**self._laws.told(), "newest_named": self.newest_epoch()},
             "policies": flow.policies.told(),
             "splits": flow.splits.told(flow.view.by_line),
             "overrides": {one.what: one.told() for one in self._overrides},
@@ -286,4 +281,9 @@ class RegionalDesk:
             "region": region,
             "unlawful": why,
             "reasons": PickReasons().record(choice) if choice is not None else None,
+            "law": self._laws.told(),
         }
+
+    def law(self) -> dict[str, Any]:
+        """See Desk."""
+        return self._laws.document()

@@ -34,7 +34,9 @@ _RUNS_MAX = 64
 _COLUMNS = (
     "backlog_tokens",  # dispatched, and not prefilled yet
     "prefill_ms_per_token",
-    "tpot_ms",
+    "tpot_ms",  # with one request more than there are; the first three: see Table.rates
+    "crowd_ms",  # what each request adds to a token of every other
+    "tpot_alone_ms",
     "in_flight",
     "prefill_room_tokens",  # uncached prompt it would start on at once
     "kv_room_tokens",  # KV cache it would still give
@@ -44,10 +46,12 @@ _COLUMNS = (
     "service_ms",
     "sampled_at",
     "running",  # by the engine's own word
-    "waiting",
+    "waiting",  # the same: who queues there (Sample.queued)
+    "filled",  # share of its cache that is thought to be taken, as of what was last sent there
 )
 
 
+_RATES = slice(0, 3)
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
 
@@ -62,17 +66,18 @@ class Eased(msgspec.Struct, frozen=True):
 class Subset:
     """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table.
 
-    For Fleet.hits as of the trie's `version`: `slots` has the slot of each, `by_slot` each slot's place (-1: none),
-    and `spelt` the places of small sets of slots asked for lately.
+    For Memory.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `spelt` the places of
+    small sets of slots asked for lately.
     """
 
-    __slots__ = ("_runs", "at", "by_slot", "names", "rows", "slots", "spelt", "version")
+    __slots__ = ("_runs", "_slot_runs", "_slots", "at", "by_slot", "names", "rows", "spelt", "version")
 
     def __init__(self, names: tuple[str, ...], rows: Rows) -> None:
         self.names, self.rows = names, rows
         self.at = {name: place for place, name in enumerate(names)}
         self._runs = _runs(rows)
-        self.slots = self.by_slot = _NO_ROWS
+        self._slots = self.by_slot = _NO_ROWS
+        self._slot_runs: list[slice] = []
         self.spelt: dict[int, Rows] = {}
         self.version = -1
 
@@ -81,7 +86,20 @@ class Subset:
 
     def of_column(self, column: Column) -> Column:
         """Their part of a column of the table. Few runs are copied ten times as fast as many rows are gathered."""
-        return np.concatenate([column[run] for run in self._runs]) if self._runs else column[self.rows]
+        return np.concatenate([column[run] for run in self._runs]) if self._runs else column.take(self.rows)
+
+    def place_slots(self, slots: Rows, n_slots: int, version: int) -> None:
+        """The slot of each, of so many there are."""
+        self._slots, self._slot_runs = slots, _runs(slots)
+        self.by_slot = np.full(n_slots, -1, dtype=np.intp)
+        self.by_slot[slots] = np.arange(len(self))
+        self.spelt.clear()
+        self.version = version
+
+    def of_slots(self, held: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Of what is known slot by slot, their part."""
+        runs = self._slot_runs
+        return np.concatenate([held[run] for run in runs]) if runs else held.take(self._slots)
 
     def without(self, names: Collection[str]) -> Subset:
         """Those not named."""
@@ -113,6 +131,8 @@ class Table:
     backlog_tokens: Column
     prefill_ms_per_token: Column
     tpot_ms: Column
+    crowd_ms: Column
+    tpot_alone_ms: Column
     in_flight: Column
     prefill_room_tokens: Column
     kv_room_tokens: Column
@@ -123,15 +143,17 @@ class Table:
     sampled_at: Column
     running: Column
     waiting: Column
+    filled: Column
 
     def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
         self.of = of
         self._whole: Table | None = None
         self._block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
         (
-            self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.in_flight, self.prefill_room_tokens,
+            self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.crowd_ms, self.tpot_alone_ms,
+            self.in_flight, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
-            self.running, self.waiting,
+            self.running, self.waiting, self.filled,
         ) = self._block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's word that it queues is fresh
 
@@ -173,12 +195,19 @@ class Table:
 
     def rates(self, rows: Rows | None = None) -> Column:
         """A copy of three columns, of all rows or some: backlog in tokens, prefill per token and tpot in ms."""
+        if rows is None and self._whole is None:
+            rates: Column = self._block[_RATES].copy()
+            return rates
         three = self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms
         return np.array(three if rows is None else [column[rows] for column in three])
 
     def rates_of(self, row: int) -> list[float]:
         """The same three of one row."""
         return [self.backlog_tokens.item(row), self.prefill_ms_per_token.item(row), self.tpot_ms.item(row)]
+
+    def filled_at(self, place: int) -> float:
+        """One row's, without the whole column."""
+        return self.filled.item(place) if self._whole is None else self._whole.filled.item(self.of.rows.item(place))
 
     def heard(self, now: float) -> NDArray[np.bool_]:
         """Whose scrape is fresh."""
@@ -193,8 +222,9 @@ class Table:
         if sample is None:
             self.sampled_at[row], self.running[row], self.waiting[row] = -inf, 0.0, 0.0
             return
-        self.sampled_at[row], self.running[row], self.waiting[row] = sample.at, sample.running, sample.waiting
-        if sample.waiting > 0:
+        queued = sample.waiting if sample.queued is None else sample.queued
+        self.sampled_at[row], self.running[row], self.waiting[row] = sample.at, sample.running, queued
+        if queued > 0:
             self.queued_until = max(self.queued_until, sample.at + SAMPLE_FRESH_S)
 
     def allow(self, row: int, slots: int) -> None:
@@ -208,6 +238,7 @@ class Table:
         if eased is not None:
             slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
         self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
+        self._crowd(row)
         # Nothing is being prefilled: one prompt may exceed the bound, or it would never be served.
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
         if in_flight >= slots:
@@ -218,4 +249,9 @@ class Table:
     def rate(self, row: int, speed: Speed) -> None:
         """How fast a replica works."""
         self.prefill_ms_per_token[row] = speed.prefill_ms_per_token
-        self.tpot_ms[row], self.service_ms[row] = speed.tpot_ms, speed.service_ms
+        self.service_ms[row] = speed.service_ms
+        self.crowd_ms[row], self.tpot_alone_ms[row] = speed.crowd_ms, speed.tpot_at(1.0)
+        self._crowd(row)
+
+    def _crowd(self, row: int) -> None:
+        self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.crowd_ms.item(row) * self.in_flight.item(row)

@@ -28,6 +28,8 @@ class Sample(msgspec.Struct, frozen=True):
     """One scrape of a replica's metrics. `at` is when it was received here, monotonic seconds.
 
     `waiting` and `running` are requests; `kv_usage` is a share 0..1; `kv_tokens` the whole cache, None if not told.
+    `queued` is 0 where one waits, and none did at the scrape before: it came since the engine's last step, and will be
+    in the next one. None: all who wait do queue.
     """
 
     at: float
@@ -38,6 +40,7 @@ class Sample(msgspec.Struct, frozen=True):
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
     lora: Lora | None = None
+    queued: int | None = None
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -47,7 +50,8 @@ class Replica(msgspec.Struct, frozen=True):
     models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
     are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of
     none. `adapters` are those of its models that are LoRA adapters. `role` prefill: it computes prompts for the others,
-    and answers nobody."""
+    and answers nobody. `handover` is how it gives or takes what was computed: SGLang's engines meet at the prefill's
+    `bootstrap_port`, and one of role decode answers nothing else."""
 
     name: str
     address: Address
@@ -66,24 +70,30 @@ class Replica(msgspec.Struct, frozen=True):
     sample: Sample | None = None
     version: str = ""
     role: Literal["mixed", "prefill", "decode"] = "mixed"
+    handover: Literal["vllm", "sglang"] = "vllm"
+    bootstrap_port: int = 0
+
+    @property
+    def bound(self) -> bool:
+        """Whether it answers nothing that no other prefills for it."""
+        return self.role == "decode" and self.handover == "sglang"
 
 
 class View(msgspec.Struct, frozen=True):
-    """All replicas by name, and the names of those that serve a model, or (`by_line`) a model or a version of it, and
-    of those that only prefill for it."""
+    """All replicas by name, and the names of those that serve a model, or (`by_line`) a model or a version of it, of
+    those that only prefill for it (`prefillers`, by line), and of those that are `bound`."""
 
     replicas: dict[str, Replica]
     by_model: dict[str, tuple[str, ...]]
     by_line: dict[str, tuple[str, ...]]
     prefillers: dict[str, tuple[str, ...]] = {}
+    bound: frozenset[str] = frozenset()
 
     def alike(self, replica: Replica) -> list[tuple[str, ...]]:
         """Who does the same work as this one, itself among them, for each of its models."""
-        index = self.prefillers if replica.role == "prefill" else self.by_model
-        return [index[model] for model in replica.models]
-
-
-PREFILL = "/prefill"  # in place of a version, which has no slash: the line of those that prefill for a model
+        if replica.role == "prefill":
+            return [self.prefillers[prefill_line(model, replica.handover)] for model in replica.models]
+        return [self.by_model[model] for model in replica.models]
 
 
 def line_of(model: str, version: str) -> str:
@@ -92,6 +102,11 @@ def line_of(model: str, version: str) -> str:
     Models have no spaces in their names (configuration sees to it), so a line names one model and one version.
     """
     return f"{model} {version}" if version else model
+
+
+def prefill_line(model: str, handover: str) -> str:
+    """The line of those that prefill for a model in this way: versions have no slash in their names."""
+    return line_of(model, f"/prefill/{handover}")
 
 
 def model_of(line: str) -> str:
@@ -105,16 +120,18 @@ def view_of(replicas: list[Replica]) -> View:
     by_version: dict[str, list[str]] = {}
     prefillers: dict[str, list[str]] = {}
     for replica in replicas:
-        index = prefillers if replica.role == "prefill" else by_model
         for model in sorted(replica.models):
-            index.setdefault(model, []).append(replica.name)
-            if replica.version and index is by_model:
+            if replica.role == "prefill":
+                prefillers.setdefault(prefill_line(model, replica.handover), []).append(replica.name)
+                continue
+            by_model.setdefault(model, []).append(replica.name)
+            if replica.version:
                 by_version.setdefault(line_of(model, replica.version), []).append(replica.name)
     models = {model: tuple(names) for model, names in by_model.items()}
-    halves = {model: tuple(names) for model, names in prefillers.items()}
+    halves = {line: tuple(names) for line, names in prefillers.items()}
     lines = models | {line: tuple(names) for line, names in by_version.items()}
-    lines |= {line_of(model, PREFILL): names for model, names in halves.items()}
-    return View({r.name: r for r in replicas}, models, lines, halves)
+    bound = frozenset(replica.name for replica in replicas if replica.bound)
+    return View({r.name: r for r in replicas}, models, lines | halves, halves, bound)
 
 
 class ViewSwapped(Event, frozen=True):

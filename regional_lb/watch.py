@@ -20,10 +20,12 @@ from farhop.relay import fetch
 from farhop.relay.fetch import FetchError
 from farhop.relay.outbound import OutboundLimits, Pool
 from farhop.shell.tasks import Tasks
-from regional_lb import gpus, probes, signals
 from regional_lb.config import place_of
-from regional_lb.exposition import PageError
+from regional_lb.health import probes
 from regional_lb.members import Members, read_listing
+from regional_lb.signals import engines as signals
+from regional_lb.signals import gpus
+from regional_lb.signals.exposition import PageError, Places
 from regional_lb.view import ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
 
 if TYPE_CHECKING:
@@ -212,15 +214,17 @@ class Watcher:
 
     async def _scrape(self, replica: ReplicaConfig) -> None:
         engine, (address, path) = _engine(replica), _metrics_place(replica)
+        places = Places()
         while self._current(replica):
             try:
                 page = await self._page(address, path)
-                sample = signals.read_page(page, self._clock(), self._dropped, engine)
+                sample = signals.read_page(page, self._clock(), self._dropped, engine, places)
                 if not self._current(replica):
                     return
                 self._react(ReplicaSampled(replica.label, sample))
             except (PageError, FetchError) as error:
                 self._refused(f"metrics_{error.reason}")
+                places = Places()
             await self._pause(self._watch.scrape_s)
 
     async def _ask_models(self, replica: ReplicaConfig) -> None:

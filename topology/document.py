@@ -33,8 +33,11 @@ def document(text: str, source: str = "topology") -> dict[str, Any]:
     return data
 
 
-def read(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:
-    """As `document`, but hands back keys named twice as problems, so that they can be told along with all others."""
+def read(
+    text: str, source: str, what: str = "topology", example: str = "topology/regions/three-regions.yaml"
+) -> tuple[dict[str, Any], list[Problem]]:
+    """As `document`, but hands back keys named twice as problems, so that they can be told along with all others.
+    `what` the text should be, and a shipped `example` of it, are for the complaint about a text that is no mapping."""
     if len(text) > TEXT_CHARS_MAX:
         raise TopologyError(source, [_too_large()])
     try:
@@ -48,8 +51,8 @@ def read(text: str, source: str) -> tuple[dict[str, Any], list[Problem]]:
     except _Refused as refused:
         raise TopologyError(source, [refused.problem]) from None
     if not isinstance(data, dict):
-        remedy = "start from a shipped one, such as topology/regions/three-regions.yaml"
-        raise TopologyError(source, [Problem("", f"a topology is a mapping, and this holds {_kind(data)}", remedy)])
+        remedy = f"start from a shipped one, such as {example}"
+        raise TopologyError(source, [Problem("", f"a {what} is a mapping, and this holds {_kind(data)}", remedy)])
     return data, doubles
 
 

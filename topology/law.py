@@ -64,6 +64,31 @@ class Law:
         self._fresh: dict[_Memo, Verdict] = {}
         self._stale: dict[_Memo, Verdict] = {}
 
+    @property
+    def topology(self) -> Topology:
+        """The world that it was compiled from."""
+        return self._topology
+
+    def patience_s(self, tenant: str) -> float:
+        """How long a tenant's request may wait while regions are lawful and none serves; 0 for whom nobody knows."""
+        known = self._topology.tenants.get(tenant)
+        residency = known.residency if known is not None else None
+        return residency.wait_max_s if residency is not None and residency.on_exhausted == "wait" else 0.0
+
+    def widens(self, before: Law, scope: Scope, regions: frozenset[str]) -> bool:
+        """Whether all that was lawful in these regions under another law of the same map still is."""
+        ours, theirs = self._topology, before.topology
+        alike = ours.models == theirs.models
+        models = ("", *self._ruled_models, *before._ruled_models)
+        return not any(
+            before.verdict(name, model, scope, key=key).lawful
+            & regions - self.verdict(name, model, scope, key=key).lawful
+            for name, tenant in theirs.tenants.items()
+            if not (alike and ours.tenants.get(name) == tenant)
+            for model in models
+            for key in ("", *(one.name for one in tenant.keys if one.within))
+        )
+
     def verdict(
         self, tenant: str, model: str, scope: Scope = Scope.PROCESSING, narrow: Narrow = (), key: str = ""
     ) -> Verdict:

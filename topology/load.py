@@ -6,7 +6,7 @@ text, of shape and between parts are told together, each with its path and remed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -83,8 +83,8 @@ def _built(doc: TopologyDoc) -> Topology:
             one.name: _region(one, closure(parents, [*countries[one.country], *one.jurisdictions]))
             for one in doc.regions
         },
-        tenants={one.name: _tenant(one) for one in doc.tenants},
-        models=_model_rules(doc.models),
+        tenants=tenants_of(doc.tenants),
+        models=rules_of(doc.models),
         hubs={name: tuple(endpoints) for name, endpoints in doc.hubs.items()},
         rtt={(a, b): ms for a, row in doc.rtt_ms.items() for b, ms in row.items()},
         places={place.name: place for place in places},
@@ -107,6 +107,11 @@ def _region(doc: RegionDoc, jurisdictions: frozenset[str]) -> Region:
     )
 
 
+def tenants_of(docs: Iterable[TenantDoc]) -> dict[str, Tenant]:
+    """Tenants by name, from documents without a fault."""
+    return {one.name: _tenant(one) for one in docs}
+
+
 def _tenant(doc: TenantDoc) -> Tenant:
     return Tenant(
         name=doc.name,
@@ -115,7 +120,7 @@ def _tenant(doc: TenantDoc) -> Tenant:
         priority=doc.priority,
         weight=doc.weight,
         share_prefixes=doc.share_prefixes,
-        models=_model_rules(doc.models),
+        models=rules_of(doc.models),
     )
 
 
@@ -134,5 +139,6 @@ def _rule(doc: TenantRuleDoc | ModelRuleDoc) -> Rule:
     return Rule(tuple(doc.allow), tuple(doc.deny))
 
 
-def _model_rules(docs: Mapping[str, ModelRuleDoc]) -> dict[str, Rule]:
+def rules_of(docs: Mapping[str, ModelRuleDoc]) -> dict[str, Rule]:
+    """Models' rules by name, from documents without a fault."""
     return {name: _rule(rule) for name, rule in docs.items()}

@@ -7,7 +7,7 @@ has a problem already: a consequence is not told beside its cause.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from topology.law import Law, narrowing
@@ -26,27 +26,28 @@ def stranded_problems(raw: Mapping[str, Any], problems: Sequence[Problem]) -> li
         return []
     found = []
     rules = [(path, tenant, scope, rule) for path, tenant in records(raw, "tenants") for scope, rule in _rules(tenant)]
-    law = Law(_sketch(raw, (rule for _, _, _, rule in rules)))
+    names = {rule: str(n) for n, rule in enumerate({rule for _, _, _, rule in rules})}
+    law = Law(_sketch(raw, names))
     for path, tenant, scope, rule in rules:
         at = path_of(*path, "residency", scope)
         if any(fault.startswith(at) for fault in faulty):
             continue
         who = f"tenant {quoted(str(tenant.get('name')))}"
-        if not law.verdict(repr(rule), "").lawful:
+        if not law.verdict(names[rule], "").lawful:
             found.append(Problem(at, f"no region is lawful for {scope} of {who}", "allow a place that holds a region"))
         elif scope == "processing":
-            found += _stranded_keys(law, rule, tenant, path, faulty)
+            found += _stranded_keys(law, names[rule], tenant, path, faulty)
     return found
 
 
 def _stranded_keys(
-    law: Law, rule: Rule, tenant: Mapping[str, Any], path: Loc, faulty: tuple[str, ...]
+    law: Law, rule: str, tenant: Mapping[str, Any], path: Loc, faulty: tuple[str, ...]
 ) -> Iterator[Problem]:
     for where, key in records(tenant, "keys", path):
         within = tuple(place for _, place in texts(key, "within"))
         at = path_of(*where, "within")
         known = not any(fault.startswith(at) for fault in faulty)
-        if known and not law.verdict(repr(rule), "", narrow=narrowing(within)).lawful:
+        if known and not law.verdict(rule, "", narrow=narrowing(within)).lawful:
             name, owner = quoted(str(key.get("name"))), quoted(str(tenant.get("name")))
             message = f"no region is lawful for key {name} of tenant {owner}"
             yield Problem(at, message, "name a place the tenant is allowed, or leave `within` out")
@@ -62,8 +63,8 @@ def _rules(tenant: Mapping[str, Any]) -> Iterator[tuple[str, Rule]]:
             yield scope, Rule(allow, deny)
 
 
-def _sketch(raw: Mapping[str, Any], rules: Iterable[Rule]) -> Topology:
-    """The map alone, with one tenant for each distinct rule, named by it."""
+def _sketch(raw: Mapping[str, Any], names: Mapping[Rule, str]) -> Topology:
+    """The map alone, with one tenant for each distinct rule."""
     parents = {item["name"]: _within(item) for _, item in records(raw, "jurisdictions")}
     countries = {item["name"]: _within(item) for _, item in records(raw, "countries")}
     regions = {}
@@ -74,7 +75,7 @@ def _sketch(raw: Mapping[str, Any], rules: Iterable[Rule]) -> Topology:
     places = {name: Place(name, "jurisdiction") for name in parents} | {
         name: Place(name, "country") for name in countries
     }
-    tenants = {repr(rule): Tenant(repr(rule), residency=Residency(rule)) for rule in rules}
+    tenants = {name: Tenant(name, residency=Residency(rule)) for rule, name in names.items()}
     return Topology("sketch", 1, regions, tenants, places=places)
 
 

@@ -26,6 +26,16 @@ def reference_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _nesting(raw)
     yield from _homes(raw)
     yield from _wire_times(raw)
+    yield from _law(raw)
+
+
+def law_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """The faults of a law alone, in a document whose map is sound."""
+    yield from _names(raw)
+    yield from _law(raw)
+
+
+def _law(raw: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _rules(raw)
     yield from _waits(raw)
     yield from _hashes(raw)

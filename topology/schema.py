@@ -18,6 +18,7 @@ from topology.problems import Problem, did_you_mean, path_of, quoted
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,15}(Z|[+-][0-9]{2}:[0-9]{2})")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]")
 
 
@@ -48,6 +49,18 @@ def _endpoint(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not (colon and _HOST.fullmatch(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise PydanticCustomError("endpoint", "not host:port")
+    return text
+
+
+def _said(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise PydanticCustomError("said", "says nothing, or what cannot be printed")
+    return text
+
+
+def _moment(text: str) -> str:
+    if not _MOMENT.fullmatch(text):
+        raise PydanticCustomError("moment", "not a moment")
     return text
 
 
@@ -164,12 +177,33 @@ class TopologyDoc(Doc):
     tenants: list[TenantDoc] = Field(default=[], max_length=100_000, description="list tenants")
 
 
-def problems_of(error: ValidationError) -> list[Problem]:
-    """Every fault of shape, in house words. Input values are left out: one of them may be a key."""
+class PolicyDoc(Doc):
+    """The law alone, as it stands in etcd: what goes in the place of a topology's own, who wrote it, when and why.
+
+    `at` is for people and never compared with a clock.
+    """
+
+    epoch: int = Field(ge=1, le=2**53, description="give a whole number from 1, larger than that of the law before")
+    author: Annotated[str, AfterValidator(_said)] = Field(
+        max_length=128, description="say who, in 1 to 128 printable characters"
+    )
+    why: Annotated[str, AfterValidator(_said)] = Field(
+        max_length=256, description="say why, in 1 to 256 printable characters"
+    )
+    at: Annotated[str, AfterValidator(_moment)] = Field(description="give a moment such as 2026-05-01T12:00:00+00:00")
+    models: dict[ModelName, ModelRuleDoc] = Field(
+        default={}, max_length=1024, description="map model names to rules such as `{deny: [us]}`"
+    )
+    tenants: list[TenantDoc] = Field(min_length=1, max_length=100_000, description="list at least one tenant")
+
+
+def problems_of(error: ValidationError, root: type[BaseModel] = TopologyDoc) -> list[Problem]:
+    """Every fault of shape, in house words. Input values are left out: one of them may be a key. `root` is the class of
+    the whole document, whose fields' descriptions are the remedies."""
     details = error.errors(include_url=False, include_input=False)
     plaintext = {item["loc"][:-1] for item in details if item["type"] == "extra_forbidden" and _is_key(item["loc"])}
     return [
-        _problem(item)
+        _problem(item, root)
         for item in details
         if not (item["type"] == "missing" and item["loc"][-1] == "sha256" and item["loc"][:-1] in plaintext)
     ]
@@ -179,9 +213,9 @@ def _is_key(loc: tuple[int | str, ...]) -> bool:
     return loc[-1] == "key" and len(loc) == 5 and (loc[0], loc[2]) == ("tenants", "keys")
 
 
-def _problem(item: ErrorDetails) -> Problem:
+def _problem(item: ErrorDetails, root: type[BaseModel]) -> Problem:
     loc = tuple(part for part in item["loc"] if part != "[key]")
-    owner, field = _owner(loc)
+    owner, field = _owner(loc, root)
     if item["type"] != "extra_forbidden":
         message = "missing" if item["type"] == "missing" else _uncapped(item["msg"])
         return Problem(path_of(*loc), message, _help(owner, field))
@@ -198,10 +232,10 @@ def _help(owner: type[BaseModel], field: str) -> str:
     return (info.description if info else None) or "write a mapping of fields"
 
 
-def _owner(loc: tuple[int | str, ...]) -> tuple[type[BaseModel], str]:
+def _owner(loc: tuple[int | str, ...], root: type[BaseModel]) -> tuple[type[BaseModel], str]:
     """The document class a location lies in, and its field; "" where the last part is no field of that class."""
-    owner: type[BaseModel] = TopologyDoc
-    field, at = "", cast("Any", TopologyDoc)
+    owner: type[BaseModel] = root
+    field, at = "", cast("Any", root)
     for part in loc:
         at = _plain(at)
         if not (isinstance(at, type) and issubclass(at, BaseModel)):

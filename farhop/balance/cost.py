@@ -57,19 +57,21 @@ def reckoned_wait_ms(
 def score_ms(
     ttft_ms: float,
     output_tokens: float,
-    tpot_ms: float,
-    tpot_best_ms: float,
+    token_ms: float,
+    best_ms: float,
+    stalled_ms: float,
     beta: float,
     usd: float,
     usd_best: float,
     usd_weight_ms: float,
 ) -> float:
-    """A region's score: ttft + beta * m * (tpot - least tpot) + usd_weight_ms * (usd - least usd).
+    """A region's score: ttft + beta * (m * (token - least token) + stalled) + usd_weight_ms * (usd - least usd).
 
+    `token_ms` and `stalled_ms` as the functions of their names have them; `best_ms` is the least of the former.
     `beta` (no unit) weighs decode against first token: with 0, all goes to the nearest region until decode collapses
     (GORGO, arXiv 2602.11688). `usd_weight_ms` is the milliseconds one dollar per request is worth.
     """
-    return ttft_ms + beta * output_tokens * (tpot_ms - tpot_best_ms) + usd_weight_ms * (usd - usd_best)
+    return ttft_ms + beta * (output_tokens * (token_ms - best_ms) + stalled_ms) + usd_weight_ms * (usd - usd_best)
 
 
 def replica_score_ms(
@@ -77,13 +79,45 @@ def replica_score_ms(
     uncached_tokens: float,
     prefill_ms_per_token: float,
     output_tokens: float,
-    tpot_ms: float,
-    tpot_best_ms: float,
+    token_ms: float,
+    best_ms: float,
+    stalled_ms: float,
     beta: float,
 ) -> float:
-    """A replica's score: (backlog + uncached) * prefill rate + beta * m * (tpot - least tpot).
+    """A replica's score: (backlog + uncached) * prefill rate + beta * (m * (token - least token) + stalled).
 
-    `backlog_tokens` are those dispatched there whose prefill is not done (Ledger's prefill_tokens).
+    `backlog_tokens` are those dispatched there whose prefill is not done (Ledger's prefill_tokens); `token_ms` and
+    `stalled_ms` as the functions of their names have them; `best_ms` is the least of the former.
     """
     prefill_ms = (backlog_tokens + uncached_tokens) * prefill_ms_per_token
-    return prefill_ms + beta * output_tokens * (tpot_ms - tpot_best_ms)
+    return prefill_ms + beta * (output_tokens * (token_ms - best_ms) + stalled_ms)
+
+
+def token_ms(tpot_ms: float, crowd_ms: float, in_flight: float) -> float:
+    """What one more request costs per token of its answer: its own wait (`tpot_ms` with it), and that of all it joins.
+
+    Engines decode a batch in one pass, which each request makes `crowd_ms` longer for every other: choosing by one's
+    own wait alone leaves a fleet half as level as it should be (the derivative of n * tpot(n) is tpot(n) + n * tpot').
+    """
+    return tpot_ms + crowd_ms * in_flight
+
+
+def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
+    """What a prefill makes the requests under way beside it wait, in sum.
+
+    A pass over prompt and batch takes as long as the longer of the two (the prompt is bound by arithmetic, decoding by
+    memory): what the prefill takes beyond a token's `alone_ms` keeps everybody waiting. A missed prefix is paid by all.
+    """
+    return in_flight * max(0.0, prefill_ms - alone_ms)
+
+
+def gpu_usd(
+    prefill_ms: float, output_tokens: float, tpot_ms: float, slots_per_replica: float, usd_per_gpu_hour: float
+) -> float:
+    """What a request takes of hardware by the hour: a replica for its prefill, one slot of it per step of decode."""
+    return (prefill_ms + output_tokens * tpot_ms / slots_per_replica) * usd_per_gpu_hour / 3.6e6
+
+
+def egress_usd(n_bytes: float, usd_per_gb: float) -> float:
+    """What it costs to send so many bytes out of a region. A GB is 1e9 bytes, as clouds bill it."""
+    return n_bytes * usd_per_gb / 1e9

@@ -44,6 +44,11 @@ class Drift:
         """Whether nothing was seen to change: then there is no doubt, however old the report."""
         return not self._wait.value and not self._use.value
 
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """Since when its figures are known, and how fast wait (ms a second) and use (slots a second) change."""
+        return self._at or 0.0, self._wait.value or 0.0, self._use.value or 0.0
+
     def doubt_ms(self, now: float, slots_left: float, slot_ms: float) -> float:
         """By how much the wait may be off at `now`. `slot_ms`: how long until one more slot frees."""
         if self._at is None:

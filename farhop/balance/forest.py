@@ -2,7 +2,8 @@
 
 For farhop.balance.trie alone, whose loops read and write the columns directly. Invariants: row 0 is what all roots hang
 from and is never given away; a row in use is a node (depth 1 and up), a further holder of a node (depth 0, `parent` is
-the node's row) or the ends of one mirror's order. Never decides, never holds text.
+the node's row) or the ends of one mirror's order; one that is not a node has no child and no siblings, nor has a new
+node until it is linked, so that they need not be written. Never decides, never holds text.
 
 Why columns: an object or a container per node is something that the garbage collector walks and memory pays for. Here a
 node is 44 B of arrays, one entry of a dict from integer to integer, and those integers. Why the dict: to probe a hash
@@ -44,7 +45,7 @@ class Forest:
         self.slot[0] = NOBODY
 
     def grow(self) -> int:
-        """More rows; the first of them. It is not a copy: arrays this large are moved by the page."""
+        """More rows, where all are in use; the first. It is not a copy: arrays this large are moved by the page."""
         first = len(self.key)
         for column in (
             self.key, self.parent, self.child, self.before, self.after, self.older, self.newer, self.set_id,
@@ -53,6 +54,7 @@ class Forest:
             column.frombytes(bytes(_GROW_ROWS * column.itemsize))
         last = first + _GROW_ROWS
         self.newer[first : last - 1] = array("I", range(first + 1, last))
+        self.free = first
         return first
 
     def take(self) -> int:
@@ -73,20 +75,20 @@ class Forest:
     def link(self, row: int, above: int) -> None:
         """Hang a node below another."""
         sibling = self.child[above]
-        self.parent[row], self.before[row], self.after[row] = above, 0, sibling
+        self.parent[row] = above
         if sibling:
-            self.before[sibling] = row
+            self.before[sibling], self.after[row] = row, sibling
         self.child[above] = row
 
     def remove(self, row: int) -> None:
         """Take a node without children away."""
         before, after = self.before[row], self.after[row]
         if before:
-            self.after[before] = after
+            self.after[before], self.before[row] = after, 0
         else:
             self.child[self.parent[row]] = after
         if after:
-            self.before[after] = before
+            self.before[after], self.after[row] = before, 0
         node = self.key[row]
         del self.shards[node & 255][node]
         self.give(row)

@@ -89,12 +89,13 @@ class Journal:
         finally:
             self._audience = _NOBODY
 
-    def under(self, epoch: int) -> None:
-        """The law is of this epoch. Nobody may know what was inserted under another, until it is inserted again."""
+    def under(self, epoch: int, *, widened: bool = False) -> None:
+        """The law is of this epoch. Nobody may know what was inserted under another, until it is inserted again, but
+        where the law `widened`: whoever might know still may."""
         if epoch == self._epoch:
             return
         before, self._epoch = self._epoch, epoch
-        if before is None or not self._trie.nodes:
+        if widened or before is None or not self._trie.nodes:
             return
         self._trie.listener = self
         self._restricted = NodeMap.alike(self._trie.shards, self._place(_NOBODY))

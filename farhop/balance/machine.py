@@ -7,11 +7,14 @@ are imperative. Every word names its request, because a completion may wake anot
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from farhop.balance.outcome import Outcome
+
+if TYPE_CHECKING:
+    from topology.law import Law
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -92,6 +95,12 @@ class Event(msgspec.Struct, frozen=True):
     """Something that happened."""
 
 
+class LawChanged(Event, frozen=True):
+    """Another law is in force here from now on. One of an epoch no later than that of the law it meets is no news."""
+
+    law: Law
+
+
 class RequestArrived(Event, frozen=True):
     """Head and body are read, identity is known, and nothing has been decided."""
 
@@ -99,14 +108,16 @@ class RequestArrived(Event, frozen=True):
 
 
 class PrefillEnded(Event, frozen=True):
-    """The first half of an attempt is done: its decode replica is being sent the request, and where the KV is."""
+    """The first half of an attempt is done: its decode replica is being sent the request, and where the KV is, or has
+    it already (`Prefill.together`)."""
 
     id: str
     attempt: int
 
 
 class PrefillFailed(Event, frozen=True):
-    """The first half of an attempt broke, or the engine there refused it; its decode replica was sent nothing."""
+    """The first half of an attempt broke, or the engine there refused it. If the attempt had not begun it is over: its
+    decode replica was sent nothing, or is sent the end of it; else that goes on."""
 
     id: str
     attempt: int
@@ -169,10 +180,18 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Prefill(msgspec.Struct, frozen=True):
-    """The replica that computes a request's prompt before the one that answers it is asked."""
+    """The replica that computes a request's prompt before the one that answers it is asked, or, with a `room` of its
+    own at its `bootstrap_port`, while that one waits for it there."""
 
     target: str
     address: Address
+    bootstrap_port: int = 0
+    room: int | None = None
+
+    @property
+    def together(self) -> bool:
+        """Whether both are asked at once."""
+        return self.room is not None
 
 
 class Forward(Command, frozen=True):
@@ -180,7 +199,7 @@ class Forward(Command, frozen=True):
 
     `promised_ttft_ms` is the prediction the choice rests on, None where there is no other choice: then it is no reason
     to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it. With
-    `prefill` the prompt is computed there first: PrefillEnded or PrefillFailed says how that went.
+    `prefill` the prompt is computed there: PrefillEnded or PrefillFailed says how that went.
     """
 
     id: str
@@ -211,11 +230,13 @@ class Answer(Command, frozen=True):
 
 
 class Redirect(Command, frozen=True):
-    """Send the client to another entry (307) with the body unread there."""
+    """Send the client to another entry (307). With `forward` that is the region's own, which the client asks instead
+    of us: the tier below gets no more from here than the token it brings."""
 
     id: str
     url: str
     outcome: Outcome
+    forward: Forward | None = None
 
 
 class Cancel(Command, frozen=True):

@@ -39,17 +39,22 @@ class Listener(Protocol):
 class Mirror:
     """One location's cache as imagined here. `ends` is the row between the newest and the oldest of its order."""
 
-    __slots__ = ("bit", "capacity_bytes", "ends", "nodes", "own_id", "pinned_bytes", "slot", "used_bytes")
+    __slots__ = (
+        "bit", "capacity_bytes", "depth_max", "ends", "limit_bytes", "nodes", "own_id", "pinned_bytes", "slot",
+        "used_bytes",
+    )  # fmt: skip
 
     def __init__(self, slot: int, capacity_bytes: int, pinned_bytes: int = 0) -> None:
         self.slot, self.bit = slot, 1 << slot
-        self.capacity_bytes, self.pinned_bytes = capacity_bytes, pinned_bytes
         self.used_bytes = self.nodes = 0
         self.ends = self.own_id = 0
+        self.resize(capacity_bytes, pinned_bytes)
 
-    @property
-    def limit_bytes(self) -> int:
-        return max(self.capacity_bytes - self.pinned_bytes, 0)
+    def resize(self, capacity_bytes: int, pinned_bytes: int) -> None:
+        """It has so much room now: `limit_bytes`, in which a path of `depth_max` nodes fits."""
+        self.capacity_bytes, self.pinned_bytes = capacity_bytes, pinned_bytes
+        self.limit_bytes = max(capacity_bytes - pinned_bytes, 0)
+        self.depth_max = depth_at(self.limit_bytes)
 
 
 class Mirrors:
@@ -90,7 +95,7 @@ class Mirrors:
         """Add and touch `nodes`, which go on from the row `above`, and all that is above them."""
         forest = self.forest
         base = forest.depth[above]
-        fits = min(len(nodes), depth_at(mirror.limit_bytes) - base)
+        fits = min(len(nodes), mirror.depth_max - base)
         if fits > 0:
             known, row = self._known(nodes, fits, base)
             if row:
@@ -101,7 +106,8 @@ class Mirrors:
             self.entries += new + added
             if new and self.listener is not None:
                 self.listener.stored(forest.key[above], nodes[known : known + new])
-        self.evict(mirror)
+        if mirror.used_bytes > mirror.limit_bytes:
+            self.evict(mirror)
 
     def _known(self, nodes: Sequence[int], most: int, base: int) -> tuple[int, int]:
         """How many of the first `most` nodes anybody holds, and the row of the last of them (0: of none)."""
@@ -124,28 +130,23 @@ class Mirrors:
         """New nodes[start:end] below the row `above` of that depth, the newest of their mirror; how many."""
         forest, slot, own_id = self.forest, mirror.slot, mirror.own_id
         shards, newer, older, parent, child = forest.shards, forest.newer, forest.older, forest.parent, forest.child
-        key, depths, slots, set_id, before, after = (
-            forest.key, forest.depth, forest.slot, forest.set_id, forest.before, forest.after,
-        )  # fmt: skip
+        key, depths, slots, set_id = forest.key, forest.depth, forest.slot, forest.set_id
         top = row = 0
         began, ends = depth, mirror.ends
         for i in range(start, end):
-            node = nodes[i]
-            shard = shards[node & 255]
-            if node in shard:
+            node, fresh = nodes[i], forest.free or forest.grow()
+            if shards[node & 255].setdefault(node, fresh) != fresh:
                 break  # it is known below another
-            last, row = row, forest.free or forest.grow()
-            forest.free = newer[row]
-            shard[node] = row
+            forest.free = newer[fresh]
             depth += 1
-            key[row], depths[row], slots[row], set_id[row], child[row] = node, depth, slot, own_id, 0
-            if last:
-                parent[row], before[row], after[row] = last, 0, 0
-                child[last] = older[last] = row
-                newer[row] = last
+            key[fresh], depths[fresh], slots[fresh], set_id[fresh] = node, depth, slot, own_id
+            if top:
+                parent[fresh] = newer[fresh] = row
+                child[row] = older[row] = fresh
             else:
-                top = row
-                forest.link(row, above)
+                top = fresh
+                forest.link(fresh, above)
+            row = fresh
         if not top:
             return 0
         newest = older[ends]
@@ -252,11 +253,11 @@ class Mirrors:
             count += 1
             one, other = before[row], after[row]
             if one:
-                after[one] = other
+                after[one], before[row] = other, 0
             else:
                 child[parent[row]] = other
             if other:
-                before[other] = one
+                before[other], after[row] = one, 0
             node = key[row]
             del shards[node & 255][node]
             newer[row], forest.free = forest.free, row
@@ -289,3 +290,15 @@ class Mirrors:
                 break
             row, child = above, beside
         return count
+
+    def confine(self, mirror: Mirror, row: int, levels: int) -> None:
+        """Of what descends from the last `levels` nodes of the path to `row`, drop all but the path from one mirror."""
+        forest, slot, kept = self.forest, mirror.slot, 0
+        for _ in range(levels):
+            child = forest.child[row]
+            while child:
+                beside = forest.after[child]  # read before the child may be given away
+                if child != kept and forest.place(child, slot):
+                    self.prune(mirror, child, mirror.nodes)
+                child = beside
+            kept, row = row, forest.parent[row]

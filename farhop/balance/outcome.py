@@ -70,11 +70,19 @@ HOP_FORGED = _declare(Source.CLIENT, "hop_token_forged")
 HOP_EXPIRED = _declare(Source.CLIENT, "hop_token_expired")
 HOP_MISADDRESSED = _declare(Source.CLIENT, "hop_token_misaddressed")
 
+# Of the token by which a client that was redirected comes to a region (farhop.identity.passes).
+PASS_FORGED = _declare(Source.CLIENT, "redirect_token_forged")
+PASS_EXPIRED = _declare(Source.CLIENT, "redirect_token_expired")
+PASS_MISADDRESSED = _declare(Source.CLIENT, "redirect_token_misaddressed")
+PASS_USED = _declare(Source.CLIENT, "redirect_token_used")
+
 UNLAWFUL = _declare(Source.LAW, "no_lawful_region")
 ENTRY_FORBIDDEN = _declare(Source.LAW, "entry_forbidden")
 # The receiving region's own copy of the law says no: another lawful region may still serve the request.
 UNLAWFUL_HERE = _declare(Source.LAW, "unlawful_here", retryable=True)
 
+REDIRECTED = _declare(Source.BALANCER, "redirected")  # the client asks the region itself
+ADVISED = _declare(Source.BALANCER, "advised")  # it asked for a decision alone
 NO_REGION = _declare(Source.BALANCER, "no_region_serving")
 NO_BUFFER = _declare(Source.BALANCER, "buffers_full", retryable=True)
 TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryable=True)

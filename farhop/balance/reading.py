@@ -61,6 +61,10 @@ class Override:
         """Take the word back. Idempotent."""
         self._health = None
 
+    def fading(self, now: float) -> bool:
+        """Whether what it leaves of new work is still shrinking."""
+        return self._health is not None and now < self._faded_at
+
     def read(self, now: float) -> Health | None:
         """The word if it is in force at `now`."""
         health = self._health

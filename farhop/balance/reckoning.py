@@ -8,6 +8,37 @@ taken as arrived: too little heals with the next report, too much would stay. Ne
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Outstanding(Protocol):
+    """What was sent and is neither acknowledged nor answered."""
+
+    @property
+    def outstanding_bytes(self) -> float:
+        """Prompt bytes."""
+        ...
+
+    @property
+    def outstanding_requests(self) -> float:
+        """How many requests they are."""
+        ...
+
+
+class Together:
+    """What is outstanding at several instances that share their replicas, now."""
+
+    __slots__ = ("outstanding_bytes", "outstanding_requests")
+
+    def __init__(self, reckonings: Iterable[Outstanding]) -> None:
+        self.outstanding_bytes = self.outstanding_requests = 0.0
+        for one in reckonings:
+            self.outstanding_bytes += one.outstanding_bytes
+            self.outstanding_requests += one.outstanding_requests
+
 
 class Reckoning:
     """The counts towards one regional balancer instance. Every `sent` is followed by one `settled` or `came_back`."""
@@ -21,6 +52,11 @@ class Reckoning:
         self._requests = 0  # that await their first byte
         self._incarnation = -1
         self._resting = False
+
+    @property
+    def incarnation(self) -> int:
+        """Of whom the last report was; -1 before the first."""
+        return self._incarnation
 
     @property
     def outstanding_bytes(self) -> float:

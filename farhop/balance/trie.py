@@ -147,7 +147,7 @@ class PrefixTrie:
         """The cache is of this size now; what no longer fits is evicted."""
         _check_bytes("capacity_bytes", capacity_bytes)
         mirror = self._mirrors[location]
-        mirror.capacity_bytes = capacity_bytes
+        mirror.resize(capacity_bytes, mirror.pinned_bytes)
         self._all.evict(mirror)
 
     def hold(self, location: str, pinned_bytes: int) -> None:
@@ -157,7 +157,7 @@ class PrefixTrie:
         """
         _check_bytes("pinned_bytes", pinned_bytes)
         mirror = self._mirrors[location]
-        mirror.pinned_bytes = pinned_bytes
+        mirror.resize(mirror.capacity_bytes, pinned_bytes)
         self._all.evict(mirror)
 
     def __contains__(self, location: object) -> bool:
@@ -281,6 +281,8 @@ class PrefixTrie:
         """How many nodes of this path the location holds."""
         mirror, place = self._mirrors[location], self._all.place
         low, high = 0, len(chain)
+        if chain and place(mirror, chain[-1]):
+            return high
         while low < high:
             middle = (low + high + 1) >> 1
             if place(mirror, chain[middle - 1]):
@@ -289,19 +291,19 @@ class PrefixTrie:
                 high = middle - 1
         return low
 
-    def correct(self, location: str, chain: Sequence[int], depth: int) -> None:
-        """The engine's own truth: it held the first `depth` nodes of this path and no more.
+    def confine(self, location: str, chain: Sequence[int], depth: int) -> int:
+        """The engine's own truth: of this path it held the first `depth` nodes and no more; now it holds all of it.
 
-        What was believed beyond that is dropped with all that descends from it; what was not known is added and, with
-        the rest of the path, touched. ValueError if `depth` is not within 0 and len(chain).
+        What was believed to descend from the rest is dropped, but for the path itself. How many nodes of the path the
+        location still holds here: any more are for the caller to insert. ValueError if `depth` is not within 0 and
+        len(chain).
         """
         if not 0 <= depth <= len(chain):
             raise ValueError(f"depth must lie within 0 and the chain's {len(chain)} nodes, not {depth!r}")
         held = self.match_one(location, chain)
         if held > depth:
-            self.evict(location, chain[depth])
-        elif held < depth:
-            self.insert(location, chain[:depth])
+            self._all.confine(self._mirrors[location], self._all.forest.find(chain[held - 1]), held - depth)
+        return held
 
     # --- size ------------------------------------------------------------------------------------------------------
 
@@ -342,6 +344,11 @@ class PrefixTrie:
     def bytes_held(self, location: str) -> int:
         """Prompt bytes covered by what the location is believed to hold."""
         return self._mirrors[location].used_bytes
+
+    def filled(self, location: str) -> float:
+        """The share of the location's capacity that is taken: at 1, what comes puts something out."""
+        mirror = self._mirrors[location]
+        return mirror.used_bytes / mirror.capacity_bytes if mirror.capacity_bytes else 1.0
 
     # --- within ----------------------------------------------------------------------------------------------------
 

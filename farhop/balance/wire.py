@@ -36,6 +36,11 @@ class WireTime:
         return self._estimate_ms
 
     @property
+    def measured(self) -> bool:
+        """Whether the estimate comes of pings."""
+        return bool(self._samples)
+
+    @property
     def moving(self) -> bool:
         """Whether the last sample was far from the estimate before it: worth pinging more often."""
         return self._moving

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hmac
 import re
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,7 @@ KEY_BYTES_MIN = 16
 LAWFUL_MAX = 256
 NARROW_LISTS_MAX = 8
 NARROW_PLACES_MAX = 64
+KEY_CHARS_MAX = 64
 # No request outlives a day, and no token ten minutes: an expiry further away was stamped in another clock than ours.
 BUDGET_MAX_MS = 86_400_000.0
 LIFE_MAX_MS = 600_000.0
@@ -43,9 +44,10 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     """What a token says. Fields are sent by position: new ones go last and carry a default.
 
     `audience` is the region addressed, `issuer` the global balancer's instance. `lawful` are the regions the request
-    may be processed in; `narrow` the lists of places it asked to stay within (one of each list). `deadline_ms` is the
-    budget left when signed; `expires_ms` a moment of the RECEIVER's monotonic clock, learnt from its ping: clocks of
-    two hosts are never compared. `promised_ttft_ms` is the prediction the choice of the region rests on.
+    may be processed in; `narrow` the lists of places it asked to stay within (one of each list), `key` names
+    the API key, which may have a law of its own. `deadline_ms` is the budget left when signed; `expires_ms` a moment of
+    the RECEIVER's monotonic clock, learnt from its ping: clocks of two hosts are never compared. `promised_ttft_ms` is
+    the prediction the choice of the region rests on.
     """
 
     audience: str
@@ -60,10 +62,10 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     decision_id: str
     promised_ttft_ms: float | None = None
     narrow: Annotated[tuple[_Narrow, ...], Meta(max_length=NARROW_LISTS_MAX)] = ()
+    key: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(HopClaims).decode
 
 
 def _b64(data: bytes) -> bytes:
@@ -95,13 +97,14 @@ class HopSigner:
     """Signs for one pair of tiers. To rotate: give both the new key, make it active here, then drop the old one."""
 
     __slots__ = ("_head", "_key")
+    VERSION: ClassVar[bytes] = b"v1"  # under the mac: no token of one kind passes for another
 
     def __init__(self, keys: Mapping[str, bytes], active_kid: str) -> None:
         known = _primed(keys)
         if active_kid not in known:
             raise HopError(f"hop keys: the active key id {active_kid!r} is not among {', '.join(sorted(known))}")
         self._key = known[active_kid]
-        self._head = b"v1." + active_kid.encode() + b"."
+        self._head = self.VERSION + b"." + active_kid.encode() + b"."
 
     def sign(self, claims: HopClaims) -> bytes:
         """The header's value. Raises HopError where the claims exceed the bounds a receiver keeps."""
@@ -124,6 +127,8 @@ class HopVerifier:
     """Checks tokens addressed to one region. `keys` are all key ids still accepted."""
 
     __slots__ = ("_audience", "_keys")
+    VERSION: ClassVar[bytes] = b"v1"
+    DECODE: ClassVar[Callable[[bytes], HopClaims]] = msgspec.msgpack.Decoder(HopClaims).decode
 
     def __init__(self, keys: Mapping[str, bytes], audience: str) -> None:
         self._keys = {kid.encode(): key for kid, key in _primed(keys).items()}
@@ -137,7 +142,7 @@ class HopVerifier:
         if payload is None:
             return HOP_FORGED
         try:
-            claims = _decode(a2b_base64(payload.translate(_FROM_URL) + b"=="))
+            claims = type(self).DECODE(a2b_base64(payload.translate(_FROM_URL) + b"=="))
         except ValueError:  # binascii.Error and every msgspec error: signed by a build that speaks otherwise
             return HOP_FORGED
         promised = claims.promised_ttft_ms
@@ -156,7 +161,7 @@ class HopVerifier:
             return None
         version, kid, payload, mac = token.split(b".")
         key = self._keys.get(kid)
-        if version != b"v1" or key is None:
+        if version != self.VERSION or key is None:
             return None
         # Texts are compared, not the bytes they stand for: base64's spare bits would let one mac be written four ways.
         if not hmac.compare_digest(_mac(key, token[: -len(mac) - 1]), mac):

@@ -35,6 +35,12 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.HOP_FORGED: (401, "authentication_error"),
     outcome.HOP_EXPIRED: (401, "authentication_error"),
     outcome.HOP_MISADDRESSED: (421, "authentication_error"),
+    outcome.PASS_FORGED: (401, "authentication_error"),
+    outcome.PASS_EXPIRED: (401, "authentication_error"),
+    outcome.PASS_MISADDRESSED: (403, "authentication_error"),
+    outcome.PASS_USED: (403, "authentication_error"),
+    outcome.REDIRECTED: (307, ""),
+    outcome.ADVISED: (200, ""),
     outcome.UNLAWFUL: (451, "residency_error"),
     outcome.ENTRY_FORBIDDEN: (451, "residency_error"),
     outcome.UNLAWFUL_HERE: (451, "residency_error"),
@@ -69,6 +75,7 @@ _PHRASES = {
     307: b"Temporary Redirect",
     400: b"Bad Request",
     401: b"Unauthorized",
+    403: b"Forbidden",
     404: b"Not Found",
     405: b"Method Not Allowed",
     408: b"Request Timeout",
@@ -128,10 +135,15 @@ def refusal(
     return Reply(status_of(reason), error_body(reason, detail, param), reason, extra, wait_ms=wait_ms)
 
 
-def redirect(url: str, reason: Outcome) -> Reply:
-    """307: same method, same body, another entry."""
+_REDIRECTED = b"cache-control: no-store\r\nreferrer-policy: no-referrer\r\n"  # the URL is good for one use
+
+
+def redirect(url: str, reason: Outcome, extra: bytes = b"") -> Reply:
+    """307: same method, same body, another entry. The body does not repeat the URL, which may hold a token."""
     detail = "this balancer may not read the request; ask the entry in `Location`"
-    return Reply(307, error_body(reason, detail), reason, b"location: " + url.encode("latin-1") + b"\r\n")
+    if reason is outcome.REDIRECTED:
+        detail, extra = "the region in `Location` answers; send it the same request", extra + _REDIRECTED
+    return Reply(307, error_body(reason, detail), reason, b"location: " + url.encode("latin-1") + b"\r\n" + extra)
 
 
 def event_of(reason: Outcome, detail: str) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from farhop.balance.estimate import BYTES_PER_TOKEN
 from farhop.relay import form
-from farhop.relay.prompt import Prompt, invalid, not_yours
+from farhop.relay.prompt import OURS, Prompt, invalid, not_yours
 
 # Whisper's encoder gives 1,500 positions for 30 s, which is 50 a second. Speech is mostly sent compressed, at about
 # 64 kbit/s = 8,000 B/s: 160 B for each position. Uncompressed sound counts for up to four times what it costs.
@@ -23,8 +23,9 @@ def read(body: bytes, _path: bytes, headers: bytes) -> Prompt:
     model = asked.text("model")
     if not model or len(model) > MODEL_BYTES_MAX:
         raise invalid("model", "`model` is missing: give it as a field of the form")
-    if asked.text("kv_transfer_params"):
-        raise not_yours()
+    for name in OURS:
+        if asked.text(name):
+            raise not_yours(name)
     size = asked.file_bytes("file")
     if not size:
         raise invalid("file", "`file` is missing or empty: give the sound as a file of the form")

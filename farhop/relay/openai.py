@@ -51,6 +51,7 @@ class _Body(JsonBody, kw_only=True):
     max_tokens: int | None = None
     cache_salt: str | None = None
     n: Any = None  # the engine's to judge
+    prompt_logprobs: Any = None  # vLLM: said by whoever computes the prompt, and so is what is echoed
 
 
 class _Chat(_Body, kw_only=True):
@@ -61,6 +62,7 @@ class _Chat(_Body, kw_only=True):
 
 class _Completion(_Body, kw_only=True):
     prompt: str | list[Any]
+    echo: Any = None
 
 
 class _Embeddings(JsonBody, kw_only=True):
@@ -129,7 +131,7 @@ def _read_completion(body: _Completion) -> Prompt:
     prompt = body.prompt
     canonical = texts(prompt, "prompt")  # not empty from here on
     one = isinstance(prompt, str) or len(prompt) == 1 or isinstance(prompt[0], int)
-    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0, divisible=one)
+    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0, divisible=one and not body.echo)
 
 
 def _prompt(
@@ -147,7 +149,7 @@ def _prompt(
         max_tokens=limit,
         cache_salt=body.cache_salt or "",
         unspelled_bytes=unspelled_bytes,
-        divisible=divisible and body.n in (None, 1),
+        divisible=divisible and body.n in (None, 1) and body.prompt_logprobs is None,
     )
 
 

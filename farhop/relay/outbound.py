@@ -366,6 +366,11 @@ class Pool:
         if not idle:
             self._idle.pop(connection.address, None)
 
+    def give_up(self, address: Address) -> None:
+        """Close what rests towards an address: its way there broke, and a connection may be dead without a word."""
+        for connection in tuple(self._idle.get(address, ())):
+            connection.abort()
+
     def sweep(self, now: float) -> None:
         """Close what has rested too long. `now` is the loop's time."""
         for idle in tuple(self._idle.values()):

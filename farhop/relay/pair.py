@@ -73,8 +73,8 @@ def where_is_it(answer: bytes) -> bytes | None:
         return None
 
 
-def _id_line(journey: Journey) -> bytes:
-    """Both engines must know the request by one name: some vLLM let go of KV by the name its fetcher says."""
+def id_line(journey: Journey) -> bytes:
+    """A header line. Both engines must know the request by one name: some vLLM let go of KV by its fetcher's word."""
     if b"x-request-id: " in journey.exchange.head.onward:
         return b""
     return b"x-request-id: %b\r\n" % journey.request.id.encode()
@@ -118,7 +118,7 @@ class PrefillRun:
         self._sent_at = self._relay.clock()
         try:
             body = prefill_body(journey.body)
-            head = journey.upstream_head(connection.host, len(body), _id_line(journey))
+            head = journey.upstream_head(connection.host, len(body), id_line(journey))
         except Exception as error:  # noqa: BLE001 - as in AttemptRun.connected: the tier's headers failed, this request is over
             self._collector.abort()
             self._relay.fault(journey, error)
@@ -149,4 +149,4 @@ class DecodeRun(AttemptRun):
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """See AttemptRun."""
         body = decode_body(self.journey.body, self._where)
-        return self.journey.upstream_head(host, len(body), _id_line(self.journey)), body
+        return self.journey.upstream_head(host, len(body), id_line(self.journey)), body

@@ -89,6 +89,19 @@ def classify(method: bytes, path: bytes) -> Kind | PathRefusal:
     return kind
 
 
+ROUTE = b"/v1/route"
+
+
+def advised(path: bytes) -> bytes | None:
+    """The path that a decision alone is asked for: what follows ROUTE, or chats; None where it is not asked."""
+    if not path.startswith(ROUTE):
+        return None
+    asked = path[len(ROUTE) :]
+    if not asked:
+        return b"/v1/chat/completions"
+    return asked if asked.startswith(b"/") else None
+
+
 def model_in(path: bytes) -> str:
     """The model that a path names, "" where it names none."""
     match = _MODEL_PATH.fullmatch(path)

@@ -18,6 +18,9 @@ from farhop.balance.outcome import Outcome
 ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in range(7))
 TOKEN_MAX = (1 << 31) - 1  # so that a token's first byte is none of them
 
+BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+OURS = ("kv_transfer_params", *BOOTSTRAP)
+
 NO_OUTPUT = 0  # `max_tokens` of what generates nothing
 
 _sorted_json = msgspec.json.Encoder(order="deterministic")
@@ -38,7 +41,7 @@ class Prompt(msgspec.Struct, frozen=True):
     what an engine computes before its first token, in bytes of text that cost as much: images and audio, a query
     repeated for each document. `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
     of its stream, so that we ask (`openai.ask_for_usage`) and keep the answer to ourselves. `divisible`: one prompt and
-    one answer, so that one engine may prefill and another decode.
+    one answer that tells nothing of the prompt, so that one engine may prefill and another decode.
     """
 
     model: str
@@ -57,11 +60,15 @@ Reader: TypeAlias = Callable[[bytes, bytes, bytes], Prompt]
 
 
 class JsonBody(msgspec.Struct):
-    """What every JSON body is looked at for. `kv_transfer_params` (vLLM) names hosts whose memory an engine shall read:
-    that is ours to write, and never a client's. vLLM adds what is in `vllm_xargs` to the same arguments."""
+    """What every JSON body is looked at for. `kv_transfer_params` (vLLM) and `bootstrap_host`, `_port`, `_room`
+    (SGLang) name hosts whose memory an engine shall read: that is ours to write, and never a client's. vLLM adds what
+    is in `vllm_xargs` to the same arguments."""
 
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
 
 
 T = TypeVar("T", bound=JsonBody)
@@ -83,12 +90,15 @@ def keep_to_ours(asked: JsonBody) -> None:
     """Raises BodyError where a client says what is ours to say."""
     more = asked.vllm_xargs
     if asked.kv_transfer_params is not None or (isinstance(more, dict) and "kv_transfer_params" in more):
-        raise not_yours()
+        raise not_yours("kv_transfer_params")
+    for name in BOOTSTRAP:
+        if getattr(asked, name) is not None:
+            raise not_yours(name)
 
 
-def not_yours() -> BodyError:
+def not_yours(param: str) -> BodyError:
     """A client says where an engine shall fetch KV from."""
-    return invalid("kv_transfer_params", "`kv_transfer_params` is not for clients to set: leave it out")
+    return invalid(param, f"`{param}` is not for clients to set: leave it out")
 
 
 def invalid(param: str, detail: str) -> BodyError:

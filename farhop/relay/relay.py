@@ -15,6 +15,7 @@ from farhop.relay import answers
 from farhop.relay.attempt import AttemptRun
 from farhop.relay.listener import SWEEP_S
 from farhop.relay.pair import DecodeRun, PrefillRun
+from farhop.relay.together import TogetherRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,9 @@ class Tier(Protocol):
 
     def answer_headers(self, journey: Journey) -> bytes:
         """Header lines for the client: region and decision."""
+
+    def redirect_url(self, journey: Journey, base: str) -> str:
+        """Where the client asks the region of the journey's `forward` itself, with the token it needs there."""
 
     def forwarded(self, journey: Journey) -> None:
         """An attempt is on its way."""
@@ -256,10 +260,16 @@ class Relay:
             attempt = journey.attempt = DecodeRun(self, journey, run.number, self.clock(), where)
             attempt.start(journey.forward.address)
 
-    def prefill_failed(self, run: PrefillRun, reason: Outcome) -> None:
-        """The first half broke, or was refused."""
+    def prefill_over(self, run: TogetherRun) -> None:
+        """The first half is done, and the second was asked with it."""
         if run.journey.attempt is run:
-            self._end_attempt(run.journey, reason)
+            self.react(machine.PrefillEnded(run.journey.request.id, run.number))
+
+    def prefill_failed(self, run: PrefillRun | TogetherRun, reason: Outcome) -> None:
+        """The first half broke, or was refused. An answer that has begun goes on without it."""
+        if run.journey.attempt is run:
+            if not run.began:
+                self._end_attempt(run.journey, reason)
             self.react(machine.PrefillFailed(run.journey.request.id, run.number, reason))
 
     def client_left(self, journey: Journey) -> None:
@@ -277,6 +287,11 @@ class Relay:
         self._end_attempt(journey, outcome.CLIENT_LEFT)  # one at a time: the one before, if it runs, loses its client
         now = self.clock()
         journey.forward, journey.forwarded_at, journey.reasons = command, now, command.reasons
+        if command.prefill is not None and command.prefill.together:
+            both = journey.attempt = TogetherRun(self, journey, command.attempt, now, command.prefill)
+            self._tell(journey, self.tier.forwarded)
+            both.start(command.address)
+            return
         if command.prefill is not None:
             half = journey.attempt = PrefillRun(self, journey, command.attempt, command.prefill)
             self._tell(journey, self.tier.forwarded)
@@ -312,7 +327,11 @@ class Relay:
         self._conclude(journey, command.outcome)
 
     def _redirect(self, journey: Journey, command: machine.Redirect) -> None:
-        reply = answers.redirect(command.url, command.outcome)
+        url, extra = command.url, b""
+        if command.forward is not None:
+            journey.forward, journey.reasons = command.forward, command.forward.reasons
+            url, extra = self.tier.redirect_url(journey, url), self.tier.answer_headers(journey)
+        reply = answers.redirect(url, command.outcome, extra)
         self._end_attempt(journey, command.outcome)
         self._forget(journey)
         journey.status = reply.status

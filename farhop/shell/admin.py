@@ -44,6 +44,9 @@ class Desk(Protocol):
     def explain(self, question: Question) -> dict[str, Any]:
         """Where a request would go now. Raises ExplainError."""
 
+    def law(self) -> dict[str, Any]:
+        """The law in force, whole: of keys the hashes."""
+
 
 class Question(msgspec.Struct, frozen=True):
     """What `farhop explain` asks: an OpenAI body, for which path, for whom."""
@@ -85,6 +88,7 @@ class Admin:
         app.router.add_get("/healthz", self._show_alive)
         app.router.add_get("/readyz", self._show_ready)
         app.router.add_get("/status", self._show_status)
+        app.router.add_get("/law", self._show_law)
         app.router.add_get("/decisions/{id}", self._show_decision)
         app.router.add_post("/explain", self._explain)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -123,6 +127,9 @@ class Admin:
 
     async def _show_status(self, _request: web.Request) -> web.Response:
         return _json(self._desk.status())
+
+    async def _show_law(self, _request: web.Request) -> web.Response:
+        return _json(self._desk.law())
 
     async def _show_decision(self, request: web.Request) -> web.Response:
         record = self._decisions.get(request.match_info["id"])

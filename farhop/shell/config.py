@@ -141,12 +141,20 @@ class Hop(Part):
         return {kid: key.get_secret_value().encode() for kid, key in self.keys.items()}
 
 
+class Session(Part):
+    """Where a request's session is looked for, in this order; "" not at all. Only if a policy in force goes by it."""
+
+    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "x-session-id"
+    cookie: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    field: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "user"
+
+
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
 class Etcd(Part):
-    """How to reach the etcd cluster of the region's hub; without endpoints those of the topology's hub are used."""
+    """How to reach an etcd cluster; without endpoints it is the topology's hubs, each at the endpoints named there."""
 
     endpoints: list[str] = []
     ca_file: str | None = None
@@ -202,13 +210,18 @@ class Limits(Part):
 
 
 class Process(Part):
-    """What both tiers need. `instance` names this process, uniquely in its region."""
+    """What both tiers need. `instance` names this process, uniquely in its region.
+
+    `etcd` with endpoints is the one cluster to use. Without, the topology's hubs are, each as `hubs` says by its name,
+    else as `etcd` says.
+    """
 
     region: str
     instance: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     topology: str = "three-regions"
     admin: Listen
     etcd: Etcd = Etcd()
+    hubs: dict[str, Etcd] = Field(default_factory=dict, max_length=64)
     hop: Hop
     limits: Limits = Limits()
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"

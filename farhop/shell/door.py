@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from farhop.balance import chain, outcome
 from farhop.balance.machine import Request
+from farhop.identity import passes
 from farhop.relay import answers, bodies, openai, paths
 from farhop.relay.paths import Kind, PathRefusal
 from farhop.shell.marks import VERSION_HEADER
@@ -76,8 +77,16 @@ class Keeper(Protocol):
         """Whether spans and decisions of a request for this model may be kept here."""
 
 
+class Advisor(Protocol):
+    """Who answers `POST /v1/route`."""
+
+    def advise(self, request: Request, visit: Visit, head: Head) -> Reply:
+        """Where the request would go now. Nothing is sent."""
+
+
 class Door:
-    """A listener's gate. `relay` is set once it exists: the two need one another."""
+    """A listener's gate. `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone
+    may be asked for here, too."""
 
     def __init__(
         self,
@@ -88,7 +97,9 @@ class Door:
         session: SessionReader | None = None,
         marks: MarkReader | None = None,
         tokenizers: Tokenizers | None = None,
+        advisor: Advisor | None = None,
     ) -> None:
+        self._advisor = advisor
         self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
         self._session, self._marks, self._tokenizers = session, marks, tokenizers
         self.relay: Relay | None = None
@@ -104,7 +115,16 @@ class Door:
         return reply
 
     def _judge(self, head: Head, visit: Visit) -> Reply | None:
+        if passes.PARAMETER in head.target:
+            head.target, token = passes.parted(head.target)  # nobody behind us is to see it
+            if token is not None:
+                head.known[passes.HEADER] = token
+        asked = paths.advised(head.path) if self._advisor is not None else None
+        if asked is not None:
+            visit.advised, head.path = True, asked
         kind = paths.classify(head.method, head.path)
+        if kind is Kind.MODELS and visit.advised:
+            kind = PathRefusal(outcome.PATH_NOT_ALLOWED, "only inference paths have a route")
         if isinstance(kind, PathRefusal):
             extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
             return answers.refusal(kind.outcome, kind.detail, extra=extra)
@@ -150,6 +170,9 @@ class Door:
         # A model may have a rule of its own, and its name is known only now.
         if visit.recorded and not self._keeper.recorded(caller, request.model):
             self._observer.mute(visit)
+        if visit.advised:
+            assert self._advisor is not None
+            return self._advisor.advise(request, visit, head)
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             self._start(exchange, request, prompt)
         elif len(exchange.body) <= INLINE_BYTES_MAX:

@@ -1,7 +1,8 @@
 """Callers by API key: who asks, whether this balancer may read what they ask, and under which law it then stands.
 
 A tenant whose law keeps its requests from being read here is sent to an entry that may (307) or refused, with the body
-unread. Never widens: what a client asks for in `x-farhop-allow` and `x-farhop-timeout-ms` only narrows.
+unread. Keys come with the law: those that a new one does not name are unknown at once. Never widens: what a client asks
+for in `x-farhop-allow` and `x-farhop-timeout-ms` only narrows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
+from farhop.identity.keys import Keyring
 from farhop.relay import answers
 from farhop.shell.door import NARROW_PLACES_MAX, Caller, narrow_of
 from topology.law import Scope, narrowing
@@ -17,7 +19,6 @@ from topology.law import Scope, narrowing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from farhop.identity.keys import Keyring
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
     from topology.law import Law
@@ -39,17 +40,20 @@ class KeyKeeper:
     def __init__(
         self,
         region: str,
-        keyring: Keyring,
-        topology: Topology,
         law: Callable[[], Law],
         offered: Callable[[frozenset[str]], Iterable[str]],
         request_s: float,
     ) -> None:
-        self._region, self._keyring, self._topology, self._law = region, keyring, topology, law
+        self._region, self._law, self._under = region, law, law()
+        self._keyring = Keyring(self._under.topology.key)
         self._offered, self._request_s = offered, request_s
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
+        law = self._law()
+        if law is not self._under:
+            self._keyring.replace(law.topology.key)
+            self._under = law
         principal = self._keyring.identify(head.get(b"authorization"))
         if isinstance(principal, Outcome):
             return answers.refusal(principal, _SAYS[principal])
@@ -78,12 +82,13 @@ class KeyKeeper:
         self, tenant: str, narrow: tuple[tuple[str, ...], ...], key: str = "", patience_s: float | None = None
     ) -> Caller:
         """The caller for a tenant already identified (by key, or by an operator who asks on its behalf)."""
-        known = self._topology.tenants.get(tenant)
+        law = self._law()
+        known = law.topology.tenants.get(tenant)
         return Caller(
             tenant=tenant,
             deadline_s=self._request_s if patience_s is None else patience_s,
-            hint_scope=hint_scope(self._topology, tenant),
-            recorded=recorded(self._law(), tenant, "", narrow, self._region),
+            hint_scope=hint_scope(law.topology, tenant),
+            recorded=recorded(law, tenant, "", narrow, self._region),
             priority=known.priority if known is not None else 0,
             key=key,
             entry_region=self._region,
@@ -92,12 +97,14 @@ class KeyKeeper:
 
     def _entry(self, tenant: str, target: bytes) -> Reply | None:
         """None if a balancer in this region may read the tenant's requests."""
-        verdict = self._law().verdict(tenant, "", Scope.ENTRY)
+        law = self._law()
+        verdict = law.verdict(tenant, "", Scope.ENTRY)
         why = verdict.why_not(self._region)
         if why is None:
             return None
-        nearest = sorted(verdict.lawful, key=lambda name: (self._topology.rtt_ms(self._region, name), name))
-        entry = next((url for name in nearest for url in self._topology.regions[name].entry), None)
+        world = law.topology
+        nearest = sorted(verdict.lawful, key=lambda name: (world.rtt_ms(self._region, name), name))
+        entry = next((url for name in nearest for url in world.regions[name].entry), None)
         if entry is None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
@@ -105,7 +112,7 @@ class KeyKeeper:
     def models(self, caller: Caller) -> list[str]:
         """The models on offer in a region where this caller may use them."""
         law = self._law()
-        everywhere = sorted(set(self._offered(frozenset(self._topology.regions))))
+        everywhere = sorted(set(self._offered(frozenset(law.topology.regions))))
         lawful = {m: law.verdict(caller.tenant, m, narrow=caller.narrow, key=caller.key).lawful for m in everywhere}
         return [m for m in everywhere if m in self._offered(lawful[m])]
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from farhop.balance import outcome
 from farhop.balance.outcome import Source
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Usage
+    from farhop.balance.machine import Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.attempt import AttemptRun
     from farhop.relay.head import Head
@@ -31,12 +34,14 @@ if TYPE_CHECKING:
     from farhop.telemetry.spans import RequestTrace, Span, Tracing
 
 MODEL_CHARS_MAX = 128
+_WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
 
 
 class Visit:
     """What the shell keeps of a request beside its journey: who, since when, and its open spans."""
 
     __slots__ = (
+        "advised",
         "arrived_at",
         "attempts",
         "caller",
@@ -54,6 +59,7 @@ class Visit:
         self.trace, self.arrived_at, self.since = trace, now, now
         self.recorded = True
         self.over = False
+        self.advised = False  # a decision is asked for, and nothing is to be sent
         self.decided: Any = None  # the last decision that has a span
         self.caller: Caller | None = None
         self.kind: Kind | None = None
@@ -81,6 +87,53 @@ class Reasons(Protocol):
         """How long the first token was expected to take from there."""
 
 
+class Record(msgspec.Struct, frozen=True, eq=False):
+    """A request that is over, as the decisions keep it: called, it is spelled out for `explain`.
+
+    Of the request only this: the ring holds many records, and a chain or a stranger's long name is large. Few objects,
+    since each is given back long after it was last touched.
+    """
+
+    decision_id: str
+    trace_id: str
+    at_ns: int
+    tenant: str
+    model: str
+    prompt_bytes: int
+    outcome: Outcome
+    status: int
+    ttft_ms: float | None
+    duration_ms: float
+    attempts: list[tuple[str, str]]
+    usage: Usage | None
+    decision: Any
+    reasons: Reasons
+
+    def __call__(self) -> dict[str, Any]:
+        usage = self.usage
+        return {
+            "decision": self.decision_id,
+            "trace_id": self.trace_id,
+            "at_unix_ms": self.at_ns // 1_000_000,
+            "tenant": self.tenant,
+            "model": self.model,
+            "prompt_bytes": self.prompt_bytes,
+            "outcome": self.outcome.reason,
+            "status": self.status,
+            "ttft_ms": self.ttft_ms,
+            "duration_ms": self.duration_ms,
+            "attempts": [{"target": target, "outcome": how} for target, how in self.attempts],
+            "usage": None
+            if usage is None
+            else {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "cached_tokens": usage.cached_tokens,
+            },
+            "reasons": self.reasons.record(self.decision) if self.decision is not None else None,
+        }
+
+
 class Observer:
     """Sees every request of one tier. `name` is the root span's: `farhop.global`, `farhop.regional`."""
 
@@ -98,6 +151,8 @@ class Observer:
         self._name, self._decide = name, decide
         self._tracing, self._metrics, self._decisions = tracing, metrics, decisions
         self._clock, self._rng, self._reasons = clock, rng, reasons
+        # Whether a request for this model may be recorded here by the law of now; the tier sets it.
+        self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
 
     # -- before the journey
 
@@ -120,6 +175,13 @@ class Observer:
         if reason.source is Source.LAW:
             self.mute(visit)  # who may not be read here is not recorded here either
         self._finish(visit, reason, status, None, None, {})
+
+    def advised(self, visit: Visit, request: Request, decision: Any) -> None:
+        """A decision was asked for; it is told and nothing else is done."""
+        if visit.trace.sampled:
+            since_ns, now_ns = self._clock.wall_ns(visit.since), self._clock.wall_ns(self._clock.now())
+            visit.trace.child(self._decide, since_ns, now_ns, self._reasons.attributes(decision))
+        self._keep(visit, request, decision, outcome.ADVISED, 200)
 
     # -- the journey
 
@@ -178,6 +240,8 @@ class Observer:
         visit: Visit = journey.context
         if visit.over:
             return
+        if visit.recorded and visit.caller is not None and not self.may_record(visit.caller, journey.request.model):
+            self.mute(visit)  # the law changed while it was under way
         if usage is not None:
             self._metrics.used(usage)
             if usage.cached_tokens is not None and journey.reasons is not None:
@@ -186,7 +250,8 @@ class Observer:
                 self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if visit.trace.sampled:
             self._decided(journey, visit, self._clock.now())  # one that sent it nowhere, or that a later one overtook
-        self._keep(journey, visit, reason, status, usage)
+        ttft_ms = (journey.began_at - visit.arrived_at) * 1e3 if journey.began_at else None
+        self._keep(visit, journey.request, journey.reasons, reason, status, usage, ttft_ms)
         self._finish(visit, reason, status, journey, usage, self._request_attributes(journey, usage))
 
     def _request_attributes(self, journey: Journey, usage: Usage | None) -> dict[str, Value]:
@@ -236,7 +301,7 @@ class Observer:
             said |= {a.OUTCOME: reason.reason, a.STATUS: status}
             if ttft_s is not None:
                 said[a.TTFT_MS] = ttft_s * 1e3
-        error = None if reason is outcome.SERVED else reason.reason
+        error = None if reason in _WELL else reason.reason
         visit.trace.end(self._clock.wall_ns(now), said, error)
 
     def _compare(self, journey: Journey) -> None:
@@ -245,43 +310,37 @@ class Observer:
         if promised_ms is not None:
             self._metrics.promised(promised_ms, (journey.began_at - journey.forwarded_at) * 1e3)
 
-    def _keep(self, journey: Journey, visit: Visit, reason: Outcome, status: int, usage: Usage | None) -> None:
+    def _keep(
+        self,
+        visit: Visit,
+        request: Request,
+        decision: Any,
+        reason: Outcome,
+        status: int,
+        usage: Usage | None = None,
+        ttft_ms: float | None = None,
+    ) -> None:
         if not visit.recorded:
             return
-        now = self._clock.now()
-        ttft_ms = (journey.began_at - visit.arrived_at) * 1e3 if journey.began_at else None
-        at_ns = self._clock.wall_ns(visit.arrived_at)
-        decision, attempts, reasons = journey.reasons, visit.attempts, self._reasons
+        arrived_at = visit.arrived_at
         # Of the request only this: the ring holds many records, and a chain or a stranger's long name is large.
-        tenant, model, prompt_bytes = (
-            journey.request.tenant, journey.request.model[:MODEL_CHARS_MAX], journey.request.prompt_bytes
-        )  # fmt: skip
-        trace_id, decision_id = visit.trace.trace_id, visit.decision_id
-
-        def record() -> dict[str, Any]:
-            return {
-                "decision": decision_id,
-                "trace_id": trace_id,
-                "at_unix_ms": at_ns // 1_000_000,
-                "tenant": tenant,
-                "model": model,
-                "prompt_bytes": prompt_bytes,
-                "outcome": reason.reason,
-                "status": status,
-                "ttft_ms": ttft_ms,
-                "duration_ms": (now - visit.arrived_at) * 1e3,
-                "attempts": [{"target": target, "outcome": how} for target, how in attempts],
-                "usage": None
-                if usage is None
-                else {
-                    "prompt_tokens": usage.prompt_tokens,
-                    "completion_tokens": usage.completion_tokens,
-                    "cached_tokens": usage.cached_tokens,
-                },
-                "reasons": reasons.record(decision) if decision is not None else None,
-            }
-
-        self._decisions.put(decision_id, record)
+        record = Record(
+            decision_id=visit.decision_id,
+            trace_id=visit.trace.trace_id,
+            at_ns=self._clock.wall_ns(arrived_at),
+            tenant=request.tenant,
+            model=request.model[:MODEL_CHARS_MAX],
+            prompt_bytes=request.prompt_bytes,
+            outcome=reason,
+            status=status,
+            ttft_ms=ttft_ms,
+            duration_ms=(self._clock.now() - arrived_at) * 1e3,
+            attempts=visit.attempts,
+            usage=usage,
+            decision=decision,
+            reasons=self._reasons,
+        )
+        self._decisions.put(visit.decision_id, record)
 
 
 class ObservedTier:
@@ -301,6 +360,10 @@ class ObservedTier:
     def concluded(self, journey: Journey, reason: Outcome, status: int, usage: Usage | None) -> None:
         """See relay.Tier."""
         self.observer.concluded(journey, reason, status, usage)
+
+    def redirect_url(self, journey: Journey, base: str) -> str:  # noqa: ARG002 - a tier that redirects has its own
+        """See relay.Tier."""
+        return base
 
     def fault(self, journey: Journey | None, error: Exception) -> None:
         """A bug in the machine: its trace goes to the log, never to a client."""

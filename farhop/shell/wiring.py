@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Address
     from farhop.relay.listener import Listener
     from farhop.shell.certificates import Cabinet, Certificates, Files
-    from farhop.shell.config import ConnectTls, Entry, Limits, Listen, Process
+    from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
     from farhop.store.etcd_link import EtcdSettings
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
     from topology.model import Topology
 
+NEAREST, NONE = "nearest", "none"  # instead of a remote hub's name
 _JOIN_S = 5.0
 _DESCRIPTORS_ASIDE = 256  # etcd, gRPC, the admin port, logs, and connections that are turned away with an answer
 
@@ -46,17 +48,49 @@ def world(config: Process) -> Topology:
     return topology
 
 
-def etcd(config: Process, topology: Topology) -> EtcdSettings:
-    """Where etcd is: as configured, else the hub of this region. Raises ConfigError."""
-    given = config.etcd
-    hub = topology.regions[config.region].hub
-    endpoints = tuple(given.endpoints) or topology.hubs.get(hub, ())
-    if not endpoints:
-        raise ConfigError("etcd.endpoints", [f"none given, and hub {hub!r} of the topology has none; add some"])
+def hubs(config: Process, topology: Topology) -> dict[str, EtcdSettings]:
+    """The etcd clusters to use, by name: the one configured, else every hub of the topology. Raises ConfigError."""
+    own = topology.regions[config.region].hub
+    if config.etcd.endpoints:
+        if config.hubs:
+            raise ConfigError("etcd.endpoints", ["they are one cluster, and `hubs` are several; leave one of them out"])
+        return {own: _hub(own, config.etcd, ())}
+    for name in sorted(set(config.hubs) - set(topology.hubs)):
+        known = ", ".join(sorted(topology.hubs)) or "none"
+        raise ConfigError(f"hubs.{name}", [f"topology {topology.name!r} has no hub of this name; it has {known}"])
+    parts = {name: (config.hubs.get(name, config.etcd), topology.hubs[name]) for name in sorted(topology.hubs)}
+    found = {
+        name: _hub(name, part, endpoints) for name, (part, endpoints) in parts.items() if part.endpoints or endpoints
+    }
+    if own not in found:
+        raise ConfigError("etcd.endpoints", [f"none given, and hub {own!r} of the topology has none; add some"])
+    return found
+
+
+def home_hubs(config: Process, topology: Topology, remote: str) -> dict[str, EtcdSettings]:
+    """Of those, the hub of this region and one more: the one named, or NEAREST by wire time, or NONE.
+
+    A hub is as far as the nearest region that calls it its own. Raises ConfigError.
+    """
+    own, known = topology.regions[config.region].hub, hubs(config, topology)
+    if remote == NEAREST:
+        others = sorted((_away_ms(name, config.region, topology), name) for name in known if name != own)
+        remote = others[0][1] if others else NONE
+    elif remote not in (NONE, *known):
+        raise ConfigError("remote_hub", [f"no hub {remote!r} with endpoints; there is {', '.join(sorted(known))}"])
+    return {name: known[name] for name in sorted({own, remote} & set(known))}
+
+
+def _away_ms(hub: str, region: str, topology: Topology) -> float:
+    near = (topology.rtt_ms(region, other) for other, known in topology.regions.items() if known.hub == hub)
+    return min(near, default=inf)
+
+
+def _hub(name: str, given: Etcd, endpoints: tuple[str, ...]) -> EtcdSettings:
     try:
         return given.settings(endpoints)
     except ValueError as error:
-        raise ConfigError(f"hub {hub!r} of the topology", [str(error)]) from None
+        raise ConfigError(f"hub {name!r} of the topology", [str(error)]) from None
 
 
 def inbound(limits: Limits) -> InboundLimits:
@@ -171,12 +205,13 @@ def _descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]) -> int:
+async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool], settle_s: float = 0.0) -> int:
     """Listen for clients; returns the port. A shared port is joined when work can be done, or after a while all the
-    same: the kernel would send this instance its share of clients before it knows anybody to send them to."""
+    same: the kernel would send this instance its share of clients before it knows anybody to send them to. One's own
+    port waits for `settle_s`: clients who went elsewhere when we were gone are better off there until then."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + _JOIN_S
-    while entry.reuse_port and not ready() and loop.time() < end:
+    end = loop.time() + (_JOIN_S if entry.reuse_port else settle_s)
+    while not ready() and loop.time() < end:
         await asyncio.sleep(0.01)
     return await listener.open(entry.host, entry.port, reuse_port=entry.reuse_port)
 

@@ -19,9 +19,14 @@ ROOT = "/farhop/v1/"
 REGION_PREFIX = f"{ROOT}region/"
 OVERRIDE_PREFIX = f"{ROOT}override/"
 POLICY_PREFIX = f"{ROOT}policy/"
+LAW_KEY = f"{POLICY_PREFIX}law"
+LAW_HISTORY_PREFIX = f"{POLICY_PREFIX}was/"
 PICK_PREFIX = f"{ROOT}pick/"
+ROUTE_PREFIX = f"{ROOT}route/"
+STEER_PREFIX = f"{ROOT}steer/"
 SPLIT_PREFIX = f"{ROOT}split/"
 REPLICA_PREFIX = f"{ROOT}replica/"
+WIRE_PREFIX = f"{ROOT}wire/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
 KEYS_LIMIT = 100_000  # in one list or snapshot
 
@@ -153,9 +158,19 @@ def override_key(region: str) -> str:
     return f"{OVERRIDE_PREFIX}{_segment(region)}"
 
 
+def law_history_key(epoch: int) -> str:
+    """Where a law that was replaced is kept, so that keys sort by epoch."""
+    return f"{LAW_HISTORY_PREFIX}{epoch:016d}"
+
+
 def pick_key(region: str) -> str:
     """Where stands by which policies a region picks replicas. Raises ValueError for a name that would not parse."""
     return f"{PICK_PREFIX}{_segment(region)}"
+
+
+def route_key(region: str) -> str:
+    """Where stands by which routes a region's global balancers choose. ValueError for a name that would not parse."""
+    return f"{ROUTE_PREFIX}{_segment(region)}"
 
 
 def split_key(region: str) -> str:
@@ -166,6 +181,11 @@ def split_key(region: str) -> str:
 def replica_prefix(region: str) -> str:
     """Under which a region's replicas stand, each by its name. Raises ValueError for a name that would not parse."""
     return f"{REPLICA_PREFIX}{_segment(region)}/"
+
+
+def wire_key(region: str, instance: str) -> str:
+    """Where a global balancer says the wire times it measured. Raises ValueError for a name that would not parse."""
+    return f"{WIRE_PREFIX}{_segment(region)}/{_segment(instance)}"
 
 
 def parse_report_key(key: str) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -53,6 +53,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
         return self.at + timedelta(seconds=self.for_s)
 
 
+_T = TypeVar("_T")
 _DECODER = msgspec.json.Decoder(Override)
 
 
@@ -64,17 +65,22 @@ def encode(override: Override) -> bytes:
 
 def decode(document: bytes) -> Override:
     """The override in a JSON document of at most 16 KiB; fields it does not know are ignored. Raises OverrideError."""
+    override = read(_DECODER, document, "override")
+    check(override)
+    return override
+
+
+def read(decoder: msgspec.json.Decoder[_T], document: bytes, what: str) -> _T:
+    """What an operator said, as a JSON document has it, unchecked. Raises OverrideError."""
     if len(document) > DOCUMENT_LIMIT_BYTES:
         raise OverrideError("", f"document of {len(document)} bytes, at most {DOCUMENT_LIMIT_BYTES}")
     try:
-        override = _DECODER.decode(document)
+        return decoder.decode(document)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         raise OverrideError(path.rstrip("`").lstrip("."), message) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OverrideError("", f"not a JSON override: {error}") from None
-    check(override)
-    return override
+        raise OverrideError("", f"not a JSON {what}: {error}") from None
 
 
 def check(override: Override) -> None:

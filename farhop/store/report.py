@@ -29,6 +29,8 @@ USED_LIMIT = 1e6
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})):([0-9]{1,5})")
+# It becomes part of a header, so it holds nothing but a host and a port.
+CLIENT_URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]{2,64}\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::[0-9]{1,5})?")
 
 
 class ReportError(ValueError):
@@ -47,6 +49,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     the replicas this instance owns; queue and `wait_ms` (until a new request's prefill would begin) are its own.
     `usable_share` (0..1) is what health, slow start and draining leave of all replicas it can send to, whoever owns
     them; `used_share` (0 and up) is their requests per slot, or the share of KV tokens taken, whichever is more.
+    `tpot_ms` is with one request more, `crowd_ms` what each request adds to every token of all others at its replica.
     """
 
     model: str
@@ -69,6 +72,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     gpu_types: tuple[str, ...] = ()
     usd_per_mtok: float = 0.0
     used_share: float = 0.0
+    crowd_ms: float = 0.0
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +80,7 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `clock_ms` is the sender's own monotonic clock in ms. `accepted_bytes` maps a global balancer to the prompt bytes of
     its requests that this instance has accepted since it started (bytes, since both tiers count them alike).
+    `client_url` is where clients that are redirected find this instance; "" where none are.
     """
 
     region: str
@@ -89,6 +94,7 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     models: tuple[ModelReport, ...] = ()
     accepted_bytes: dict[str, float] = {}
+    client_url: str = ""
 
 
 _DECODER = msgspec.json.Decoder(RegionReport)
@@ -150,6 +156,8 @@ def check(report: RegionReport) -> None:
     check_address("control_address", report.control_address)
     if report.admin_address:
         check_address("admin_address", report.admin_address)
+    if report.client_url and not CLIENT_URL.fullmatch(report.client_url):
+        raise ReportError("client_url", f"{report.client_url[:64]!r} is not http(s)://host[:port]")
     _check_length("models", len(report.models), MODELS_LIMIT)
     _check_length("accepted_bytes", len(report.accepted_bytes), ACCEPTED_LIMIT)
     for balancer, tokens in report.accepted_bytes.items():
@@ -176,6 +184,7 @@ _NUMBERS = {
     "usable_share": 1.0,
     "usd_per_mtok": USD_LIMIT,
     "used_share": USED_LIMIT,
+    "crowd_ms": RATE_LIMIT_MS,
 }
 _PARTS = (("replicas_ready", "replicas_total"), ("slots_free", "slots_total"), ("kv_tokens_free", "kv_tokens_total"))
 

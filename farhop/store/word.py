@@ -1,7 +1,7 @@
-"""A document by model in etcd, and who wrote it and why: what `farhop policy` and `farhop split` write, balancers read.
+"""A document in etcd, and who wrote it and why: what `farhop policy`, `split` and `route` write, and balancers read.
 
-Either the bare document, as somebody writes it by hand, or signed: `{"models": {...}, "author", "why", "at"}`. Never
-knows what is said of a model: that is the reader's.
+Either the bare document, as somebody writes it by hand, or signed: `{"models": {...}, "author", "why", "at"}`, and of
+routes, which are a list, `{"routes": [...], ...}`. Never knows what is said of a model: that is the reader's.
 """
 
 from __future__ import annotations
@@ -36,8 +36,16 @@ class _Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: Annotated[datetime, Meta(tz=True)]
 
 
+class _SignedRoutes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    routes: msgspec.Raw
+    author: str
+    why: str
+    at: Annotated[datetime, Meta(tz=True)]
+
+
 _by_model = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _signed = msgspec.json.Decoder(_Signed)
+_signed_routes = msgspec.json.Decoder(_SignedRoutes)
 _SIGNED = set(_Signed.__struct_fields__)
 
 
@@ -65,6 +73,29 @@ def signed(models: dict[str, object], signature: Signature) -> bytes:
     })  # fmt: skip
     parted(document)
     return document
+
+
+def routes_parted(document: bytes, limit_bytes: int) -> tuple[bytes, Signature | None]:
+    """The list of routes, as JSON, and the signature if there is one. Raises WordError."""
+    if len(document) > limit_bytes:
+        raise WordError(f"{len(document)} bytes, at most {limit_bytes}")
+    if not document.lstrip().startswith(b"{"):
+        return document, None
+    try:
+        said = _signed_routes.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WordError(f"no list of routes: {error}") from None
+    signature = Signature(said.author, said.why, said.at)
+    check(signature)
+    return bytes(said.routes), signature
+
+
+def routes_signed(routes: list[object], signature: Signature) -> bytes:
+    """The routes, signed. Raises WordError for a signature that says nothing."""
+    check(signature)
+    return msgspec.json.encode({
+        "routes": routes, "author": signature.author, "why": signature.why, "at": signature.at,
+    })  # fmt: skip
 
 
 def check(signature: Signature) -> None:

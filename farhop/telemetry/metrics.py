@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from farhop.balance.machine import Usage
-from farhop.balance.outcome import CLIENT_LEFT, Outcome, Source, by_reason
+from farhop.balance.outcome import ADVISED, CLIENT_LEFT, REDIRECTED, Outcome, Source, by_reason
 from farhop.telemetry.series import OTHER, SAMPLE_MAX, Counter, Histogram, Labels
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -31,6 +31,7 @@ TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.0
 DURATION_BUCKETS_S = (0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 ERROR_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+_NOT_REFUSED = (CLIENT_LEFT.reason, REDIRECTED.reason, ADVISED.reason)
 _CLASSES = ("none", "1xx", "2xx", "3xx", "4xx", "5xx")
 
 Reading = Callable[[], "float | Mapping[str, float]"]
@@ -286,7 +287,7 @@ class TierMetrics(Collector):
             requests.add_metric([*own, source, reason, _CLASSES[status_class]], count)
             if source is Source.LAW:
                 denials[reason] = denials.get(reason, 0) + count
-            if source not in (Source.ENGINE, Source.TRANSPORT) and reason != CLIENT_LEFT.reason:
+            if source not in (Source.ENGINE, Source.TRANSPORT) and reason not in _NOT_REFUSED:
                 refusals[reason] = refusals.get(reason, 0) + count
         yield requests
         for name, help_text, counts in (

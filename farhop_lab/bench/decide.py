@@ -15,6 +15,7 @@ import msgspec
 
 from farhop.balance import chain, machine
 from farhop.balance.machine import Address, Usage
+from global_lb import bounds as global_bounds
 from global_lb import flow as global_flow
 from global_lb import view as global_view
 from regional_lb import flow as regional_flow
@@ -43,9 +44,13 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def decide() -> list[Row]:
-    """A request's whole passage through a machine (arrived, began, ended), 32 KB prompt, chain computed before."""
+    """A request's whole passage through a machine (arrived, began, ended), 32 KB prompt, chain computed before.
+
+    A decision alone is law, trie, score and choice, each after the passage of the request before.
+    """
     rows = [_row(f"regional, {n} replicas", partial(_regional, n)) for n in (2, 16, 64)]
     rows += [_row(f"global, {n} regions", partial(_global, n)) for n in (3, 12, 60)]
+    rows += [_alone(n) for n in (3, 12, 60)]
     data = random.Random(1).randbytes(PROMPT_BYTES)
     seed = chain.seed_of(MODEL, "", "", "")
     rows.append(_timed("prefix chain of 32 KB", lambda: chain.chain(data, seed), 2000))
@@ -86,6 +91,22 @@ def _row(what: str, make: Callable[[], Flow]) -> Row:
             flow.handle(machine.AttemptEnded(request.id, 1, 200, Usage(8192, 100, 4096)), now + 0.002)
         samples.append((time.process_time() - began) / REQUESTS * 1e6)
     return Row(what, statistics.median(samples), min(samples), max(samples))
+
+
+def _alone(regions: int) -> Row:
+    requests = [_request(i) for i in range(REQUESTS)]
+    samples: list[float] = []
+    for _ in range(REPEATS):
+        flow, spent_s = _global(regions), 0.0
+        for i, request in enumerate(requests):
+            now = 100.0 + i * 0.001
+            began = time.process_time()
+            flow.consider(request, now)
+            spent_s += time.process_time() - began
+            flow.handle(machine.RequestArrived(request), now)
+            flow.handle(machine.AttemptEnded(request.id, 1, 200, Usage(8192, 100, 4096)), now)
+        samples.append(spent_s / REQUESTS * 1e6)
+    return Row(f"global decision alone, {regions} regions", statistics.median(samples), min(samples), max(samples))
 
 
 def _timed(what: str, call: Callable[[], object], times: int) -> Row:
@@ -145,9 +166,9 @@ def _regional(replicas: int) -> regional_flow.RegionalFlow:
     return flow
 
 
-def _global(regions: int) -> Flow:
+def _global(regions: int) -> global_flow.GlobalFlow:
     flow = global_flow.GlobalFlow(
-        global_flow.FlowConfig("r0"), _law(regions), random.Random(1), patience_s=lambda _tenant: 0.0
+        global_bounds.FlowConfig("r0"), _law(regions), random.Random(1), patience_s=lambda _tenant: 0.0
     )
     capacity = global_view.Capacity(
         wait_ms=1.0, prefill_ms_per_token=0.04, tpot_ms=10.0, bytes_per_token=4.0, replicas_ready=8, slots_free=512

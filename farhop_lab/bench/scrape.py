@@ -26,8 +26,9 @@ from farhop_lab.child import Child
 from farhop_lab.ports import free_ports
 from regional_lb.config import RegionalConfig, ReplicaConfig, Watch
 from regional_lb.flow import FlowConfig, RegionalFlow
-from regional_lb.gpus import read_gpus
-from regional_lb.signals import ANY, ENGINES, Engine, read_page
+from regional_lb.signals.engines import ANY, ENGINES, Engine, read_page
+from regional_lb.signals.exposition import Places
+from regional_lb.signals.gpus import read_gpus
 from regional_lb.view import ReplicaSampled
 from regional_lb.watch import Watcher
 from topology.law import Law
@@ -56,11 +57,13 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 def read() -> list[Row]:
-    """CPU µs to read one page of each engine: said which it is, found out, and a GPU exporter's."""
+    """CPU µs to read one page of each engine: said which it is, found out, and a GPU exporter's. The next page of the
+    same engine is read where the lines stood before, as the watcher does."""
     rows = []
     for name, engine in ENGINES.items():
         page = pages.page(name)
         rows.append(_timed(f"{name}, {len(page) // 1024} KB", partial(_sample, page, engine)))
+        rows.append(_timed(f"{name}, the next of the same", partial(_sample, page, engine, Places())))
     page = pages.page("triton")
     rows.append(_timed(f"triton, {len(page) // 1024} KB, found out", partial(_sample, page, ANY)))
     gpus = pages.page("dcgm")
@@ -68,8 +71,8 @@ def read() -> list[Row]:
     return rows
 
 
-def _sample(page: bytes, engine: Engine) -> None:
-    read_page(page, 0.0, _no_drops, engine)
+def _sample(page: bytes, engine: Engine, places: Places | None = None) -> None:
+    read_page(page, 0.0, _no_drops, engine, places)
 
 
 def _no_drops(reason: str) -> None:

@@ -75,6 +75,14 @@ class Transfer(msgspec.Struct, frozen=True):
     tp_size: int | None = None
 
 
+class Meeting(msgspec.Struct, frozen=True):
+    """`bootstrap_*` of SGLang: the room at a prefill's bootstrap port where two engines meet."""
+
+    host: str
+    port: int
+    room: int
+
+
 class _Body(msgspec.Struct):
     model: str | None = None
     stream: bool | None = False
@@ -86,6 +94,9 @@ class _Body(msgspec.Struct):
     n: int | None = 1
     cache_salt: str | None = None
     kv_transfer_params: Transfer | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
 
 class ChatBody(_Body):
@@ -111,7 +122,7 @@ class CompletionBody(_Body):
 class Call(msgspec.Struct, frozen=True):
     """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted.
 
-    `fetch`: where the prompt's KV may be fetched from.
+    `fetch`: where the prompt's KV may be fetched from; `meeting`: where it must be, by those who divide work so.
     """
 
     wanted: Wanted
@@ -121,6 +132,7 @@ class Call(msgspec.Struct, frozen=True):
     role: str | None
     n: int = 1
     fetch: Transfer | None = None
+    meeting: Meeting | None = None
 
 
 _T = TypeVar("_T")
@@ -237,7 +249,12 @@ def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) 
     )
     usage = bool(body.stream_options and body.stream_options.include_usage)
     fetch = transfer if transfer.do_remote_prefill else None
-    return Call(wanted, body.model, bool(body.stream), usage, role, n, fetch)
+    return Call(wanted, body.model, bool(body.stream), usage, role, n, fetch, _meeting(body))
+
+
+def _meeting(body: _Body) -> Meeting | None:
+    host, port, room = body.bootstrap_host, body.bootstrap_port, body.bootstrap_room
+    return Meeting(host, port, room) if host is not None and port is not None and room is not None else None
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:

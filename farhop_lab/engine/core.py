@@ -1,7 +1,8 @@
 """The engine's scheduler, as vLLM V1 does it: continuous batching, chunked prefill, prefix reuse, preemption.
 
 Pure: no clock, no IO. Live server and simulator drive the same object: `step(now)` decides a whole forward pass, the
-driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Invariants:
+driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Where nobody listens to every token,
+`calm` and `leap` do in one go what so many steps would have done. Invariants:
 - a step computes at most `prefill_tokens_per_step` tokens (decodes included) for at most `sequences_max` sequences;
 - while there is work every step makes progress: what is submitted fits the KV cache alone, and the oldest goes first
   (only where blocks held for other engines fill the cache does a step go by idle);
@@ -75,6 +76,7 @@ class EngineCore:
         self._running: list[Sequence] = []
         self._live: dict[str, Sequence] = {}
         self._leaving: list[Sequence] = []  # finished by the step under way, theirs until it is over
+        self._blocked = False  # nobody who waits could be admitted by the last step, nor since
 
     @property
     def waiting(self) -> int:
@@ -85,6 +87,16 @@ class EngineCore:
     def running(self) -> int:
         """Sequences in the batch, the ones that the step under way finishes included."""
         return len(self._running) + len(self._leaving)
+
+    @property
+    def batch(self) -> list[Sequence]:
+        """Who is in the batch, oldest first; to look at."""
+        return self._running
+
+    @property
+    def line(self) -> deque[Sequence]:
+        """Who waits, in order; to look at."""
+        return self._waiting
 
     def adapters_of(self, *, running: bool) -> list[str]:
         """The adapters of sequences in the batch, or of those that wait, by name."""
@@ -107,6 +119,7 @@ class EngineCore:
         if sequence.id in self._live:
             raise ValueError(f"id: {sequence.id} is in use")
         sequence.submitted_at = now
+        self._blocked = False
         self._live[sequence.id] = sequence
         self._waiting.append(sequence)
 
@@ -121,6 +134,7 @@ class EngineCore:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
+        self._blocked = False
         self.kv.release(sequence.table)
         self._end(sequence, "abort")
         return True
@@ -131,6 +145,8 @@ class EngineCore:
             if sequence.keeps:
                 self.held.keep(sequence, self.profile.block_tokens)
             self.kv.release(sequence.table)
+        if self._leaving:
+            self._blocked = False
         self._leaving.clear()
 
     def step(self, now: float) -> Step:
@@ -141,7 +157,9 @@ class EngineCore:
         budget = self.profile.prefill_tokens_per_step
         scheduled: list[tuple[Sequence, int]] = []
         budget, preempted = self._schedule_running(budget, scheduled)
+        admitted = len(scheduled)
         loading_ms = self._admit(budget, scheduled, now) if not preempted else 0.0
+        self._blocked = not preempted and len(scheduled) == admitted
         if not scheduled and self.held:
             return Step(max(IDLE_STEP_MS, self.profile.step_ms(0, 0)), [], 0, 0)
         assert scheduled, "work without progress"
@@ -150,6 +168,42 @@ class EngineCore:
         emissions = self._compute(scheduled)
         self.counters.steps += 1
         return Step(self.profile.step_ms(prefill_tokens, decodes) + loading_ms, emissions, prefill_tokens, decodes)
+
+    def calm(self, most: int) -> int:
+        """How many steps from now on (at most `most`) would write one token for each running sequence and do nothing
+        else: admit nobody, end nobody, preempt nobody. Each takes `step_ms(0, running)`."""
+        running, kv, size = self._running, self.kv, self.profile.block_tokens
+        if not running or self.held or self._leaving or kv.log is not None or (self._waiting and not self._blocked):
+            return 0
+        for sequence in running:
+            if sequence.total_tokens - sequence.computed_tokens != 1 or not sequence.output_tokens:
+                return 0
+            most = min(most, sequence.foresee(most))
+            if most <= 0:
+                return 0
+        short = sum(max(0, -(-(s.computed_tokens + most) // size) - s.table.blocks) for s in running)
+        return most if short <= kv.available else 0
+
+    def leap(self, steps: int) -> None:
+        """Do so many steps, no more than `calm` has told."""
+        size, running = self.profile.block_tokens, self._running
+        edges = []  # where a token needs a block or fills one, in the order in which the steps would have come to it
+        for number, sequence in enumerate(running):
+            first = sequence.computed_tokens
+            edges += [(at - first, number, at) for at in range(first, first + steps) if at % size in (0, size - 1)]
+        edges.sort()
+        ends = [sequence.total_tokens + steps for sequence in running]
+        for _, number, at in edges:
+            sequence = running[number]
+            sequence.advance(at + 1 - sequence.total_tokens)
+            sequence.computed_tokens = at
+            granted = self._grant(sequence, 1)
+            assert granted, "calm has counted the blocks"
+        for sequence, end in zip(running, ends, strict=True):
+            sequence.advance(end - sequence.total_tokens)
+            sequence.computed_tokens = end - 1
+        self.counters.steps += steps
+        self.counters.generation_tokens += steps * len(running)
 
     def _schedule_running(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> tuple[int, bool]:
         """Give each running sequence, oldest first, its next tokens; preempt from the young end where KV runs out."""

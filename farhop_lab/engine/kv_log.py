@@ -1,8 +1,9 @@
 """What an engine tells of its KV cache, step by step, in vLLM's words: blocks stored, removed, all cleared.
 
 Pure. Invariants: a block is told of as stored once, when it is named, and as removed once, when it is evicted; the ids
-of its tokens are its text, TOKEN_BYTES each (as /tokenize has them, or the tokenizer's own); a step without change says
-nothing. Never publishes: that is kv_publisher's.
+of its tokens are its text, TOKEN_BYTES each (as /tokenize has them, or the tokenizer's own); the adapter that it was
+computed with stands beside it, and among its extra keys; a step without change says nothing. Never publishes: that is
+kv_publisher's.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ SCHEMAS = ("map", "array")
 class KvLog:
     """The events of one engine since they were last taken."""
 
-    __slots__ = ("_block_tokens", "_events")
+    __slots__ = ("_adapters", "_block_tokens", "_events")
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._events: list[dict[str, Any]] = []
+        self._adapters: dict[str, int] = {}  # by name, their numbers as they came, from 1
 
     def stored(self, sequence: Sequence, first: int, fresh: list[bool]) -> None:
         """The sequence's blocks from number `first` on were named just now; those `fresh` had not been held."""
@@ -48,18 +50,19 @@ class KvLog:
     def _run(self, sequence: Sequence, names: list[int], first: int, end: int) -> None:
         size = self._block_tokens * TOKEN_BYTES
         text = bytes(sequence.text[first * size : end * size])
-        extra: list[list[str] | None] = [None] * (end - first)
+        adapter = sequence.adapter
+        extra: list[list[str] | None] = [[adapter] if adapter else None for _ in range(first, end)]
         if first == 0 and sequence.cache_salt:
-            extra[0] = [sequence.cache_salt]
+            extra[0] = [*(extra[0] or ()), sequence.cache_salt]
         self._events.append({
             "type": "BlockStored",
             "block_hashes": names[first:end],
             "parent_block_hash": names[first - 1] if first else None,
             "token_ids": [int.from_bytes(text[i : i + TOKEN_BYTES], "big") for i in range(0, len(text), TOKEN_BYTES)],
             "block_size": self._block_tokens,
-            "lora_id": None,
+            "lora_id": self._adapters.setdefault(adapter, len(self._adapters) + 1) if adapter else None,
             "medium": "GPU",
-            "lora_name": None,
+            "lora_name": adapter or None,
             "extra_keys": extra if any(extra) else None,
             "group_idx": 0,
         })  # fmt: skip

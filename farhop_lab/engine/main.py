@@ -63,11 +63,14 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
             publisher = _publisher(settings, index)
             replica = Replica(
                 settings.gpu(), voice, time.monotonic, tracer=tracer, publisher=publisher, tokenizer=tokenizer,
-                adapters=settings.loras(), link=settings.link(),
+                adapters=settings.loras(), link=settings.link(), mode=settings.disaggregation_mode,
+                kv_wait_s=settings.kv_wait_s / settings.speedup,
             )  # fmt: skip
             stack.callback(replica.close)
             gpus.append((replica.core, replica.faults))
             addresses.append(await _listen(stack, replica.application(), settings.host, port))
+            if replica.rooms is not None and replica.rooms.mode == "prefill":
+                await _listen(stack, replica.rooms.application(), settings.host, settings.bootstrap_port + index)
         if settings.dcgm_port is not None:
             exporter = web.Application()
             exporter.router.add_get("/metrics", partial(_exported, gpus))

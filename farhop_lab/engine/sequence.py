@@ -1,11 +1,13 @@
 """One request inside the engine: its text so far, how much of that is computed, and where its answer stops.
 
 Pure. Invariants: 0 <= computed_tokens <= total_tokens; total_tokens == prompt_tokens + output_tokens; text that might
-turn out to be part of a stop string is held back, so what was emitted is never taken back.
+turn out to be part of a stop string is held back, so what was emitted is never taken back; what is written ahead
+(`foresee`) is what would have been written.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ from farhop_lab.engine.text import TOKEN_BYTES, Pen, token_count
 
 if TYPE_CHECKING:
     from farhop_lab.engine.profiles import Profile
+
+FORESEEN = 32  # tokens written ahead at once: most answers are longer, few much shorter
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -54,6 +58,7 @@ class Sequence:
     """A request from submission to end. Only the engine core writes to it; anybody may read."""
 
     __slots__ = (
+        "_ahead",
         "_block_bytes",
         "_held",
         "_hold",
@@ -102,6 +107,7 @@ class Sequence:
             xxhash.xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())
         ]
         self._pen = Pen(wanted.prompt, voice.seed, voice.answer_tokens_mean)
+        self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
         self._stop = wanted.stop
         self._hold = max(map(len, wanted.stop), default=1) - 1
         self._held = ""
@@ -122,7 +128,10 @@ class Sequence:
         if not self.max_tokens:
             self.finished = "stop"
             return ""
-        piece = self._pen.write(may_end=not self.ignore_eos and self.output_tokens >= self.min_tokens)
+        if self._ahead:
+            piece = self._ahead.popleft()
+        else:
+            piece = self._pen.write(may_end=not self.ignore_eos and self.output_tokens >= self.min_tokens)
         self.output_tokens += 1
         self.total_tokens += 1
         if not piece:  # the end token: it takes a step and counts, and has no text
@@ -136,6 +145,26 @@ class Sequence:
             self.finished = "length"
             shown += self._held
         return shown
+
+    def foresee(self, tokens: int) -> int:
+        """How many of the next `tokens` tokens (at most) do not end the answer; 0 where that cannot be told ahead."""
+        if self._stop or self._piece_ids:
+            return 0
+        tokens = min(tokens, self.max_tokens - 1 - self.output_tokens)
+        ahead = self._ahead
+        if len(ahead) < tokens and (not ahead or ahead[-1]):
+            written = self.output_tokens + len(ahead)
+            ends_from = self.max_tokens if self.ignore_eos else max(0, self.min_tokens - written)
+            ahead.extend(self._pen.write_on(max(FORESEEN, tokens - len(ahead)), ends_from))
+        known = len(ahead) - 1 if ahead and not ahead[-1] else len(ahead)
+        return max(0, min(tokens, known))
+
+    def advance(self, tokens: int) -> None:
+        """Write that many tokens, which `foresee` has told of. Their computation is the engine's business."""
+        ahead = self._ahead
+        self.text += b"".join([ahead.popleft() for _ in range(tokens)])
+        self.output_tokens += tokens
+        self.total_tokens += tokens
 
     def _show(self, piece: str) -> str:
         """Hold back as much as could begin a stop string: a match can only lie in what is held plus the new piece."""

@@ -25,6 +25,7 @@ from farhop_lab.engine.held import Link
 from farhop_lab.engine.kv_log import KvLog
 from farhop_lab.engine.metrics import Exposition, Observations
 from farhop_lab.engine.render import Answer, broken
+from farhop_lab.engine.rooms import WAIT_S, Rooms
 from farhop_lab.engine.sequence import Sequence, Voice
 from farhop_lab.engine.tasks import Tasks
 from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from farhop_lab.engine.kv_publisher import KvPublisher
     from farhop_lab.engine.profiles import Profile
     from farhop_lab.engine.render import Rendering
+    from farhop_lab.engine.rooms import Mode
     from farhop_lab.engine.sequence import Wanted
     from farhop_lab.engine.tokens import EngineTokenizer
 
@@ -72,9 +74,12 @@ class Replica:
         publisher: KvPublisher | None = None,
         tokenizer: EngineTokenizer | None = None,
         link: Link | None = None,
+        mode: Mode | None = None,
+        kv_wait_s: float = WAIT_S,
     ) -> None:
         self.core = EngineCore(profile, adapters=adapters)
         self.transfers = Transfers(self.core, link or Link())
+        self.rooms = Rooms(mode, self.core, link or Link(), kv_wait_s) if mode is not None else None
         self.observations = Observations()
         self.faults = Faults(clock)
         self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
@@ -148,17 +153,25 @@ class Replica:
     ) -> web.StreamResponse:
         """Generate what is asked for, and render it as it comes or whole. `beside` render further answers to the same
         prompt, each another one. RefusedError."""
+        if self.rooms is None:
+            return await self._generate(request, call, answer, request_id, beside)
+        with self.rooms.entered(call) as ours:
+            return await self._generate(request, ours, answer, request_id, beside)
+
+    async def _generate(
+        self, request: web.Request, call: Call, answer: Rendering, request_id: str, beside: Iterable[Rendering]
+    ) -> web.StreamResponse:
         began_ns = time.time_ns()
         renderings = [answer, *beside]
         sequences = [self._sequence(call.model, call.wanted, at) for at in range(len(renderings))]
-        if call.fetch is not None:
-            await self.transfers.pull(call.fetch, sequences[0])
-            self._check_room()
+        await self._fetched(call, sequences[0])
         tickets, response = await self._tickets(request, call, sequences, renderings)
         try:
             for sequence, ticket in zip(sequences, tickets, strict=True):
                 self.driver.submit(sequence, ticket)
             errors = [error for ticket in tickets if (error := await ticket.done)]
+            if self.rooms is not None and not errors:
+                errors = await self.rooms.handed_over(call, sequences[0])
             if errors and not call.stream:
                 raise _broken(errors[0])
             if errors:  # a stream cannot take its 200 back: the error is its last event
@@ -179,10 +192,20 @@ class Replica:
                 self._record(request, name, sequence, began_ns, ticket)
         return response
 
+    async def _fetched(self, call: Call, sequence: Sequence) -> None:
+        """Have here what another engine computed of the prompt. RefusedError."""
+        if call.fetch is not None:
+            await self.transfers.pull(call.fetch, sequence)
+        if self.rooms is not None:
+            await self.rooms.pull(call, sequence)
+        self._check_room()
+
     async def compute(
         self, request: web.Request, model: str | None, wanted: list[Wanted], request_id: str
     ) -> list[tuple[Sequence, str]]:
         """Compute several prompts of one request side by side; each with its text. RefusedError."""
+        if self.rooms is not None:
+            raise self.rooms.roomless()
         began_ns = time.time_ns()
         sequences = [self._sequence(model, one) for one in wanted]
         tickets = [WholeTicket(self._wait(sequence)) for sequence in sequences]

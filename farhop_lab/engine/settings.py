@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from farhop_lab.engine.adapters import Adapters
 from farhop_lab.engine.held import GBPS, HOLD_S, KV_BYTES_PER_TOKEN, Link
 from farhop_lab.engine.profiles import PROFILES, Profile
+from farhop_lab.engine.rooms import WAIT_S, Mode
 
 REPLICAS_MAX = 64
 
@@ -18,7 +19,7 @@ REPLICAS_MAX = 64
 class EngineSettings(BaseModel):
     """One process of emulated replicas. One port and `replicas` > 1: consecutive ports. Port 0: any free one.
 
-    KV events likewise: those of the second replica are on the ports after the first's.
+    KV events likewise: those of the second replica are on the ports after the first's; and SGLang's bootstrap ports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,6 +37,9 @@ class EngineSettings(BaseModel):
     lora_load_ms: Annotated[float, Field(ge=0, le=600_000)] = 200.0
     kv_link_gbps: Annotated[float, Field(gt=0, le=100_000)] = GBPS
     kv_hold_s: Annotated[float, Field(gt=0, le=3600)] = HOLD_S
+    disaggregation_mode: Mode | None = None
+    bootstrap_port: Annotated[int, Field(ge=1, le=65535)] = 8998
+    kv_wait_s: Annotated[float, Field(gt=0, le=3600)] = WAIT_S
     dcgm_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     mean_output_tokens: Annotated[float, Field(ge=1, le=100_000)] = 200.0
     kv_events_port: Annotated[int, Field(ge=1, le=65535)] | None = None

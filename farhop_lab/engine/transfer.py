@@ -101,14 +101,18 @@ class Transfers:
 
     async def pull(self, source: Transfer, sequence: Sequence) -> None:
         """Fetch the prompt's KV, in the time that takes, and have it cached here."""
-        size = self._core.profile.block_tokens
-        blocks = await _ask(source)
-        chain = sequence.block_names(min(blocks, sequence.prompt_tokens // size))
-        missing = len(chain) - self._core.kv.match(chain)  # what is here already does not travel
-        if missing:
-            await asyncio.sleep(missing * size * self._link.ms_per_token / 1e3)
-            self.fetched_blocks += missing
-            adopt(self._core.kv, chain)
+        self.fetched_blocks += await arrive(self._core, self._link, sequence, await _ask(source))
+
+
+async def arrive(core: EngineCore, link: Link, sequence: Sequence, blocks: int) -> int:
+    """The first blocks of a prompt come over the link and are cached. How many of them had to."""
+    size = core.profile.block_tokens
+    chain = sequence.block_names(min(blocks, sequence.prompt_tokens // size))
+    missing = len(chain) - core.kv.match(chain)  # what is here already does not travel
+    if missing:
+        await asyncio.sleep(missing * size * link.ms_per_token / 1e3)
+        adopt(core.kv, chain)
+    return missing
 
 
 async def _ask(source: Transfer) -> int:

@@ -13,6 +13,8 @@ import msgspec
 from farhop.balance import outcome
 from farhop_lab.sim.carrier import Carrier, Journey
 from farhop_lab.sim.hearing import Hearing
+from farhop_lab.sim.statutes import Statutes
+from farhop_lab.sim.wire import answer_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,6 +40,7 @@ class Hop:
         self.request = self._signed(journey.request, balancer.carrier.clock())
         stage = balancer.stage
         self._watch: Call = stage.timeline.after(stage.watching.first_byte_s, self._late)
+        stage.wire.carry(balancer.region, region.name, self.request.body_bytes)
         stage.wire.send(balancer.region, region.name, self._arrive)
 
     def _signed(self, request: Request, now: float) -> Request:
@@ -47,7 +50,6 @@ class Hop:
             request,
             id=self.id,
             deadline=max(0.0, request.deadline - now),
-            key="",  # a token does not carry it
             entry_region=balancer.region,
             issuer=balancer.name,
             lawful=forward.lawful if forward.lawful is not None else frozenset(),
@@ -72,6 +74,7 @@ class Hop:
 
     def ended(self, status: int, usage: Usage | None) -> None:
         """See carrier.Client."""
+        self._balancer.stage.wire.carry(self._region.name, self._balancer.region, answer_bytes(usage))
         self._back(self._hear_ended, status, usage)
 
     def refused(self, answer: Answer) -> None:
@@ -156,6 +159,7 @@ class BalancerProcess:
         self._regions = regions
         self._rng = stage.rng(f"balancer {self.name}")
         self.flow = make(region, self._rng)
+        self.statutes = Statutes(region, stage.law, lambda: self.carrier)
         self.carrier = Carrier(
             f"global {self.name}", self.flow, stage.timeline, self._rng.uniform(10.0, 1e5), stage.journal, self._attempt
         )
@@ -163,7 +167,8 @@ class BalancerProcess:
 
     def _attempt(self, journey: Journey, forward: Forward) -> Hop:
         request, lawful = journey.request, forward.lawful
-        verdict = self.stage.law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
+        self.stage.witness("sent", forward.target, self.name, request)
+        verdict = self.statutes.law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
         if forward.target not in verdict.lawful or (lawful is not None and not lawful <= verdict.lawful):
             self.stage.journal.violated(f"{request.id} was sent to {forward.target} against the law")
         return Hop(self, journey, forward, self._regions[forward.target])

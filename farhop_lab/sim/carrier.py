@@ -38,6 +38,31 @@ class Client(Protocol):
         """The stream ended before its end."""
 
 
+class Entrance(Protocol):
+    """Who takes requests in; a Carrier is one."""
+
+    def clock(self) -> float:
+        """Monotonic seconds of its process."""
+
+    def start(self, journey: Journey) -> None:
+        """Take a request."""
+
+    def client_left(self, request_id: str) -> bool:
+        """Its client is gone; False if the request is over."""
+
+
+class Doorway(Protocol):
+    """A process that clients reach."""
+
+    @property
+    def name(self) -> str:
+        """Its own among all of the world."""
+
+    @property
+    def carrier(self) -> Entrance:
+        """Its driver."""
+
+
 class Attempt(Protocol):
     """One attempt under way; tells the carrier how it goes."""
 

@@ -1,7 +1,8 @@
 """Replicas in virtual time: the live engine's own scheduler, or a station of fixed service for control experiments.
 
 Invariants: a job hears `first` once and then `done` once, or nothing more after it was aborted; a `Gpu` has the physics
-of the live engine, since it is the same core. Never chooses, never refuses but at its bound.
+of the live engine, since it is the same core, and says what it would say; a station says nothing. Never chooses, never
+refuses but at its bound.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.timeline import Call, Timeline
 
 WAITING_MAX = 8192
+STEPS_MAX = 256  # of one leap: so much is written ahead at most
 
 
 class Job(Protocol):
@@ -36,6 +38,12 @@ class Job(Protocol):
 
     def done(self, usage: Usage) -> None:
         """The answer is whole."""
+
+
+class Spoken(Usage, frozen=True):
+    """What an engine used, and what it said. The text rides along past the machines, as a relay passes it by."""
+
+    text: bytes = b""
 
 
 class Engine(Protocol):
@@ -104,17 +112,33 @@ class Station:
 
 
 class Gpu:
-    """The live engine's core, stepped as its driver steps it."""
+    """The live engine's core, stepped as its driver steps it; where nothing but decoding happens, many steps in one go.
+
+    A leap is done only as far as time has come whenever somebody looks or comes, so that nobody can tell it from steps.
+    """
 
     def __init__(self, timeline: Timeline, profile: Profile, voice: Voice) -> None:
         self._timeline, self._profile, self._voice = timeline, profile, voice
         self._core = EngineCore(profile, waiting_max=WAITING_MAX)
         self._jobs: dict[str, tuple[Job, Sequence, bool]] = {}
         self._stepping = False
+        self._leap: _Leap | None = None
+
+    @property
+    def core(self) -> EngineCore:
+        """Its true state, to look at."""
+        self._catch_up()
+        return self._core
+
+    @property
+    def voice(self) -> Voice:
+        """What keeps its texts and its cache apart."""
+        return self._voice
 
     def submit(self, job: Job) -> bool:
         """See Engine."""
         exact = job.answer_tokens
+        self._interrupt()
         try:
             wanted = Wanted(job.prompt, exact or job.max_tokens, ignore_eos=exact is not None)
             sequence = Sequence(job.id, wanted, self._voice, self._profile)
@@ -130,9 +154,15 @@ class Gpu:
 
     def _begin(self) -> None:
         self._stepping = self._core.has_work
-        if self._stepping:
-            step = self._core.step(self._timeline.now)
-            self._timeline.after(step.duration_ms / 1e3, self._end, step)
+        if not self._stepping:
+            return
+        steps = self._core.calm(STEPS_MAX)
+        if steps > 1:
+            self._leap = _Leap(self._timeline.now, self._profile.step_ms(0, self._core.running) / 1e3, steps)
+            self._leap.end = self._timeline.at(self._leap.over_at(steps), self._landed)
+            return
+        step = self._core.step(self._timeline.now)
+        self._timeline.after(step.duration_ms / 1e3, self._end, step)
 
     def _end(self, step: Step) -> None:
         self._core.settle()
@@ -145,14 +175,62 @@ class Gpu:
                 self._jobs[emission.id] = (job, sequence, True)
                 job.first()
             if emission.finished is not None and self._jobs.pop(emission.id, None) is not None:
-                job.done(Usage(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens))
+                said = bytes(memoryview(sequence.text)[len(job.prompt) :])
+                job.done(Spoken(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens, said))
         self._begin()
+
+    # -- leaps
+
+    def _landed(self) -> None:
+        leap, self._leap = self._leap, None
+        assert leap is not None, "a leap that was interrupted does not land"
+        self._core.leap(leap.steps - leap.done)
+        self._begin()
+
+    def _catch_up(self) -> None:
+        """Do the steps of the leap that have begun by now."""
+        leap = self._leap
+        if leap is not None:
+            begun = leap.begun(self._timeline.now)
+            if begun > leap.done:
+                self._core.leap(begun - leap.done)
+                leap.done = begun
+
+    def _interrupt(self) -> None:
+        """The leap ends with the step under way: something is about to change."""
+        self._catch_up()
+        leap, self._leap = self._leap, None
+        if leap is not None:
+            leap.end.cancel()
+            self._timeline.at(leap.over_at(leap.done), self._begin)
 
     def abort(self, job_id: str) -> None:
         """See Engine."""
+        self._interrupt()
         self._jobs.pop(job_id, None)
         self._core.abort(job_id)
 
     def metrics(self) -> tuple[int, int, float]:
         """See Engine."""
+        self._catch_up()
         return self._core.waiting, self._core.running, self._core.kv.usage
+
+
+class _Leap:
+    """`steps` steps of `step_s` seconds each from `since` on, of which the core has done `done`."""
+
+    __slots__ = ("_since", "_step_s", "done", "end", "steps")
+
+    end: Call
+
+    def __init__(self, since: float, step_s: float, steps: int) -> None:
+        self._since, self._step_s, self.steps = since, step_s, steps
+        self.done = 0
+
+    def begun(self, now: float) -> int:
+        """How many of them have begun by now: one at least, since a step's work is done as it begins."""
+        return min(self.steps, int((now - self._since) / self._step_s) + 1)
+
+    def over_at(self, steps: int) -> float:
+        """When so many of them are over."""
+        return self._since + steps * self._step_s

@@ -1,7 +1,8 @@
 """What one global balancer hears of the regions in virtual time: their reports, and the pings that come back.
 
-The twin of global_lb.watch, with its kernels and its constants, and with nothing of etcd: reports come by the fast path
-alone. Invariants: an older report never undoes a newer one; no clock is compared with another's. Never decides.
+The twin of global_lb.watch and .link, with their kernels and constants, and with nothing of etcd: reports come by the
+fast path alone, and nothing but pings is asked for sooner. Invariants: an older report never undoes a newer one; no
+clock is compared with another's. Never decides.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from farhop.balance.machine import Address
 from global_lb.distance import Distances
+from global_lb.link import AGAIN, HURRY, PINGS_LOST
 from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped, instance_of
-from global_lb.watch import HURRY, PINGS_LOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -103,9 +104,11 @@ class Hearing:
         self._again(region)
 
     def _again(self, region: str) -> None:
-        soon = 0 < self._lost[region] < PINGS_LOST or self.distances.moving(region)
+        soon = HURRY if self.distances.moving(region) else 1.0
+        if 0 < self._lost[region] < PINGS_LOST:
+            soon = AGAIN
         jitter = 0.8 + 0.4 * self._rng.random()
-        self._stage.timeline.after(self._stage.watching.ping_s * jitter * (HURRY if soon else 1.0), self._ping, region)
+        self._stage.timeline.after(self._stage.watching.ping_s * jitter * soon, self._ping, region)
 
     def _channel(self, region: str, up: bool) -> None:
         if self._up.get(region) != up:

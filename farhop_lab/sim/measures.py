@@ -13,10 +13,10 @@ import msgspec
 import xxhash
 
 from farhop.balance import machine
-from farhop.balance.outcome import Source
+from farhop.balance.outcome import SERVED, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from farhop.balance.machine import Command, Event
     from farhop.balance.outcome import Outcome
@@ -29,7 +29,9 @@ SAID_MAX = 100
 
 class Fate(msgspec.Struct, frozen=True):
     """One concluded request. Seconds of the timeline; `ttft_ms` None where no first byte came. `region` is where it was
-    answered, "" if nowhere; `direct`: it came straight to its region, past the global tier."""
+    answered, "" if nowhere; `direct`: it came straight to its region, past the global tier. Tokens are as the engine
+    counts them, 0 where it did not answer whole: `cached_tokens` of the prompt's were in its cache.
+    """
 
     id: str
     tenant: str
@@ -41,17 +43,62 @@ class Fate(msgspec.Struct, frozen=True):
     ttft_ms: float | None
     attempts: int
     direct: bool = False
+    session: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    answer_tokens: int = 0
+
+    @property
+    def served(self) -> bool:
+        """Whether the whole answer arrived."""
+        return self.outcome == SERVED.reason
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Milliseconds between tokens in the mean; None where fewer than two came, or not all."""
+        if not self.served or self.ttft_ms is None or self.answer_tokens < 2:
+            return None
+        return ((self.ended_at - self.arrived_at) * 1e3 - self.ttft_ms) / (self.answer_tokens - 1)
+
+
+class Coming(msgspec.Struct, frozen=True):
+    """A request that is not concluded yet."""
+
+    tenant: str
+    entry: str
+    arrived_at: float
 
 
 class Use(msgspec.Struct, frozen=True):
     """A region in one stretch of time that ends at `at`: requests there over its slots, at the end and at the most.
 
-    Above 1 they wait.
+    Above 1 they wait. In its engines, as they
+    were seen last (half a second ago at the most): how many requests wait and run, the share of engines that have any
+    (`busy`), and the mean share of their KV caches that is in use.
     """
 
     at: float
     share: float
     peak: float
+    waiting: int = 0
+    running: int = 0
+    busy: float = 0.0
+    kv: float = 0.0
+
+
+def use_of(at: float, share: float, peak: float, engines: Collection[tuple[int, int, float]]) -> Use:
+    """A region's use, its engines as their metrics say (waiting, running, share of the KV cache)."""
+    count = len(engines)
+    if not count:
+        return Use(at, share, peak)
+    waiting = running = busy = 0
+    kv = 0.0
+    for waits, runs, used in engines:
+        waiting += waits
+        running += runs
+        busy += waits + runs > 0
+        kv += used
+    return Use(at, share, peak, waiting, running, busy / count, kv / count)
 
 
 class Journal:
@@ -63,6 +110,11 @@ class Journal:
         self.lines: list[str] | None = [] if keep else None
         self.violations = 0
         self.said: list[str] = []
+        self._hushed = False
+
+    def hush(self) -> None:
+        """From now on nothing is noted but violations: for runs of which only figures are wanted."""
+        self._hushed = True
 
     @property
     def digest(self) -> str:
@@ -71,6 +123,8 @@ class Journal:
 
     def note(self, name: str, event: Event, commands: Sequence[Command]) -> None:
         """A machine was told something."""
+        if self._hushed:
+            return
         line = f"{self._timeline.now:.9f} {name} {_event(event)}" + "".join(f" > {_command(c)}" for c in commands)
         self._hash.update(line.encode())
         if self.lines is not None and len(self.lines) < LINES_MAX:
@@ -116,7 +170,7 @@ class Measures:
         self.served: Counter[tuple[str, str]] = Counter()  # by (entry, region)
         self.refusals: Counter[tuple[str, str]] = Counter()  # of a region towards the global tier, by reason
         self.use: dict[str, list[Use]] = {}
-        self._open: set[str] = set()
+        self._open: dict[str, Coming] = {}
 
     @property
     def violations(self) -> int:
@@ -128,17 +182,17 @@ class Measures:
         """Arrivals not concluded yet."""
         return len(self._open)
 
-    def came(self, request_id: str) -> None:
+    def came(self, request_id: str, tenant: str = "", entry: str = "", at: float = 0.0) -> None:
         """A request arrived."""
         self.arrived += 1
-        self._open.add(request_id)
+        self._open[request_id] = Coming(tenant, entry, at)
 
     def went(self, fate: Fate) -> None:
         """A request was concluded."""
         if fate.id not in self._open:
             self.journal.violated(f"{fate.id} was concluded twice, the second time as {fate.outcome}")
             return
-        self._open.discard(fate.id)
+        del self._open[fate.id]
         self.concluded += 1
         self.outcomes[fate.outcome] += 1
         if fate.region:
@@ -152,6 +206,10 @@ class Measures:
             self.refusals[region, outcome.reason] += 1
 
     # -- questions
+
+    def unfinished(self) -> list[Coming]:
+        """Who is not concluded yet."""
+        return list(self._open.values())
 
     def spilled(self) -> Counter[str]:
         """Requests answered by another region than they entered at, by that region."""

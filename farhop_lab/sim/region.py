@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from farhop.balance import outcome
 from farhop.store import report as reports
 from farhop_lab.sim.carrier import Carrier
-from farhop_lab.sim.measures import Use
+from farhop_lab.sim.measures import use_of
+from farhop_lab.sim.statutes import Statutes
 from regional_lb.report import LONGEST_GAP_S, LOOK_S, Reporter, moved
 from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from regional_lb.flow import RegionalFlow
 
 SAMPLE_S = 0.1
+ENGINES_EVERY = 5  # samples: as often as engines are scraped, since every look at one ends its leap
 _ADDRESSES = ("sim:1", "sim:2", "sim:3")
 
 
@@ -77,11 +79,13 @@ class RegionProcess:
         make: Callable[[str, Random], RegionalFlow],
         tell: Callable[[RegionReport], None],
     ) -> None:
-        self.stage, self.name, self.site = stage, name, site
+        self.stage, self.name, self.region, self.site = stage, name, name, site
         self.away_s = stage.wire.rtt_ms(name, name) / 2e3
         self.alive = False
         self._make, self._tell = make, tell
         self.incarnation = 0
+        self._samples = 0
+        self._seen: list[tuple[int, int, float]] = []
         stage.measures.use[name] = []
         self.rise()
         stage.every(SAMPLE_S, self._measure)
@@ -98,6 +102,8 @@ class RegionProcess:
         rng = stage.rng(f"region {self.name} {self.incarnation}")
         self.engines: dict[str, Engine] = {r.name: self.site.engine(stage.timeline) for r in self.site.named()}
         self.flow = self._make(self.name, rng)
+        self.statutes = Statutes(self.name, stage.law, lambda: self.carrier)
+        stage.witness("born", self.name, self.name, None)
         self.carrier = Carrier(
             f"region {self.name}", self.flow, stage.timeline, rng.uniform(10.0, 1e5), stage.journal, self._attempt
         )
@@ -138,7 +144,8 @@ class RegionProcess:
 
     def _attempt(self, journey: Journey, forward: Forward) -> EngineAttempt:
         request = journey.request
-        if self.name not in self.stage.law.verdict(request.tenant, request.model, narrow=request.narrow).lawful:
+        self.stage.witness("computed", self.name, self.name, request)
+        if self.name not in self.statutes.law.verdict(request.tenant, request.model, narrow=request.narrow).lawful:
             self.stage.journal.violated(f"{request.id} is processed in {self.name} against the law")
         return EngineAttempt(self, journey, forward)
 
@@ -194,5 +201,9 @@ class RegionProcess:
         now, most = 0, self.carrier.most_under_way()
         if self.alive:
             now = self.carrier.under_way
-        use = Use(self.stage.timeline.now, now / self.site.slots, most / self.site.slots)
+        if self._samples % ENGINES_EVERY == 0:
+            self._seen = [engine.metrics() for engine in self.engines.values()]
+        self._samples += 1
+        slots = self.site.slots
+        use = use_of(self.stage.timeline.now, now / slots, most / slots, self._seen if self.alive else [])
         self.stage.measures.use[self.name].append(use)

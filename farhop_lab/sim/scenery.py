@@ -46,7 +46,7 @@ class Watching(msgspec.Struct, frozen=True, kw_only=True):
     probe_s: float = 1.0
     scrape_s: float = 0.5
     ping_s: float = 1.0
-    ping_timeout_s: float = 1.0
+    ping_timeout_s: float = 0.5
     ping_jitter: float = 0.02
     report_age_s: float = 3.0
     first_byte_s: float = 120.0

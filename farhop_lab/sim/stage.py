@@ -7,7 +7,7 @@ does not change the dice of another.
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farhop_lab.sim.measures import Journal, Measures
 from farhop_lab.sim.scenery import Reporting, Watching
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from topology.model import Topology
+
+
+def _nobody(what: str, region: str, process: str, of: Any) -> None:
+    """Nobody looks."""
 
 
 class Stage:
@@ -33,6 +37,8 @@ class Stage:
         self.wire = Wire(topology, self.timeline)
         self.journal = Journal(self.timeline, keep=keep_journal)
         self.measures = Measures(self.journal)
+        # Told where prompts come to, and of laws: (what, region, process, of what). See World.
+        self.witness: Callable[[str, str, str, Any], None] = _nobody
 
     def rng(self, part: str) -> Random:
         """The generator of one part. Random(str) hashes with SHA-512: the same in every process."""

@@ -1,4 +1,4 @@
-"""The ocean in virtual time: half a round trip each way, and links that freeze.
+"""The ocean in virtual time: half a round trip each way, more where it jitters or drifts, and links that freeze.
 
 Invariants: what is sent on one link arrives in the order it was sent; a frozen link loses nothing and delivers nothing
 until it is healed, as TCP does on a path that swallows packets. Never knows what it carries.
@@ -6,20 +6,32 @@ until it is healed, as TCP does on a path that swallows packets. Never knows wha
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from random import Random
 
+    from farhop.balance.machine import Usage
     from farhop_lab.sim.timeline import Timeline
     from topology.model import Topology
 
 _Parcel = tuple["Callable[..., object]", tuple[Any, ...]]
 
 
+STREAMED_BYTES = 250
+"""What one token costs a wire, framed as an event."""
+
+
+def answer_bytes(usage: Usage | None) -> int:
+    """What an answer weighs on a wire, as its sender knows it; 0 where an engine said no."""
+    return 0 if usage is None else usage.completion_tokens * STREAMED_BYTES
+
+
 class Wire:
-    """Links between all regions of a topology, its wire times to begin with."""
+    """Links between all regions of a topology, its wire times to begin with. `carried`: bytes by (from, to)."""
 
     def __init__(self, topology: Topology, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -27,6 +39,9 @@ class Wire:
         self._rtt_ms = {(a, b): topology.rtt_ms(a, b) for a in names for b in names}
         self._frozen: dict[tuple[str, str], tuple[float, list[_Parcel]]] = {}
         self._arrives: dict[tuple[str, str], float] = {}
+        self.carried: Counter[tuple[str, str]] = Counter()
+        self._rng: Random | None = None
+        self._jitter = 0.0
 
     def rtt_ms(self, a: str, b: str) -> float:
         """The round trip as it is now. KeyError for a region that the world lacks."""
@@ -38,6 +53,24 @@ class Wire:
             raise ValueError(f"rtt_ms: {rtt_ms!r} is no wire time; give 0 or more milliseconds")
         self._rtt_ms[a, b] = self._rtt_ms[b, a] = rtt_ms
 
+    def disturb(self, rng: Random, jitter: float, drift: float, every_s: float) -> None:
+        """From now on each way takes up to `jitter` (a share) longer, and every `every_s` each wire time between two
+        regions is drawn anew within `drift` (a share below 1) of what it was at first."""
+        if jitter < 0.0 or not 0.0 <= drift < 1.0 or not every_s > 0.0:
+            raise ValueError(
+                f"jitter {jitter} must be 0 or more, drift {drift} within 0 and 1, every_s {every_s} above 0"
+            )
+        self._rng, self._jitter = rng, jitter
+        base = {pair: ms for pair, ms in self._rtt_ms.items() if pair[0] < pair[1]}
+
+        def wander() -> None:
+            for (a, b), ms in base.items():
+                self.set_rtt(a, b, ms * (1.0 + drift * (2.0 * rng.random() - 1.0)))
+            self._timeline.after(every_s, wander)
+
+        if drift:
+            wander()
+
     def send(self, a: str, b: str, act: Callable[..., object], *args: Any) -> None:
         """`act` when it arrives in `b`."""
         frozen = self._frozen.get((a, b))
@@ -45,9 +78,17 @@ class Wire:
             frozen[1].append((act, args))
             return
         # A path that became shorter must not let what is sent now overtake what is under way.
-        due = max(self._timeline.now + self._rtt_ms[a, b] / 2e3, self._arrives.get((a, b), 0.0))
+        way_s = self._rtt_ms[a, b] / 2e3
+        if self._rng is not None and self._jitter:
+            way_s *= 1.0 + self._jitter * self._rng.random()
+        due = max(self._timeline.now + way_s, self._arrives.get((a, b), 0.0))
         self._arrives[a, b] = due
         self._timeline.at(due, act, *args)
+
+    def carry(self, a: str, b: str, n_bytes: int) -> None:
+        """So many bytes of a request or an answer went from `a` to `b`; what stays in a region is not counted."""
+        if a != b:
+            self.carried[a, b] += n_bytes
 
     def freeze(self, a: str, b: str) -> None:
         """Nothing gets through, either way, of what is sent from now on. Idempotent."""

@@ -11,95 +11,48 @@ clock; a minute costs what its events cost. Violations (see `measures`) must sta
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from farhop.balance import chain, outcome
 from farhop.balance.health import LivenessConfig
 from farhop.balance.machine import Request
+from farhop.shell.door import Caller
+from farhop_lab.sim.arrival import Arrival
 from farhop_lab.sim.balancer import BalancerProcess
-from farhop_lab.sim.carrier import Journey, Prompt
+from farhop_lab.sim.carrier import Prompt
 from farhop_lab.sim.measures import Fate
 from farhop_lab.sim.region import RegionProcess
 from farhop_lab.sim.scenery import MODEL, Reporting, Watching
 from farhop_lab.sim.stage import Stage
+from farhop_lab.sim.statutes import elsewhere
+from global_lb import bounds as global_bounds
 from global_lb import flow as global_flow
 from global_lb.view import RegionForced
 from regional_lb import flow as regional_flow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from random import Random
 
-    from farhop.balance.machine import Answer, Flow, Usage
-    from farhop.balance.outcome import Outcome
+    from farhop.balance.machine import Flow
+    from farhop.relay.answers import Reply
     from farhop.store.report import RegionReport
-    from farhop_lab.sim.carrier import Carrier
+    from farhop_lab.sim.carrier import Doorway, Entrance
     from farhop_lab.sim.measures import Measures
     from farhop_lab.sim.scenery import Site
     from topology.law import Law
-    from topology.model import Topology
+    from topology.model import Tenant, Topology
 
 DEADLINE_S = 600.0
-ENTERED_MAX = 100_000  # how many of the last arrivals can still be told to leave
-
-
-class Arrival:
-    """One request as its sender sees it. `direct`: it came to its region's own client listener."""
-
-    __slots__ = ("_arrived_at", "_began_at", "_measures", "_timeline", "carrier", "direct", "entry", "journey")
-
-    def __init__(
-        self, stage: Stage, request: Request, prompt: Prompt, entry: str, carrier: Carrier, *, direct: bool
-    ) -> None:
-        self._timeline, self._measures = stage.timeline, stage.measures
-        self.entry, self.carrier, self.direct = entry, carrier, direct
-        self.journey = Journey(request, prompt, self)
-        self._arrived_at = stage.timeline.now
-        self._began_at: float | None = None
-        self._measures.came(request.id)
-
-    def began(self, _status: int) -> None:
-        """See carrier.Client."""
-        self._began_at = self._timeline.now
-
-    def ended(self, status: int, _usage: Usage | None) -> None:
-        """See carrier.Client."""
-        self.over(outcome.SERVED if status < 400 else outcome.ENGINE_ERROR)
-
-    def refused(self, answer: Answer) -> None:
-        """See carrier.Client."""
-        self.over(answer.outcome)
-
-    def broke(self, reason: Outcome) -> None:
-        """See carrier.Client."""
-        started = self._began_at is not None
-        self.over(outcome.DIED_MID_STREAM if started and reason is outcome.DIED_BEFORE_START else reason)
-
-    def over(self, reason: Outcome) -> None:
-        """Its fate is sealed."""
-        request, journey, began_at = self.journey.request, self.journey, self._began_at
-        where = self.entry if self.direct else journey.target
-        self._measures.went(
-            Fate(
-                id=request.id,
-                tenant=request.tenant,
-                entry=self.entry,
-                region=where if began_at is not None else "",
-                outcome=reason.reason,
-                arrived_at=self._arrived_at,
-                ended_at=self._timeline.now,
-                ttft_ms=None if began_at is None else (began_at - self._arrived_at) * 1e3,
-                attempts=journey.attempts,
-                direct=self.direct,
-            )
-        )
+REDIRECTS_MAX = 4
 
 
 class World:
     """See the module's head. `sites` are the regions that have a balancer of their own; `balancers` gives how many
     global balancers stand in a region, one in each if it is left out. `make_global` and `make_regional` build other
-    machines than the shipped ones, for control experiments. ValueError for a region that the topology lacks.
+    machines than the shipped ones, for control experiments. `witness` is told what happens to prompts and laws, each
+    with the region, the process and the request or document: a prompt `read`, `sent` to a region, `computed` there; a
+    process `born`, a law `heard`. ValueError for a region that the topology lacks.
     """
 
     def __init__(
@@ -114,18 +67,23 @@ class World:
         make_global: Callable[[str, Law, Random], Flow] | None = None,
         make_regional: Callable[[str, Law, Random], regional_flow.RegionalFlow] | None = None,
         keep_journal: bool = False,
+        witness: Callable[[str, str, str, Any], None] | None = None,
     ) -> None:
         counts = balancers if balancers is not None else dict.fromkeys(topology.regions, 1)
         if unknown := sorted({*sites, *counts} - topology.regions.keys()):
             raise ValueError(f"regions: {', '.join(unknown)} not in the topology; add them there")
         stage = self._stage = Stage(seed, topology, reporting, watching, keep_journal=keep_journal)
+        stage.witness = witness or stage.witness
         self.timeline, self.wire, self.measures = stage.timeline, stage.wire, stage.measures
         self.journal = stage.journal
         self._lost: dict[str, float] = {}
-        self._dice = stage.rng("reports")
+        self._law_in_etcd, self._revision = b"", 0
+        self._dice, self._dice_law = stage.rng("reports"), stage.rng("laws")
         self._streams = self._arrivals = 0
         self._turn = dict.fromkeys(counts, 0)
-        self._entered: OrderedDict[str, Arrival] = OrderedDict()
+        self._entered: dict[str, Arrival] = {}  # who is not over yet
+        self.last_entry = ""  # where the last request came in
+        self._scopes: dict[str, int] = {}
         make = make_regional or self._regional
         self.regions = {
             name: RegionProcess(stage, name, site, lambda region, rng: make(region, stage.law, rng), self._told)
@@ -144,20 +102,18 @@ class World:
     # -- the shipped machines, configured as their mains do
 
     def _regional(self, region: str, law: Law, rng: Random) -> regional_flow.RegionalFlow:
-        tenants = self._stage.topology.tenants
-        config = regional_flow.FlowConfig(region)
-        return regional_flow.RegionalFlow(config, law, rng, lambda name: tenants[name].weight if name in tenants else 1)
+        def weight(tenant: str) -> float:
+            known = flow.law.topology.tenants.get(tenant)
+            return known.weight if known is not None else 1.0
+
+        flow = regional_flow.RegionalFlow(regional_flow.FlowConfig(region), law, rng, weight)
+        return flow
 
     def _global(self, region: str, law: Law, rng: Random) -> global_flow.GlobalFlow:
         liveness = LivenessConfig(report_age_s=self._stage.watching.report_age_s)
-        config = global_flow.FlowConfig(region, liveness=liveness)
-        return global_flow.GlobalFlow(config, law, rng, self._patience_s)
-
-    def _patience_s(self, tenant: str) -> float:
-        known = self._stage.topology.tenants.get(tenant)
-        if known is None or known.residency is None or known.residency.on_exhausted != "wait":
-            return 0.0
-        return known.residency.wait_max_s
+        config = global_bounds.FlowConfig(region, liveness=liveness)
+        flow = global_flow.GlobalFlow(config, law, rng, lambda tenant: flow.law.patience_s(tenant))
+        return flow
 
     # -- time
 
@@ -167,6 +123,21 @@ class World:
         return self.timeline.now
 
     @property
+    def topology(self) -> Topology:
+        """Its regions, prices and tenants."""
+        return self._stage.topology
+
+    @property
+    def law(self) -> Law:
+        """Where whose work may be."""
+        return self._stage.law
+
+    @property
+    def replicas(self) -> dict[str, int]:
+        """GPUs by region."""
+        return {name: region.site.replicas for name, region in self.regions.items()}
+
+    @property
     def digest(self) -> str:
         """Of all that any machine was told and said: the same for the same seed, world and calls."""
         return self.journal.digest
@@ -174,6 +145,10 @@ class World:
     def at(self, at: float, act: Callable[..., object], *args: Any) -> None:
         """Do it at `at`."""
         self.timeline.at(at, act, *args)
+
+    def rng(self, part: str) -> Random:
+        """Dice of whoever plays a part in this world: named, and derived from its seed."""
+        return self._stage.rng(part)
 
     def run(self, until: float) -> Measures:
         """Let time pass up to `until`."""
@@ -214,37 +189,107 @@ class World:
         answer_tokens: int | None = None,
         deadline_s: float = DEADLINE_S,
         direct: bool = False,
+        text: bytes | None = None,
+        session: int = 0,
+        heard: Callable[[Fate, bytes], None] | None = None,
     ) -> str:
         """A streaming request arrives at a global balancer of its region (they take turns), or `direct`ly at the
-        region's own. `says` names its text: equal names share their prefix, "" shares with nobody. Returns its id."""
-        self._arrivals += 1
-        request_id = f"r{self._arrivals}"
-        text = _text(says or request_id, prompt_bytes)
+        region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `says` names them: equal names
+        share their prefix, "" shares with nobody. `heard` is told its fate and what was answered, which may be before
+        this returns. Returns its id."""
         balancer = None if direct else self._next_balancer(entry)
-        carrier = self.regions[entry].carrier if balancer is None else balancer.carrier
-        known = self._stage.topology.tenants.get(tenant)
+        known = self._tenants(entry, balancer).get(tenant)
+        who = Caller(tenant, deadline_s, "", True, known.priority if known is not None else 0, entry_region=entry)
+        text = text or self._text(says, prompt_bytes)
+        return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, heard)
+
+    def ask(
+        self,
+        entry: str,
+        key: str,
+        prompt_bytes: int = 1024,
+        *,
+        allow: str = "",
+        says: str = "",
+        answer_tokens: int | None = None,
+        direct: bool = False,
+    ) -> str | Reply:
+        """As `arrive`, by API key and past the door; a redirect is followed. Its id, or what the door said."""
+        redirects = 0
+        while True:
+            balancer = None if direct else self._turn_of(entry)
+            statutes = (self.regions[entry] if balancer is None else balancer).statutes
+            caller = statutes.caller(key, allow)
+            if isinstance(caller, Caller):
+                return self._enter(entry, balancer, caller, Prompt(self._text(says, prompt_bytes), answer_tokens), 256)
+            origin = elsewhere(caller)
+            named = [r.name for r in self._stage.topology.regions.values() if origin in r.entry]
+            if not named or redirects == REDIRECTS_MAX:
+                return caller
+            entry, redirects = named[0], redirects + 1
+
+    def _enter(
+        self,
+        entry: str,
+        balancer: Doorway | None,
+        who: Caller,
+        prompt: Prompt,
+        max_tokens: int | None,
+        session: int = 0,
+        heard: Callable[[Fate, bytes], None] | None = None,
+    ) -> str:
+        """The body is read."""
+        self._arrivals += 1
+        request_id, text = f"r{self._arrivals}", prompt.text
+        carrier: Entrance = self.regions[entry].carrier if balancer is None else balancer.carrier
         request = Request(
             id=request_id,
-            tenant=tenant,
+            tenant=who.tenant,
             model=MODEL,
-            prompt_bytes=prompt_bytes,
-            body_bytes=prompt_bytes + 200,
-            chain=chain.chain(text, chain.seed_of(MODEL, "", "", tenant)),
-            deadline=carrier.clock() + deadline_s,
-            priority=known.priority if known is not None else 0,
+            prompt_bytes=len(text),
+            body_bytes=len(text) + 200,
+            chain=chain.chain(text, self._scope(who.tenant)),
+            deadline=carrier.clock() + who.deadline_s,
+            priority=who.priority,
             max_tokens=max_tokens,
             stream=True,
-            entry_region=entry,
+            key=who.key,
+            entry_region=who.entry_region,
+            narrow=who.narrow,
+            session=session,
         )
-        arrival = Arrival(self._stage, request, Prompt(text, answer_tokens), entry, carrier, direct=direct)
+
+        def over(fate: Fate, said: bytes) -> None:
+            self._entered.pop(request_id, None)  # its prompt may be large
+            if heard is not None:
+                heard(fate, said)
+
+        self._stage.witness("read", entry, entry if balancer is None else balancer.name, request)
+        arrival = Arrival(self._stage, request, prompt, entry, carrier, over, direct=balancer is None)
         self._entered[request_id] = arrival
-        if len(self._entered) > ENTERED_MAX:
-            self._entered.popitem(last=False)
+        self.last_entry = entry
         if balancer is not None:
             carrier.start(arrival.journey)
         elif not self.regions[entry].serve(arrival.journey):
             arrival.over(outcome.CONNECT_FAILED)
         return request_id
+
+    def _tenants(self, entry: str, balancer: Doorway | None) -> Mapping[str, Tenant]:
+        """Those known where the request is asked."""
+        process = self.regions[entry] if balancer is None else balancer
+        if isinstance(process, BalancerProcess | RegionProcess):
+            return process.statutes.law.topology.tenants
+        return self._stage.topology.tenants
+
+    def _text(self, says: str, n_bytes: int) -> bytes:
+        return _text(says or f"r{self._arrivals + 1}", n_bytes)
+
+    def _scope(self, tenant: str) -> int:
+        """The seed of a tenant's chains."""
+        seed = self._scopes.get(tenant)
+        if seed is None:
+            seed = self._scopes[tenant] = chain.seed_of(MODEL, "", "", tenant)
+        return seed
 
     def leave(self, request_id: str) -> None:
         """Its client goes away; harmless if it is over."""
@@ -252,12 +297,32 @@ class World:
         if arrival is not None and arrival.carrier.client_left(request_id):
             arrival.over(outcome.CLIENT_LEFT)
 
-    def _next_balancer(self, entry: str) -> BalancerProcess:
+    def _next_balancer(self, entry: str) -> Doorway:
+        return self._turn_of(entry)
+
+    def _turn_of(self, entry: str) -> BalancerProcess:
         here = self.balancers.get(entry)
         if not here:
             raise ValueError(f"entry: no global balancer stands in {entry!r}; give it one or arrive `direct`ly")
         self._turn[entry] = (self._turn[entry] + 1) % len(here)
         return here[self._turn[entry]]
+
+    # -- the law
+
+    def publish_law(self, document: bytes, lag_s: float = 0.0, deaf: Collection[str] = ()) -> None:
+        """It stands in etcd from now on (b"": nothing does). Each process hears of it within `lag_s`; those `deaf`, by
+        name, have lost etcd and do not."""
+        self._law_in_etcd, self._revision = document, self._revision + 1
+        everybody: list[BalancerProcess | RegionProcess] = [*self._everybody, *self.regions.values()]
+        for process in everybody:
+            if process.name not in deaf:
+                after_s = self._dice_law.uniform(0.0, lag_s)
+                self.timeline.after(after_s, self._hear_law, process, document, self._revision)
+
+    def _hear_law(self, process: BalancerProcess | RegionProcess, document: bytes, revision: int) -> None:
+        if isinstance(process, BalancerProcess) or process.alive:
+            self._stage.witness("heard", process.region, process.name, document)
+            process.statutes.hear(document, revision)
 
     # -- faults
 
@@ -267,7 +332,11 @@ class World:
 
     def revive(self, region: str) -> None:
         """It comes back, empty, as a new process."""
-        self.regions[region].rise()
+        process = self.regions[region]
+        if not process.alive:
+            process.rise()
+            self._stage.witness("heard", region, region, self._law_in_etcd)
+            process.statutes.hear(self._law_in_etcd, self._revision, anew=True)
 
     def freeze(self, a: str, b: str) -> None:
         """Nothing gets through between two regions; connections stand."""

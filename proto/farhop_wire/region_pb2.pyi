@@ -86,6 +86,7 @@ class Report(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     ACCEPTED_BYTES_FIELD_NUMBER: _builtins.int
     CONTROL_ADDRESS_FIELD_NUMBER: _builtins.int
+    CLIENT_URL_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     instance: _builtins.str
     """unique in the region"""
@@ -103,6 +104,8 @@ class Report(_message.Message):
     """takes no new work"""
     control_address: _builtins.str
     """host:port of this service"""
+    client_url: _builtins.str
+    """http(s)://host[:port] of its client listener; empty: nobody is redirected here"""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelCapacity]:
         """one per (model, version)"""
@@ -125,10 +128,11 @@ class Report(_message.Message):
         models: _abc.Iterable[Global___ModelCapacity] | None = ...,
         accepted_bytes: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         control_address: _builtins.str = ...,
+        client_url: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "models", b"models", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "models", b"models", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,6 +162,7 @@ class ModelCapacity(_message.Message):
     GPU_TYPES_FIELD_NUMBER: _builtins.int
     USD_PER_MTOK_FIELD_NUMBER: _builtins.int
     USED_SHARE_FIELD_NUMBER: _builtins.int
+    CROWD_MS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the name clients ask for"""
     version: _builtins.str
@@ -185,7 +190,7 @@ class ModelCapacity(_message.Message):
     prefill_ms_per_token: _builtins.float
     """ms per uncached prompt token, on the replica a new request would get"""
     tpot_ms: _builtins.float
-    """ms per output token while decoding"""
+    """ms per output token while decoding, with one request more"""
     bytes_per_token: _builtins.float
     """learned bytes of prompt per token; above 0"""
     usable_share: _builtins.float
@@ -196,6 +201,8 @@ class ModelCapacity(_message.Message):
     """US dollars per million tokens"""
     used_share: _builtins.float
     """0 and up: requests per slot, or KV tokens taken, whichever is more; of the same"""
+    crowd_ms: _builtins.float
+    """ms that each request adds to every token of all others at its replica"""
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """distinct, such as "H100-80GB" """
@@ -223,10 +230,11 @@ class ModelCapacity(_message.Message):
         gpu_types: _abc.Iterable[_builtins.str] | None = ...,
         usd_per_mtok: _builtins.float = ...,
         used_share: _builtins.float = ...,
+        crowd_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_token", b"bytes_per_token", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "usd_per_mtok", b"usd_per_mtok", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_token", b"bytes_per_token", "crowd_ms", b"crowd_ms", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "usd_per_mtok", b"usd_per_mtok", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,6 +248,7 @@ class PrefixesRequest(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     KNOWN_INCARNATION_FIELD_NUMBER: _builtins.int
     KNOWN_SEQ_FIELD_NUMBER: _builtins.int
+    LAW_EPOCH_FIELD_NUMBER: _builtins.int
     balancer: _builtins.str
     """name of the asking global balancer"""
     region: _builtins.str
@@ -248,6 +257,8 @@ class PrefixesRequest(_message.Message):
     """of the sender, as last seen; 0: never"""
     known_seq: _builtins.int
     """last seq applied of that incarnation; with a gap the sender starts with a snapshot"""
+    law_epoch: _builtins.int
+    """nothing is told by an older law than this: it may allow what the asker's forbids"""
     def __init__(
         self,
         *,
@@ -255,10 +266,11 @@ class PrefixesRequest(_message.Message):
         region: _builtins.str = ...,
         known_incarnation: _builtins.int = ...,
         known_seq: _builtins.int = ...,
+        law_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "known_incarnation", b"known_incarnation", "known_seq", b"known_seq", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "known_incarnation", b"known_incarnation", "known_seq", b"known_seq", "law_epoch", b"law_epoch", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from regional_lb.config.discovery import (
 )
 from regional_lb.config.health import Health, Probe
 from regional_lb.config.peers import Peers, PeersTls
-from regional_lb.config.policy import POLICIES, PolicyConfig, Session
+from regional_lb.config.policy import POLICIES, PolicyConfig
 from regional_lb.config.regional import REPLICAS_MAX, RegionalConfig
 from regional_lb.config.replica import ENGINE_NAMES, MODELS_MAX, Model, ReplicaConfig, place_of
 from regional_lb.config.split import SplitConfig
@@ -36,7 +36,6 @@ __all__ = [
     "Queue",
     "RegionalConfig",
     "ReplicaConfig",
-    "Session",
     "SourceConfig",
     "SplitConfig",
     "Template",

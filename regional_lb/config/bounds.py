@@ -10,11 +10,14 @@ from farhop.shell.config import Part, Seconds
 
 
 class Queue(Part):
-    """Bounds of what waits here."""
+    """Bounds of what waits here. A queue that was not empty for `stands_s` is no burst: then `standing_wait_s` is all
+    that anybody waits, or everybody would wait `wait_s`."""
 
     requests_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000_000)] = 4_000_000
     wait_s: Seconds = 30.0
+    stands_s: Seconds = 2.0
+    standing_wait_s: Seconds = 0.5
     starvation_s: Seconds = 10.0
 
 

@@ -47,11 +47,3 @@ class PolicyConfig(Part):
                 takes = ", ".join(POLICIES[name]) or "none"
                 raise ValueError(f"no option {str(option)[:64]!r} of policy {name}; its options: {takes}")
         return given
-
-
-class Session(Part):
-    """Where a request's session is looked for, in this order; "" not at all. Only if a policy in force goes by it."""
-
-    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "x-session-id"
-    cookie: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
-    field: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "user"

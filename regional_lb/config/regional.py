@@ -8,13 +8,13 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret
-from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
+from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret, Session
+from farhop.store.report import CLIENT_URL, GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
 from regional_lb.config.discovery import SourceConfig
 from regional_lb.config.health import Health
 from regional_lb.config.peers import Peers
-from regional_lb.config.policy import PolicyConfig, Session
+from regional_lb.config.policy import PolicyConfig
 from regional_lb.config.replica import Model, ReplicaConfig
 from regional_lb.config.split import SplitConfig
 from regional_lb.config.tokenizer import TokenizerFiles
@@ -22,6 +22,18 @@ from regional_lb.config.tokenizer import TokenizerFiles
 REPLICAS_MAX = 16_384  # of one balancer, wherever they come from
 SOURCES_MAX = 32
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+
+
+class ClientEntry(Entry):
+    """Where clients come. `url` is how those reach it whom a global balancer redirects; without it none are."""
+
+    url: Annotated[str, Field(pattern=f"^{CLIENT_URL.pattern}$")] | None = None
+
+    @model_validator(mode="after")
+    def _own(self) -> ClientEntry:
+        if self.url is not None and self.reuse_port:
+            raise ValueError("url: a token is for one instance; give each its own port, or leave reuse_port out")
+        return self
 
 
 class RegionalConfig(Process):
@@ -32,12 +44,14 @@ class RegionalConfig(Process):
 
     `tokenizers` are by model; an adapter that has none is read by that of its replica's first model.
 
+    Reports go to the region's hub and to `remote_hub`: one by name, the `nearest` by wire time, or `none`.
+
     `prefix_nodes_per_s` bounds what each global balancer is told of the caches: 8 B a node.
     """
 
     tier: Listen
     control: Listen
-    client: Entry | None = None
+    client: ClientEntry | None = None
     advertise: str = "127.0.0.1"
     engine_key: Secret | None = None
     engine_tls: ConnectTls | None = None
@@ -48,6 +62,7 @@ class RegionalConfig(Process):
     watch: Watch = Watch()
     health: Health = Health()
     peers: Peers = Peers()
+    remote_hub: Annotated[str, Field(min_length=1, max_length=128)] = "nearest"
     policy: PolicyConfig = PolicyConfig()
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
@@ -113,6 +128,13 @@ class RegionalConfig(Process):
                 raise ValueError(
                     f"replicas: {min(alone)[:128]!r} has replicas of role prefill only; give it one of role decode or "
                     "mixed, which answers"
+                )
+        prefilled = {m for r in self.replicas if (r.role, r.handover) == ("prefill", "sglang") for m in r.models}
+        for replica in self.replicas if not self.discovery else ():
+            if (replica.role, replica.handover) == ("decode", "sglang") and (alone := set(replica.models) - prefilled):
+                raise ValueError(
+                    f"replicas: {min(alone)[:128]!r} has a decode engine of SGLang's, which answers nothing alone, and "
+                    "none of role prefill with disaggregation: sglang; give it one"
                 )
         return self
 

@@ -19,8 +19,10 @@ Model = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 
 
 Role = Literal["mixed", "prefill", "decode"]
+Handover = Literal["vllm", "sglang"]
 EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "triton"]
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
+BOOTSTRAP_PORT = 8998  # SGLang's default
 MODELS_MAX = 64  # of one replica
 _ENDPOINT = re.compile(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,64}\]):(\d{1,5})")
 _PORT_MAX = 65535
@@ -59,13 +61,16 @@ class Traits(Part):
     """What an engine is, wherever it is. Slots, KV tokens and speeds are starting points: metrics and measurement
     correct them. `engine` is found out from its page where it is not told, `models` is asked of it if it is empty.
     `version` is that of its models, for `splits`; `adapters` are LoRA adapters served beside them. With role `prefill`
-    it computes prompts for others and answers nobody (docs/disaggregation.md)."""
+    it computes prompts for others and answers nobody; `disaggregation` is how they get them, by `engine` where it is
+    not told, and `bootstrap_port` where SGLang's meet (docs/disaggregation.md)."""
 
     engine: EngineName | None = None
     probe: Probe = Probe()
     models: list[Model] = Field(default_factory=list, max_length=MODELS_MAX)
     adapters: Annotated[tuple[Model, ...], Field(max_length=256)] = ()
     role: Role = "mixed"
+    disaggregation: Handover | None = None
+    bootstrap_port: Annotated[int, Field(ge=1, le=65535)] = BOOTSTRAP_PORT
     gpu: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
     slots: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     kv_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 25_000
@@ -81,6 +86,11 @@ class Traits(Part):
         if engine is not None and engine not in ENGINE_NAMES:
             raise ValueError(f"is unknown; there is {', '.join(ENGINE_NAMES)}, and without one it is found out")
         return engine
+
+    @property
+    def handover(self) -> Handover:
+        """How it gives others what it computed, or takes it from them."""
+        return self.disaggregation or ("sglang" if self.engine == "sglang" else "vllm")
 
 
 class ReplicaConfig(Traits):
@@ -132,6 +142,8 @@ class ReplicaConfig(Traits):
         for name in ("kv_events", "kv_replay"):
             if getattr(self, name) and _port(getattr(self, name)) + self.kv_ranks - 1 > _PORT_MAX:
                 raise ValueError(f"{name}: the ports of {self.kv_ranks} ranks from there on go beyond {_PORT_MAX}")
+        if self.bootstrap_port != BOOTSTRAP_PORT and self.handover != "sglang":
+            raise ValueError("bootstrap_port: is SGLang's way; give disaggregation: sglang with it, or leave it out")
         twice = set(self.models) & set(self.adapters)
         if twice:
             raise ValueError(f"adapters: {min(twice)} stands among models, too; keep it where it belongs")

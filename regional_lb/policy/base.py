@@ -17,7 +17,7 @@ from farhop.balance import choose
 if TYPE_CHECKING:
     from random import Random
 
-    from regional_lb.blocks import Path
+    from regional_lb.kv.blocks import Path
     from regional_lb.table import Column, Table
 
 
@@ -56,14 +56,17 @@ class Policy(ABC):
     def choose(self, best: int, ready: Column, need: Need, table: Table, rng: Random) -> int:  # noqa: ARG002
         """The row to take. `ready` are the scores, infinite without room; `best` is the row of the least, finite.
 
-        Here: the less busy of two drawn among near ties.
+        Here: the less busy of two drawn among near ties, and of two as busy the one with more room in its cache.
         """
         least = ready.item(best)
         ties = (ready <= least + max(self.ties_floor, self.ties_share * least)).nonzero()[0]
         if len(ties) < 2:
             return best
         first, second = map(ties.item, choose.two_of(len(ties), rng))  # an idle fleet is all ties: none is spelled out
-        return second if table.in_flight.item(second) < table.in_flight.item(first) else first
+        lead = table.in_flight.item(first) - table.in_flight.item(second)
+        if not lead:
+            return second if table.filled_at(second) < table.filled_at(first) else first
+        return second if lead > 0 else first
 
     def adopt(self, names: tuple[str, ...]) -> None:  # noqa: B027 - most keep nothing
         """These are the replicas now, of whatever model, in the order of the fleet's rows."""

@@ -1,13 +1,20 @@
 """`predictive`: milliseconds until the first token, and what later tokens cost. Needs no counter of its own.
 
-    score_ms(i) = (prefill backlog(i) + uncached(i)) * prefill_ms_per_token(i) + beta * m * (tpot_ms(i) - min tpot)
+    score_ms(i) = (prefill backlog(i) + uncached(i)) * prefill_ms_per_token(i)
+                + beta * (m * (token_ms(i) - min token_ms) + stalled_ms(i))
+    token_ms(i) = tpot_ms(i) with one request more + crowd_ms(i) * in flight(i)
+    stalled_ms(i) = what of the prefill exceeds a step * in flight(i)
 
-Never writes.
+A token costs what the request itself waits for it, and what the request makes everybody beside it wait: engines decode
+all of a batch in one pass, so the second is as large as the first's growth, and without it a fleet is never level. So
+does a prefill: a missed prefix is paid by the whole batch. Never writes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from regional_lb.policy.base import Policy
 
@@ -15,7 +22,7 @@ if TYPE_CHECKING:
     from regional_lb.policy.base import Need
     from regional_lb.table import Column, Table
 
-BETA = 0.25  # how much of a later token counts against the first: TTFT alone drowns decode (DESIGN: GORGO's finding)
+BETA = 0.5  # how much of a later token counts against the first: TTFT alone drowns decode (DESIGN: GORGO's finding)
 
 
 class Predictive(Policy):
@@ -26,7 +33,9 @@ class Predictive(Policy):
 
     def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """See the module's head, and farhop.balance.cost.replica_score_ms for one replica."""
-        tpot_ms = table.tpot_ms
-        later_ms = (tpot_ms - tpot_ms[tpot_ms.argmin()]) * (BETA * need.output_tokens)
-        score_ms: Column = (table.backlog_tokens + uncached_tokens) * table.prefill_ms_per_token + later_ms
+        cost_ms = table.tpot_ms + table.crowd_ms * table.in_flight  # cost.token_ms and .stalled_ms, all at once
+        prefill_ms = uncached_tokens * table.prefill_ms_per_token
+        stalled_ms = np.maximum(prefill_ms - table.tpot_alone_ms, 0.0) * table.in_flight
+        later_ms = (cost_ms - cost_ms[cost_ms.argmin()]) * need.output_tokens + stalled_ms
+        score_ms: Column = table.backlog_tokens * table.prefill_ms_per_token + prefill_ms + BETA * later_ms
         return score_ms

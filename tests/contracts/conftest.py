@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
+from farhop.store.hubs import Hubs
 from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop_lab.etcd import EmbeddedEtcd
 
@@ -114,6 +115,38 @@ class MemoryWorld:
         self.cluster.compact()
 
 
+class HubsWorld:
+    """Two stores, each on the same two clusters that know nothing of each other."""
+
+    def __init__(self) -> None:
+        self.worlds = {"atlantic": MemoryWorld(), "pacific": MemoryWorld()}
+        self.near = Hubs({name: world.near for name, world in self.worlds.items()}, Random(3))
+        self.far = Hubs({name: world.far for name, world in self.worlds.items()}, Random(4))
+
+    async def cut(self):
+        for world in self.worlds.values():
+            await world.cut()
+
+    async def heal(self):
+        for world in self.worlds.values():
+            await world.heal()
+
+    async def restart(self, *, wipe=False):
+        stores = [store for world in self.worlds.values() for store in (world.near, world.far)]
+        for store in stores:
+            store.outage()
+        await asyncio.sleep(0.05)  # all of them are away at one time, and not one after the other
+        for world in self.worlds.values():
+            if wipe:
+                world.cluster.wipe()
+        for store in stores:
+            store.restore()
+
+    async def compact(self):
+        for world in self.worlds.values():
+            await world.compact()
+
+
 class EtcdWorld:
     """Two stores on one etcd, `near` over a wire."""
 
@@ -145,11 +178,13 @@ async def etcd():
         yield process
 
 
-@pytest_asyncio.fixture(loop_scope="module", params=["memory", "etcd"])
+@pytest_asyncio.fixture(loop_scope="module", params=["memory", "hubs", "etcd"])
 async def world(request, etcd):
     async with contextlib.AsyncExitStack() as stack:
         if request.param == "memory":
             made = MemoryWorld()
+        elif request.param == "hubs":
+            made = HubsWorld()
         else:
             wire = await stack.enter_async_context(Wire(etcd))
             made = EtcdWorld(etcd, wire)

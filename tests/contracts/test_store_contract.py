@@ -1,4 +1,4 @@
-"""One suite over both stores: what farhop.store.contract promises, by the one in memory and by a real etcd.
+"""One suite over all stores: what farhop.store.contract promises, by memory, by several hubs and by a real etcd.
 
 A world (conftest.py) has `near`, a store whose connection can be cut, and `far`, another connection that never is.
 """
@@ -14,6 +14,7 @@ import pytest_asyncio
 from farhop.store.contract import ChangeKind, Conflict, StoreError, StoreUnreachable
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
+from farhop.store.hubs import Hubs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -215,14 +216,19 @@ async def test_an_outage_is_told_once_and_ends_in_a_snapshot_of_what_happened_me
         await world.far.put(root + "new", b"2")
         await world.compact()
         await world.heal()
-        changes = await watching.until(ends_with(ChangeKind.SNAPSHOT))
+        await watching.until(ends_with(ChangeKind.SNAPSHOT))
+        changes = await watching.until(seen(root + "gone", None))  # of several hubs the first may be back alone
         assert [entry.key for entry in changes[-1].entries] == [root + "new"]
-        assert watching.kinds() == [ChangeKind.SNAPSHOT, ChangeKind.LOST, ChangeKind.SNAPSHOT]
+        back = watching.kinds()[2:]
+        assert watching.kinds() == [ChangeKind.SNAPSHOT, ChangeKind.LOST, *[ChangeKind.SNAPSHOT] * len(back)]
+        assert len(back) <= (len(world.near.stores) if isinstance(world.near, Hubs) else 1)
         await world.far.put(root + "new", b"3")
         await watching.until(seen(root + "new", b"3"))
 
 
 async def test_a_watch_that_is_behind_a_compaction_lists_anew_without_an_outage(world, root):
+    if isinstance(world.near, Hubs):
+        pytest.skip("reads ahead of its reader, and so is not behind")
     await world.far.put(root + "a", b"1")
     async with contextlib.aclosing(world.near.watch(root)) as watch:
         assert (await anext(watch)).kind == ChangeKind.SNAPSHOT

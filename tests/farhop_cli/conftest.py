@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from farhop.store import word
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
-from farhop_cli import by_model
+from farhop_cli import by_model, route
 from farhop_cli.fleet import Fleet
 from farhop_cli.main import app
 from farhop_lab import world_file
@@ -46,6 +46,7 @@ class FakeWorld:
     explained: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     status: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     span_names: tuple[str, ...] = ("farhop.global", "farhop.regional", "llm_request")
+    laws: dict[str, dict[str, Any]] = field(default_factory=dict)
     pages: dict[tuple[str, str], str] = field(default_factory=dict)
     requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
     questions: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
@@ -58,6 +59,7 @@ class FakeWorld:
         made.router.add_post("/v1/completions", self._infer)
         made.router.add_get("/status", self._status)
         made.router.add_get("/metrics", self._metrics)
+        made.router.add_get("/law", self._law)
         made.router.add_get("/decisions/{id}", self._decision)
         made.router.add_post("/explain", self._explain)
         made.router.add_get("/traces/{id}", self._trace)
@@ -96,6 +98,11 @@ class FakeWorld:
     async def _metrics(self, request: web.Request) -> web.Response:
         page = self.pages.get(self._who(request))
         return web.Response(text=page or "", status=404 if page is None else 200)
+
+    async def _law(self, request: web.Request) -> web.Response:
+        region, role = self._who(request)
+        told = self.laws.get(region) if role == "global_admin" else None
+        return json(told) if told is not None else json({"error": "no law here"}, 404)
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self.records.get(self._who(request))
@@ -183,7 +190,7 @@ class Made:
     decision = DECISION
 
     def candidate(self, region: str, **more: Any) -> dict[str, Any]:
-        names = ("score_ms", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms", "prefill_ms", "tpot_ms")
+        names = ("score", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms", "prefill_ms", "tpot_ms")
         tokens = {"hit_tokens": 40.0, "uncached_tokens": 50.0}
         return {"region": region, **dict.fromkeys(names, 12.5), **tokens, "slots_free": 256, **more}
 
@@ -275,6 +282,9 @@ class Steering:
         entry = self._with_store(lambda store: store.get(f"/farhop/v1/{what}/virginia"))
         if entry is None:
             return None
+        if what == "route":
+            listed, signature = word.routes_parted(entry.value, 1 << 20)
+            return msgspec.json.decode(listed), signature
         by_model, signature = word.parted(entry.value)
         return msgspec.json.decode(by_model), signature
 
@@ -290,12 +300,23 @@ class Steering:
         await store.close()
         return {"overrides": told, "splits": {"llama": {"unserved": self.unserved}}}
 
+    async def statuses(self, region: str) -> list[dict[str, Any]]:
+        """As the entry's global balancer would tell."""
+        store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
+        await store.open()
+        entry = await store.get(f"/farhop/v1/route/{region}")
+        await store.close()
+        signature = word.routes_parted(entry.value, 1 << 20)[1] if entry is not None and self.follows else None
+        return [{"region": region, "routes_said": {"at": signature.at.isoformat()} if signature is not None else None}]
+
 
 @pytest.fixture
 def steering(embedded_etcd, tmp_path, monkeypatch):
     made = Steering(embedded_etcd.endpoint)
     monkeypatch.setattr(Fleet, "status_of", lambda _self, region: made.status_of(region))
+    monkeypatch.setattr(Fleet, "statuses", lambda _self: made.statuses("virginia"))
     monkeypatch.setattr(by_model, "KNOWN_WITHIN_S", 1.0)
+    monkeypatch.setattr(route, "KNOWN_WITHIN_S", 1.0)
     urls = {name: RegionFile(*(f"http://127.0.0.1:{n}" for n in (1, 2, 3))) for name in REGIONS}
     file = WorldFile(os.getpid(), 1.0, str(shipped("three-regions")), made.endpoint, "", "m", {}, urls)
     world_file.write(tmp_path / "world.json", file)
@@ -303,7 +324,7 @@ def steering(embedded_etcd, tmp_path, monkeypatch):
     yield made
 
     async def clear(store):
-        for what in ("pick", "split"):
+        for what in ("pick", "split", "route"):
             await store.delete(f"/farhop/v1/{what}/virginia")
 
     made._with_store(clear)

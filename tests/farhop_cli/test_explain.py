@@ -141,3 +141,23 @@ async def test_who_could_not_be_asked_is_said(world, cli):
     world.silent.add(("tokyo", "global_admin"))
     said = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 1)
     assert "1 balancers could not be asked" in said
+
+
+async def test_whose_law_decided_is_told(answering, cli, request_file):
+    law = {"epoch": 4, "source": "etcd", "revision": 17, "author": "ann", "why": "audit"}
+    answering.explained["virginia", "global_admin"]["law"] = law
+    assert (
+        "law of epoch 4, from etcd (revision 17), by ann: audit"
+        in (await cli.in_thread("explain", request_file)).stdout
+    )
+
+
+async def test_the_law_in_force_decides_who_is_shown_the_request(answering, cli, request_file):
+    """The file lets `anywhere` be read in Virginia; the law that balancers go by does not."""
+    tenant = {"name": "anywhere", "residency": {"processing": {"allow": ["world"]}, "entry": {"allow": ["jp", "de"]}}}
+    answering.laws["frankfurt"] = {"epoch": 3, "models": {}, "tenants": [tenant], "author": "ann"}
+    answering.laws["tokyo"] = {"epoch": 9, "models": {}, "tenants": [{"name": "broken"}]}
+    result = await cli.in_thread("explain", request_file)
+    assert "virginia may not read this request (tenant anywhere: entry allows only jp, de)" in result.stderr
+    assert "as frankfurt would decide" in result.stdout
+    assert ("virginia", "global_admin") not in [(region, role) for region, role, _ in answering.questions]

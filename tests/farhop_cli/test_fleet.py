@@ -37,7 +37,7 @@ def ended(capsys, *arguments) -> str:
 
 async def test_a_world(world):
     found = fleet.find(world.path, None, None)
-    assert found.etcd.endpoints == ("127.0.0.1:2379",)
+    assert next(iter(found.hubs.values())).endpoints == ("127.0.0.1:2379",)
     assert found.topology.name == "three-regions"
     assert list(found.admins) == [one.global_admin for one in world.file.regions.values()]
 
@@ -45,7 +45,7 @@ async def test_a_world(world):
 @pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("10.1.1.1", "10.1.1.1")])
 def test_a_configuration(config, tmp_path, host, asked):
     found = fleet.find(tmp_path / "none.json", config(admin={"host": host, "port": 9100}), None)
-    assert found.etcd.endpoints == ("10.0.0.1:2379", "10.0.0.2:2379")
+    assert next(iter(found.hubs.values())).endpoints == ("10.0.0.1:2379", "10.0.0.2:2379")
     assert "tokyo" in found.topology.regions
     assert found.admins == (f"http://{asked}:9100",)
 
@@ -59,7 +59,7 @@ def test_an_admin_port_with_tls(config, tmp_path):
 
 def test_an_etcd_alone(tmp_path):
     found = fleet.find(tmp_path / "none.json", None, "10.0.0.1:2379")
-    assert (found.etcd.endpoints, found.topology, found.admins) == (("10.0.0.1:2379",), None, ())
+    assert (next(iter(found.hubs.values())).endpoints, found.topology, found.admins) == (("10.0.0.1:2379",), None, ())
 
 
 def test_what_is_wrong_is_one_line(config, tmp_path, capsys):

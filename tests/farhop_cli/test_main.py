@@ -13,8 +13,8 @@ COMMANDS = sorted(typer.main.get_command(main.app).commands)  # type: ignore[att
 
 def test_the_commands_owed():
     assert set(COMMANDS) >= {
-        "ask", "bench", "check", "demo", "drain", "engine", "explain", "global", "hash-key", "policy", "regional",
-        "split", "status", "undrain", "up",
+        "ask", "bench", "bias", "check", "demo", "drain", "engine", "explain", "global", "hash-key", "pin", "policy",
+        "regional", "split", "status", "unbias", "undrain", "unpin", "up",
     }  # fmt: skip
 
 

@@ -70,6 +70,14 @@ async def test_what_another_version_leaves_out_is_a_dash(healthy, cli):
     assert "–" in result.stdout
 
 
+async def test_a_way_round_is_a_word_beside_the_regions_state(healthy, cli):
+    _, _, tokyo = healthy.status["virginia", "global_admin"]["regions"]
+    tokyo["via"] = {"balancer": "frankfurt/global-0", "region": "frankfurt", "rtt_ms": 7.25}
+    told = [line for line in (await cli.in_thread("status")).stdout.splitlines() if "nearer by" in line]
+    assert len(told) == 1
+    assert told[0].rstrip().endswith("why up; nearer by frankfurt/global-0: 7.2 ms")
+
+
 async def test_splits_are_a_table_where_there_are_any(healthy, cli):
     assert "traffic split" not in (await cli.in_thread("status")).stdout
     split = {"weights": {"v1": 95.0, "v2": 5.0}, "rules": ["tenant acme: v1"], "sticky": "session", "unserved": ["v2"]}
@@ -78,6 +86,23 @@ async def test_splits_are_a_table_where_there_are_any(healthy, cli):
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines() if " llama " in line]
     assert rows == [["tokyo", "llama", "v1=95", "v2=5", "1", "session", "v2"]]
+
+
+async def test_each_hub_is_a_row_and_says_what_was_not_believed(healthy, cli):
+    seen = {"outages": 1, "revision": 7, "balancers": 3, "reports": 12}
+    healthy.status["tokyo", "global_admin"]["hubs"] = [
+        {"hub": "atlantic", "in_contact": True, "trouble": None, **seen, "refused": {"malformed": 2, "misplaced": 1}},
+        {"hub": "pacific", "in_contact": False, "trouble": "silent for 2 s", **seen, "refused": {}},
+        {"hub": "odd", "refused": ["?"]},
+        "nonsense",
+    ]
+    result = await cli.in_thread("status")
+    assert result.exit_code == 0
+    rows = [line for line in result.stdout.splitlines() if line.split()[1:2] in (["atlantic"], ["pacific"], ["odd"])]
+    first, second, third = (line.split() for line in rows)
+    assert " ".join(first) == "tokyo atlantic yes 1 7 3 12 not believed: 2 malformed, 1 misplaced"
+    assert second == ["tokyo", "pacific", "lost", "1", "7", "3", "12", "silent", "for", "2", "s"]
+    assert third[:4] == ["tokyo", "odd", "lost", "–"]
 
 
 def test_no_world(cli, tmp_path):
@@ -89,11 +114,12 @@ def test_no_world(cli, tmp_path):
 async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made):
     for name in REGIONS:
         told = healthy.status[name, "global_admin"]
-        told["trie_nodes"] = 1234
+        told |= {"trie_nodes": 1234, "policy_epoch": 7}
         for region in told["regions"]:
             believed = {"prefix_nodes": 77, "predicted_hit_tokens": 110.0, "actual_hit_tokens": 100.0}
             region |= {"used_share": 0.5, "headroom_foreign_tokens": 40, "prefix_stream": "connected", **believed}
-        healthy.status[name, "regional_admin"] |= {"predicted_hit_tokens": 45.0, "actual_hit_tokens": 50.0}
+        figures = {"predicted_hit_tokens": 45.0, "actual_hit_tokens": 50.0, "policy_epoch": 6}
+        healthy.status[name, "regional_admin"] |= figures
         healthy.pages[name, "global_admin"] = (
             "# TYPE farhop_spill counter\n"
             f'farhop_spill_total{{balancer="g",region="{name}",to="tokyo"}} 3.0\n'
@@ -104,11 +130,28 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
     result = await cli.in_thread("status")
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["virginia", "tokyo", "up", "9.2", "1.5", "50", "%", "40", "512", "3", "0.25", "why", "up"] in rows
-    assert ["tokyo", "answers", "–", "5", "9", "1,234"] in rows
-    assert ["virginia", "answers", "–", "5", "0", "1,234"] in rows
+    assert ["tokyo", "answers", "7", "–", "5", "9", "1,234"] in rows
+    assert ["virginia", "answers", "7", "–", "5", "0", "1,234"] in rows
     assert ["frankfurt", "tokyo", "connected", "77", "110", "100", "10", "%"] in rows
     assert ["tokyo", "virginia", "behind", "12.3", "s", "77", "110", "100", "10", "%"] in rows
-    assert ["tokyo", "answers", "5", "2", "700", "11", "45", "50", "-10", "%"] in rows
+    assert ["tokyo", "answers", "6", "5", "2", "700", "11", "45", "50", "-10", "%"] in rows
+
+
+async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
+    plain = {"tenant": "", "model": "", "policy": "predictive", "answer": "proxy", "usd_weight_ms": 0.0}
+    assert "routes that" not in (await cli.in_thread("status")).stdout
+    for name in REGIONS:
+        healthy.status[name, "global_admin"]["routes"] = [plain]
+    assert "routes that" not in (await cli.in_thread("status")).stdout
+    dear = {"egress_usd_per_hour": 0.5, "egress_spent_usd": 0.000002, "foreign_quota": 0.25}
+    healthy.status["tokyo", "global_admin"] |= {
+        "routes": [plain, {**plain, "tenant": "acme", "answer": "redirect", "redirect_bytes": 4096, **dear}],
+        "routes_said": {"author": "ann", "why": "streams"},
+    }
+    rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines()]
+    said = ["ann:", "streams"]
+    figures = ["redirect", "from", "4,096", "B", "2", "500,000", "25", "%"]
+    assert ["tokyo", "acme", "any", "predictive", *figures, *said] in rows
 
 
 async def test_operators_words_are_told_once(healthy, cli):
@@ -124,6 +167,22 @@ async def test_operators_words_are_told_once(healthy, cli):
     assert result.stdout.count("draining (25 % left)") == 2
 
 
+async def test_biases_and_pins_are_told_once(healthy, cli):
+    ends = {"why": "new link", "author": "ann@ops", "until": "2026-05-01T12:30:00", "left_s": 90.0}
+    words = [
+        {"action": "bias", "region": "tokyo", "ms": 50.0, **ends},
+        {"action": "pin", "region": "tokyo", "tenant": "eu-only", "model": "", "strict": True, **ends},
+    ]
+    for name in REGIONS[1:]:
+        healthy.status[name, "global_admin"]["words"] = words
+    result = await cli.in_thread("status")
+    assert result.exit_code == 0
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    end = "ann@ops 2026-05-01T12:30:00 1.5 new link"
+    assert rows.count(f"tokyo bias +50 ms {end}") == 1
+    assert rows.count(f"tokyo pin eu-only (strict) {end}") == 1
+
+
 async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
     healthy.status["tokyo", "global_admin"]["regions"][2]["cold_share"] = 0.4
     healthy.status["virginia", "global_admin"]["regions"][2]["cold_share"] = 0.0
@@ -137,3 +196,20 @@ async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
 @pytest.mark.parametrize("share", [None, True, "much", float("nan"), float("inf")])
 def test_a_share_that_is_none(share):
     assert status.percent(share) == "–"
+
+
+async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli):
+    law = {
+        "epoch": 4, "source": "etcd", "revision": 17, "author": "ann", "why": "audit", "trouble": ["not JSON: x"],
+        "etcd_out_of_reach": None,
+    }  # fmt: skip
+    assert "the law that each" not in (await cli.in_thread("status")).stdout
+    healthy.status["tokyo", "global_admin"] |= {"law": law}
+    frozen = {**law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6}
+    healthy.status["tokyo", "regional_admin"] |= {"law": frozen}
+    healthy.status["virginia", "regional_admin"] |= {"law": 5}
+    rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines() if " audit " in line]
+    assert rows[0] == ["tokyo", "global", "4", "etcd", "17", "ann", "audit", "not", "JSON:", "x"]
+    assert rows[1][:7] == ["tokyo", "regional", "4", "etcd", "17", "ann", "audit"]
+    said = " ".join(rows[1][7:])
+    assert said == "frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"

@@ -17,7 +17,7 @@ def row(out: str, name: str) -> str:
 def test_a_global_decision_shows_everybody_once_and_why(capsys, made):
     reasons = made.regions(
         "frankfurt",
-        [made.candidate("frankfurt", score_ms=3.0), made.candidate("virginia")],
+        [made.candidate("frankfurt", score=3.0), made.candidate("virginia")],
         not_serving={"virginia": "suspect: channel broken", "osaka": "down: no recent report"},
         unlawful={"tokyo": "tenant eu-only: processing allows only eu"},
     )

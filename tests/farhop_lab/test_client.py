@@ -187,6 +187,19 @@ async def test_the_key_goes_to_no_stranger(entries, location):
     assert not stranger.asked
 
 
+async def test_a_url_with_a_token_is_followed_anywhere_without_the_key(entries):
+    first, _, stranger = entries
+    first.serve = says(307, b"{}", location=f"{stranger.url}/v1/chat/completions?farhop-pass=r1.k.a-b_.c%2B")
+    redirected, *_, result = await events([first.url], "sk-x", BODY, headers={"x-y": "z"})
+    assert redirected == Redirected(first.url, stranger.url, by_token=True)
+    assert (result.text, result.redirected, result.entry) == ("ab", True, first.url), "whose decision it was"
+    (asked,) = stranger.asked
+    assert asked.raw_path == "/v1/chat/completions?farhop-pass=r1.k.a-b_.c%2B"
+    assert "authorization" not in asked.headers
+    assert asked.headers["x-y"] == "z"
+    assert await asked.json() == BODY
+
+
 async def test_redirects_in_a_circle_end(entries):
     first, second, _ = entries
     first.serve, second.serve = says(307, b"{}", location=second.url), says(307, b"{}", location=first.url)

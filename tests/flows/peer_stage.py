@@ -18,7 +18,7 @@ from farhop.store.contract import report_key
 from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.store.report import RegionReport, encode
 from regional_lb.config import RegionalConfig
-from regional_lb.peers import Peers
+from regional_lb.peers.peers import Peers
 
 
 class Other(peers_pb2_grpc.PeersServicer):

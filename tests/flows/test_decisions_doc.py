@@ -4,52 +4,49 @@ from __future__ import annotations
 
 import doctest
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from worlds import request
+import numpy as np
+from worlds import field, law, request
 
 from farhop.balance import chain
-from farhop.balance.machine import Address
-from global_lb.policy import Offer, Predictive
-from global_lb.view import Capacity, Instance
+from global_lb import admission
+from global_lb.pick import pick
+from global_lb.policy import Route, Rule
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "decisions.md"
 BYTES_PER_TOKEN = 4.0
 
 
-def _offer(region: str, said: dict[str, Any], prompt_bytes: int) -> Offer:
-    capacity = Capacity(
-        wait_ms=said.get("wait_ms", 0.0),
-        prefill_ms_per_token=0.0938,
-        tpot_ms=said.get("tpot_ms", 25.0),
-        bytes_per_token=BYTES_PER_TOKEN,
-        replicas_ready=2,
-        slots_free=100,
-    )
-    return Offer(
-        region=region,
-        rtt_ms=said.get("rtt_ms", 1.0),
-        instance=Instance(f"{region}-0", region, Address("127.0.0.1", 1), 1, 0.0, 0.0, False, 0.0, {}),
-        capacity=capacity,
-        outstanding_bytes=said.get("unacknowledged_tokens", 0) * BYTES_PER_TOKEN,
+def _region(said: dict[str, Any], prompt_bytes: int) -> dict[str, Any]:
+    told = {"rtt_ms": 1.0, "wait_ms": 0.0, "prefill_ms_per_token": 0.0938, "tpot_ms": 25.0, "slots_free": 100, **said}
+    told["bytes_per_token"] = BYTES_PER_TOKEN
+    told["unacknowledged_bytes"] = told.pop("unacknowledged_tokens", 0) * BYTES_PER_TOKEN
+    told.pop("penalty_ms", None)
+    if "hit" in told:
         # Rounded up to a whole block: a hit of all of the prompt is all of it.
-        depth=chain.depth_at(int(said.get("hit", 0.0) * prompt_bytes) + chain.BLOCK_BYTES[-1] - 1)
-        if "hit" in said
-        else 0,
-        residence=said.get("residence", 1.0),
-        penalty_ms=said.get("penalty_ms", 0.0),
-    )
+        told["depth"] = chain.depth_at(int(told.pop("hit") * prompt_bytes) + chain.BLOCK_BYTES[-1] - 1)
+    return told
 
 
 def decide(
-    *, prompt_tokens: int, virginia: dict[str, Any], tokyo: dict[str, Any], output_tokens: int = 0
+    *,
+    prompt_tokens: int,
+    virginia: dict[str, Any],
+    tokyo: dict[str, Any],
+    output_tokens: int = 0,
+    route: dict[str, Any] | None = None,
 ) -> list[tuple[str, int]]:
     """Regions and their scores in whole milliseconds, best first."""
     prompt_bytes = int(prompt_tokens * BYTES_PER_TOKEN)
     asked = request("a", prompt_bytes=prompt_bytes, body_bytes=prompt_bytes)
-    offers = [_offer("virginia", virginia, prompt_bytes), _offer("tokyo", tokyo, prompt_bytes)]
-    scored = Predictive().score(asked, output_tokens, offers)
-    return sorted(((s.region, round(s.score_ms)) for s in scored), key=lambda pair: pair[1])
+    said = {"virginia": virginia, "tokyo": tokyo}
+    told = field(asked, output_tokens, "virginia", **{name: _region(one, prompt_bytes) for name, one in said.items()})
+    penalty_ms = np.array([said[name].get("penalty_ms", 0.0) for name in told.names])
+    told.penalty_ms = penalty_ms if penalty_ms.any() else None
+    decision = pick(told, admission.processing(asked, law()), Rule(Route(**(route or {}))), Random(1), 0.0, "virginia")
+    return [(s.region, round(s.score)) for s in decision.field]
 
 
 def test_every_worked_example_is_what_the_policy_says() -> None:

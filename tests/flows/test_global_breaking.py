@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from playbook import Expected, answered, held, sent, timer
 from worlds import everywhere, instance, law, request, seen, worldwide
 
@@ -15,8 +17,9 @@ from farhop.balance.machine import (
     RequestArrived,
     TimerFired,
 )
-from global_lb.live import LOOK_AGAIN_S
+from global_lb.live import LOOK_AGAIN_S, LOOK_SOON_S
 from global_lb.view import ChannelChanged, RegionHeard
+from topology.law import Law
 from topology.model import Rule
 
 
@@ -206,6 +209,19 @@ def test_laws_that_share_nothing_leave_nothing(play) -> None:
     book.expect(answered("a", outcome.UNLAWFUL, detail=lambda d: narrowed in d))
 
 
+def test_a_region_taken_out_of_the_topology_finishes_what_it_began_and_gets_nothing_more(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.on(AttemptBegan("a", 1, 200)).expect()
+    book.on(RequestArrived(request("b"))).expect(sent("b", "london"))
+    before = law(epoch=2)._topology
+    flow.law = Law(replace(before, regions={n: r for n, r in before.regions.items() if n != "london"}))
+    book.on(RequestArrived(request("c"))).expect(sent("c", "frankfurt"))  # though it still reports
+    book.on(AttemptFailed("b", 1, outcome.CONNECT_FAILED)).expect(sent("b", "frankfurt", attempt=2))
+    book.on(AttemptEnded("a", 1, 200, None)).expect()
+    book.on(RequestArrived(request("d", tenant="lost"))).expect(answered("d", outcome.UNLAWFUL))
+
+
 def test_law_that_narrows_while_a_request_is_held_binds_it(play) -> None:
     flow = worldwide(patience_s=9.0, view=seen(instance("london", replicas_ready=0)))
     book = play(flow).on(RequestArrived(request("a"))).expect(held("a"))
@@ -221,6 +237,21 @@ def test_a_request_that_a_region_swallowed_is_asked_elsewhere(play) -> None:
     book.at(LOOK_AGAIN_S).on(TimerFired("a")).expect(
         Expected(machine.Cancel, id="a", attempt=1), sent("a", "frankfurt", attempt=2)
     )
+
+
+def test_a_broken_channel_has_its_requests_looked_after_sooner(play) -> None:
+    book = play(worldwide()).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.at(0.1).on(ChannelChanged("london", up=False)).expect(timer("a", at=0.1 + LOOK_SOON_S))
+    book.at(0.1 + LOOK_SOON_S).on(TimerFired("a")).expect(
+        Expected(machine.Cancel, id="a", attempt=1), sent("a", "frankfurt", attempt=2)
+    )
+
+
+def test_a_channel_that_is_back_by_then_moves_nothing(play) -> None:
+    book = play(worldwide()).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.at(0.1).on(ChannelChanged("london", up=False)).expect(timer("a", at=0.1 + LOOK_SOON_S))
+    book.at(0.3).on(ChannelChanged("london", up=True)).expect()
+    book.at(0.1 + LOOK_SOON_S).on(TimerFired("a")).expect(timer("a", at=0.1 + LOOK_SOON_S + LOOK_AGAIN_S))
 
 
 def test_an_answer_that_has_begun_is_left_alone_whatever_is_said_of_its_region(play) -> None:

@@ -18,9 +18,9 @@ from farhop.balance.machine import (
     TimerFired,
     Usage,
 )
+from global_lb.bounds import Spill
 from global_lb.flow import ASK_AGAIN_S
 from global_lb.live import LOOK_AGAIN_S
-from global_lb.pick import Spill
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard
 from topology.model import Residency, Rule
 

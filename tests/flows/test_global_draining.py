@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
+from random import Random
 
 import pytest
 from playbook import sent
@@ -96,3 +98,33 @@ def test_what_is_under_way_finishes_and_a_retry_goes_elsewhere(play) -> None:
         .on(AttemptEnded("b", 2, 200, None)).expect()
     )  # fmt: skip
     assert flow.under_way == 0
+
+
+def test_a_session_leaves_once_and_comes_back_once(draining) -> None:
+    """Whoever is drawn at each request would meet another cache at every turn of a conversation."""
+    rng = Random(5)
+    sessions = [rng.getrandbits(64) for _ in range(60)]
+
+    def at(now: float, turn: str) -> list[bool]:
+        heard(draining, REGIONS, now)
+        here = []
+        for n, session in enumerate(sessions):
+            name = f"{turn}-{n}"
+            forward = draining.handle(RequestArrived(request(name, session=session, deadline=now + 60.0)), now)[-1]
+            here.append(forward.target == "london")
+            draining.handle(AttemptEnded(name, 1, 500, None), now)
+        return here
+
+    leaving = [at(now, f"l{now}") for now in (0.0, 2.0, 4.0, 5.0, 6.0, 8.0, 10.0)]
+    assert all(leaving[0])
+    assert not any(leaving[-1])
+    assert 10 < sum(leaving[3]) < 50, "paced, one session after another"
+    for earlier, later in pairwise(leaving):
+        assert all(before or not after for before, after in zip(earlier, later, strict=True)), "nobody flaps"
+    draining.handle(RegionForced("london", False), 20.0)
+    coming = [at(now, f"c{now}") for now in (20.0, 25.0, 30.0, 40.0)]
+    assert sum(coming[0]) < 10
+    assert 15 < sum(coming[2]) < 50
+    assert all(coming[-1])
+    for earlier, later in pairwise(coming):
+        assert all(after or not before for before, after in zip(earlier, later, strict=True))

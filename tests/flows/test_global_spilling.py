@@ -11,8 +11,8 @@ from worlds import REGIONS, heard, instance, request, seen, worldwide
 from farhop.balance import outcome
 from farhop.balance.guard import GuardConfig
 from farhop.balance.machine import AttemptEnded, AttemptFailed, AttemptRefused, RequestArrived
+from global_lb.bounds import Spill
 from global_lb.flow import GlobalFlow
-from global_lb.pick import Spill
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
 
 FULL = outcome.FOREIGN_FULL

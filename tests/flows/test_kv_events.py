@@ -3,121 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
-from inprocess import HOP, HOP_KEY, MODEL, Answer, chat, send, topology, until
+from inprocess import HOP_KEY, MODEL, Answer, chat, send, until
+from kv_world import BLOCK, World, words, world
 
 from farhop.shell.admin import Question
-from farhop.store.memory import MemoryStore
-from farhop_lab.engine import main as engine
-from farhop_lab.engine.kv_publisher import KvPublisher
-from farhop_lab.engine.settings import EngineSettings
-from farhop_lab.engine.text import VOCABULARY
-from farhop_lab.engine.tokenizer_file import TEMPLATE, TOKENIZER, write
-from farhop_lab.ports import free_ports
-from regional_lb.config import RegionalConfig
-from regional_lb.main import RegionalBalancer
-
-WORLD = topology()
-BLOCK = 16
-
-
-def words(seed: int, tokens: int) -> str:
-    """A text of so many tokens, for the emulated tokenizer."""
-    rng = Random(seed)
-    return "".join(rng.choice(VOCABULARY).decode() for _ in range(tokens))
-
-
-class World:
-    """A regional balancer over two emulated engines that tell what they cache."""
-
-    def __init__(
-        self, balancer: RegionalBalancer, client: int, engines: list[str], publishers: list[KvPublisher]
-    ) -> None:
-        self.balancer, self.client, self.engines, self._publishers = balancer, client, engines, publishers
-
-    @property
-    def flow(self) -> Any:
-        return self.balancer.flow
-
-    async def ask(self, text: str, **more: Any) -> Answer:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
-        answer = await send(self.client, chat(body=body))
-        assert answer.status == 200, answer.body
-        await self.heard()
-        return answer
-
-    async def heard(self) -> None:
-        """Until the balancer is done with the request, and has heard all that the engines said of it."""
-        await until(lambda: self.flow.under_way == 0)
-        if (listener := self.balancer.kv_listener) is not None:
-            followed = list(zip(listener.streams, self._publishers, strict=True))
-            await until(lambda: all(stream._follower.applied == said._seq - 1 for stream, said in followed))
-
-    def hits(self) -> dict[str, list[float]]:
-        return self.balancer.metrics._prefixes
-
-    async def reset(self, index: int) -> None:
-        url = f"http://{self.engines[index]}/reset_prefix_cache"
-        async with aiohttp.ClientSession() as session, session.post(url) as response:
-            assert response.status == 200
-
-    def status(self) -> list[dict[str, Any]]:
-        replicas: list[dict[str, Any]] = self.balancer.desk.status()["replicas"]
-        return replicas
-
-
-@asynccontextmanager
-async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, schema: str = "map", replicas: int = 2,
-                **more: Any) -> AsyncIterator[World]:  # fmt: skip
-    write(folder)
-    async with AsyncExitStack() as stack:
-        addresses, listed, publishers = [], [], list[KvPublisher]()
-        make = engine._publisher
-
-        def made(settings: EngineSettings, index: int) -> KvPublisher | None:
-            publisher = make(settings, index)
-            assert publisher is not None
-            publishers.append(publisher)
-            return publisher
-
-        stack.callback(setattr, engine, "_publisher", make)
-        engine._publisher = made
-        for index in range(replicas):
-            port, replay = free_ports(2)
-            settings = EngineSettings(
-                ports=[0], model=MODEL, kv_events_port=port, kv_replay_port=replay,
-                kv_events_schema=schema, tokenizer=folder / TOKENIZER,
-                **{"speedup": 1000} | more,
-            )  # fmt: skip
-            (address,) = await stack.enter_async_context(engine.host(settings))
-            addresses.append(address)
-            where = {"kv_events": f"tcp://127.0.0.1:{port}", "kv_replay": f"tcp://127.0.0.1:{replay}"}
-            listed.append(
-                {"url": f"http://{address}", "models": [MODEL], "name": f"e{index}"} | (where if events else {})
-            )
-        files = {"file": str(folder / TOKENIZER), "template": str(folder / TEMPLATE)}
-        config = RegionalConfig.model_validate({
-            "region": "virginia", "instance": "r1", "admin": {"port": 0}, "hop": HOP, "tier": {"port": 0},
-            "control": {"port": 0}, "client": {"port": 0}, "replicas": listed, "limits": {"drain_s": 0.5},
-            "watch": {"probe_s": 0.05, "scrape_s": 0.05, "rise": 1}, "tokenizers": {MODEL: files} if tokenizer else {},
-        })  # fmt: skip
-        balancer = RegionalBalancer(config, WORLD, Random(1), MemoryStore(Random(2)))
-        line = await balancer.open()
-        stack.push_async_callback(balancer.close)
-        client = int(line.split("clients on ")[1].split(":")[1].split(",")[0])
-        states = balancer.desk.status
-        await until(lambda: all(r["state"] == "up" for r in states()["replicas"]))
-        if events:
-            await until(lambda: all(r["kv_word"] == "exact" for r in states()["replicas"]))
-        yield World(balancer, client, addresses, publishers)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ from farhop.balance.health import LivenessConfig
 from farhop.store.contract import report_key
 from farhop.store.memory import MemoryStore
 from global_lb import watch
-from global_lb.flow import FlowConfig, GlobalFlow
+from global_lb.bounds import FlowConfig
+from global_lb.flow import GlobalFlow
 from topology.law import Law
 
 

@@ -76,12 +76,12 @@ def test_goodput_stays_flat_at_three_times_the_capacity() -> None:
 
 
 def test_what_waits_waits_here_and_not_in_an_engine() -> None:
-    assert run(3.0).engine_waiting_mean < 1.0
-    assert run(3.0, blind=True).engine_waiting_mean > 10.0
+    assert run(3.0).engine_waiting_mean < 1.0  # of two engines: what waits for their next step
+    assert run(3.0, blind=True).engine_waiting_mean > 5.0
 
 
 def test_sending_blindly_loses_nearly_all_of_it() -> None:
-    assert run(3.0, blind=True).good_per_s < 0.25 * CAPACITY_PER_S
+    assert run(3.0, blind=True).good_per_s < 0.3 * CAPACITY_PER_S
 
 
 def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:

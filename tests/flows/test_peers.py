@@ -20,7 +20,7 @@ from farhop.store.memory import MemoryStore
 from farhop_lab.certs import Authority
 from farhop_lab.etcd import EmbeddedEtcd
 from global_lb.main import GlobalBalancer
-from regional_lb import peers
+from regional_lb.peers import peers
 
 # Long beside what a busy machine makes of speeds: where it is cached is then the better place by far.
 LONG = "the same long beginning of a conversation " * 240
@@ -148,8 +148,8 @@ async def test_each_replica_is_reported_once_through_join_and_leave(etcd: str) -
 
 def _slots_seen(above: GlobalBalancer) -> list[int]:
     """What a global balancer thinks is free, by the instance it would ask."""
-    known = above.flow._regions
-    return [known._capacity(instance, MODEL).slots_free for instance in known._able("virginia", MODEL)]
+    each = above.flow._regions._instances
+    return [each.capacity(instance, MODEL).slots_free for instance in each.able("virginia", MODEL)]
 
 
 async def _stored(west: Region, n: int) -> None:

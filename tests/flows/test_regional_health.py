@@ -12,8 +12,8 @@ from farhop.balance import outcome
 from farhop.balance.health import HealthConfig, Mode, State
 from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, Forward, RequestArrived, Usage
 from regional_lb.flow import RegionalFlow
+from regional_lb.health.sinkhole import Sinkhole
 from regional_lb.policy import Choice
-from regional_lb.sinkhole import Sinkhole
 from regional_lb.view import ReplicaProbed
 
 OOM = outcome.ENGINE_OUT_OF_MEMORY

@@ -363,6 +363,21 @@ def test_who_would_wait_far_beyond_its_patience_is_refused_as_it_comes(play) -> 
     )  # fmt: skip
 
 
+def test_in_a_queue_that_stands_who_waited_long_makes_way_for_who_just_came(play) -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=5.0, queue_standing_wait_s=2.0)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .at(1.0).on(RequestArrived(request("c"))).expect(held("c"))
+        .at(4.0).on(ended("a")).expect(sent("b", "r1"))  # a burst: in the order in which they came
+        .at(4.5).on(RequestArrived(request("d"))).expect(held("d"))
+        .at(6.0).on(ended("b")).expect(answered("c", outcome.QUEUE_TIMEOUT), sent("d", "r1"))
+        .at(7.0).on(RequestArrived(request("e"))).expect(held("e"))  # it was empty: no standing queue any more
+        .at(11.0).on(ended("d")).expect(sent("e", "r1"))  # and whom nobody follows is served, however late
+    )  # fmt: skip
+
+
 def test_what_its_deadline_would_cut_off_is_not_sent_on(play) -> None:
     flow = regional(replica("r1", slots=1, prefill_ms_per_token=1.0))
     (
@@ -379,9 +394,9 @@ def test_what_is_measured_is_believed(play) -> None:
     book = play(flow).on(RequestArrived(request("a", 4000))).expect(sent("a", "r1"))
     book.at(1.020).on(AttemptBegan("a", 1, 200)).expect()
     book.at(3.020).on(ended("a", usage=Usage(2000, 101, cached_tokens=0))).expect()
-    speed = flow.speeds["r1"]
+    speed, guess = flow.speeds["r1"], replica("r1").prefill_ms_per_token
     # One second for 1000 tokens (as then believed) after one decode step; 100 steps in two seconds.
-    assert speed.prefill_ms_per_token == pytest.approx(1.0)
+    assert speed.prefill_ms_per_token == pytest.approx((256 * guess + 1000 * 1.0) / 1256)
     assert speed.tpot_ms == pytest.approx(20.0)
     assert speed.service_ms == pytest.approx(3020.0)
     assert flow.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)

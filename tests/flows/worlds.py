@@ -10,9 +10,14 @@ from farhop.balance.chain import chain, seed_of
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
 from farhop.balance.ledger import Reservation
-from farhop.balance.machine import Address, Request
+from farhop.balance.machine import Address, Command, Redirect, Request
+from farhop.balance.reckoning import Reckoning
+from global_lb import bounds as global_bounds
 from global_lb import flow as global_flow
 from global_lb import view as global_view
+from global_lb.policy import Routes
+from global_lb.row import Price, row_of
+from global_lb.table import Field, Table
 from regional_lb import flow as regional_flow
 from regional_lb import view as regional_view
 from regional_lb.fleet import Fleet
@@ -148,7 +153,7 @@ def capacity(**fields: Any) -> global_view.Capacity:
 
 def instance(region: str, name: str = "a", **fields: Any) -> global_view.Instance:
     """One balancer of a region; capacity fields are those of its only model."""
-    own = {"incarnation", "draining", "accepted", "models", "received_at"}
+    own = {"incarnation", "draining", "accepted", "models", "received_at", "client_url"}
     about = {k: v for k, v in fields.items() if k in own}
     models = {MODEL: capacity(**{k: v for k, v in fields.items() if k not in own})}
     return global_view.Instance(
@@ -176,6 +181,37 @@ def everywhere(**fields: Any) -> global_view.ViewSwapped:
     return seen(*(instance(region, **fields) for region in REGIONS))
 
 
+def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /, **regions: dict[str, Any]) -> Field:
+    """These regions with what is given of each: `rtt_ms`, `residence`, `rates`, `depth`, `unacknowledged_bytes`,
+    `usd_per_gpu_hour`, `egress_usd_per_gb`, and their capacity's fields."""
+    about = {"rtt_ms", "residence", "rates", "depth", "unacknowledged_bytes", "usd_per_gpu_hour", "egress_usd_per_gb"}
+    table = Table(tuple(sorted(regions)), here)
+    prices = {
+        name: Price(said.get("usd_per_gpu_hour", 0.0), said.get("egress_usd_per_gb", 0.0))
+        for name, said in regions.items()
+    }
+    rows = []
+    for name, said in regions.items():
+        reckoning = Reckoning()
+        if "unacknowledged_bytes" in said:
+            reckoning.sent(said["unacknowledged_bytes"])
+        row = row_of(
+            capacity(**{key: value for key, value in said.items() if key not in about}),
+            reckoning,
+            rtt_ms=said.get("rtt_ms", RTT_MS.get(name, 50.0)),
+            residence=said.get("residence", 1.0),
+            rates=said.get("rates", (0.0, 0.0, 0.0)),
+            price=prices[name],
+            price_here=None if name == here else prices.get(here, Price()),
+        )
+        rows.append((name, row))
+    table.write(rows)
+    made = Field(asked, output_tokens, table.names, table.at, table.block, table.here, table.token_least_ms)
+    made.hits({name: said["depth"] for name, said in regions.items() if said.get("depth")})
+    made.moving, made.spill_ms = bool(table.moving), 300.0
+    return made
+
+
 def heard(flow: global_flow.GlobalFlow, regions: Iterable[str], now: float) -> None:
     """These regions report and have their channel."""
     for region in regions:
@@ -189,12 +225,19 @@ def worldwide(
     under: Law | None = None,
     view: global_view.ViewSwapped | None = None,
     seed: int = 7,
+    routes: Routes | None = None,
     **config: Any,
 ) -> global_flow.GlobalFlow:
     """London's global balancer; every region reports, idle, at 0.0."""
-    settings = global_flow.FlowConfig(region="london", **config)
-    flow = global_flow.GlobalFlow(settings, under or law(), Random(seed), lambda _tenant: patience_s)
+    settings = global_bounds.FlowConfig(region="london", **config)
+    flow = global_flow.GlobalFlow(settings, under or law(), Random(seed), lambda _tenant: patience_s, routes)
     event = view or everywhere()
     flow.handle(event, 0.0)
     heard(flow, event.view.regions, 0.0)
     return flow
+
+
+def sent_elsewhere(commands: list[Command]) -> str | None:
+    """The region that a client is redirected to; None if it is not."""
+    (last, *_) = commands[::-1]
+    return last.forward.target if isinstance(last, Redirect) and last.forward is not None else None

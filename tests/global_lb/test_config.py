@@ -8,7 +8,8 @@ from inprocess import HOP, HOP_KEY
 from pydantic import ValidationError
 
 from farhop_lab.certs import Authority
-from global_lb.config import GlobalConfig
+from global_lb.config import POLICIES, GlobalConfig
+from global_lb.policy import KNOWN
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +70,36 @@ def test_what_is_wrong_is_told_by_its_path(field: str, value: Any, where: str) -
     with pytest.raises(ValidationError) as caught:
         GlobalConfig.model_validate(document(**{field: value}))
     assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [where]
+
+
+@pytest.mark.parametrize(
+    ("route", "said"),
+    [
+        ({"policy": "fastest"}, "no policy 'fastest'; known are predictive, nearest"),
+        ({"policy": "nearest", "fill_at": 0.5}, "fill_at is no option of policy nearest; its options: none"),
+        ({"policy": "failover"}, "regions: give them in order"),
+        ({"policy": "failover", "regions": ["tokyo", "tokyo"]}, "one stands twice"),
+        ({"policy": "weighted", "weights": {"tokyo": 0}}, "none is above 0"),
+        ({"canary": {"tokyo": 0.6, "paris": 0.6}}, "the shares come to 1.2; at most 1"),
+        ({"foreign_quota": 1.5}, "foreign_quota"),
+        ({"answer": "resume"}, "answer"),
+        ({"redirect_bytes": 9}, "goes with `answer: redirect`"),
+        ({"bias_ms": {"to kyo": 1}}, "bias_ms"),
+        ({"usd_weight_ms": float("inf")}, "usd_weight_ms"),
+        ({"speed": 1}, "speed"),
+        ("nearest", "routes.0"),
+    ],
+)
+def test_a_route_that_cannot_stand_is_told_with_its_field(route: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match="routes") as refused:
+        GlobalConfig.model_validate(document(routes=[route]))
+    assert said in str(refused.value)
+
+
+def test_every_policy_of_the_configuration_is_known_and_takes_its_options() -> None:
+    assert POLICIES.keys() == KNOWN.keys()
+    given = {"fill_at": 0.5, "weights": {"tokyo": 1.0}, "regions": ["tokyo"], "prefix_bytes": 512}
+    for policy, options in POLICIES.items():
+        route = {"tenant": "a", "policy": policy, **{option: given[option] for option in options}}
+        (one,) = GlobalConfig.model_validate(document(routes=[route])).routes
+        assert (one.policy, one.tenant, one.model) == (policy, "a", "")

@@ -17,8 +17,10 @@ def distances() -> Distances:
 
 def test_the_topologys_figure_stands_until_a_ping(distances: Distances) -> None:
     assert distances.rtt_ms("tokyo") == topology().rtt_ms("virginia", "tokyo")
+    assert distances.measured() == {}
     assert distances.pinged(NAME, 1, 5000.0, 10.0, 10.1)
     assert distances.rtt_ms("tokyo") == pytest.approx(100.0)
+    assert distances.measured() == {"tokyo": pytest.approx(100.0)}
 
 
 def test_a_path_that_moves_is_worth_more_pings(distances: Distances) -> None:
@@ -28,6 +30,21 @@ def test_a_path_that_moves_is_worth_more_pings(distances: Distances) -> None:
     distances.pinged(NAME, 1, 0.0, 5.0, 5.3)
     assert distances.moving("tokyo")
     assert not distances.moving("virginia")
+
+
+@pytest.mark.parametrize("out_share", [0.0, 0.05, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("apart_s", [0.0, 3600.0])
+def test_however_unequal_the_two_ways_a_clock_is_off_by_half_a_round_trip_at_most(
+    distances: Distances, out_share: float, apart_s: float
+) -> None:
+    """And clocks an hour apart are as good as any: an expiry stamped in the other's is off by no more."""
+    sent_at, rtt_s = 50.0, 0.2
+    there_ms = (apart_s + sent_at + out_share * rtt_s) * 1e3
+    assert distances.pinged(NAME, 1, there_ms, sent_at, sent_at + rtt_s)
+    assert distances.rtt_ms("tokyo") == pytest.approx(200.0)
+    offset_ms = distances.offset_ms(NAME, 1)
+    assert offset_ms is not None
+    assert abs(offset_ms - apart_s * 1e3) <= 100.0 + 1e-6
 
 
 def test_a_clock_is_read_half_way_and_is_its_incarnations(distances: Distances) -> None:

@@ -1,156 +1,96 @@
-"""Offers, choice among them, and what is known of the regions across views."""
+"""The choice among a field: near ties, penalties, reasons, and that it is spelled out as it was."""
 
 from __future__ import annotations
 
+from copy import copy
 from random import Random
 
-import pytest
-from worlds import MODEL, OTHER_MODEL, capacity, instance, law, request, seen
+import numpy as np
+from worlds import field, law, request
 
-from farhop.balance.health import LivenessConfig
-from farhop.balance.machine import Address
 from global_lb import admission
-from global_lb.pick import RESIDENCE_MIN, Regions, pick
-from global_lb.policy import Predictive
-from global_lb.view import View
+from global_lb.pick import Decision, pick
+from global_lb.policy import Bias, Route, Rule, Words
 
-ALL = frozenset({"frankfurt", "london", "tokyo"})
-NOBODY: frozenset[str] = frozenset()
+FAR = {"rtt_ms": 400.0}
 
 
-@pytest.fixture
-def regions() -> Regions:
-    known = Regions(1 << 20, LivenessConfig())
-    known.adopt(seen(*(instance(region) for region in sorted(ALL))).view, 0.0)
-    for region in ALL:
-        known.liveness_of(region).channel(True)
-        known.liveness_of(region).reported(0.0)
-    return known
+def choose(told, seed: int = 1, route: Route | None = None, words: Words | None = None) -> Decision:
+    verdict = admission.processing(request("a"), law())
+    return pick(copy(told), verdict, Rule(route or Route()), Random(seed), 0.0, "london", words or Words())
 
 
-def offered(regions: Regions, now: float = 0.0, lawful=ALL, without=NOBODY, **fields):
-    offers, absent = regions.offers(request("a", **fields), lawful, now, without)
-    return [o.region for o in offers], absent
+def drawn(times: int = 400, **regions) -> list[str]:
+    return [choose(field(request("a"), **regions), seed).chosen.region for seed in range(times)]
 
 
-def test_whoever_is_lawful_and_serves_is_offered(regions: Regions) -> None:
-    assert offered(regions) == (["frankfurt", "london", "tokyo"], {})
-    assert offered(regions, lawful=frozenset({"tokyo"})) == (["tokyo"], {})
-    assert offered(regions, without=frozenset({"tokyo"})) == (["frankfurt", "london"], {"tokyo": "tried already"})
-    assert offered(regions, model=OTHER_MODEL)[0] == []
-
-
-def test_why_the_others_are_not_offered(regions: Regions) -> None:
-    regions.liveness_of("frankfurt").channel(False)
-    regions.liveness_of("oslo").channel(True)
-    regions.liveness_of("oslo").reported(0.0)
-    regions.adopt(seen(instance("london", replicas_ready=0), instance("frankfurt"), instance("tokyo")).view, 0.0)
-    names, absent = offered(regions, lawful=ALL | {"oslo", "mars"})
-    assert names == ["tokyo"]
-    assert absent == {
-        "frankfurt": "suspect: channel broken",
-        "london": "no ready replica of this model",
-        "mars": "down: no recent report and channel broken",
-        "oslo": "never heard of",
-    }
-    assert "mars" not in regions.liveness  # to look changes nothing
-
-
-def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions: Regions) -> None:
-    a, b = instance("london", "a", wait_ms=5.0), instance("london", "b", wait_ms=9.0)
-    regions.adopt(seen(a, b).view, 0.0)
-    assert regions.best_instance("london", MODEL) == a
-    regions.reckoning_of(a).sent(4096)  # 1024 tokens at 0.05 ms
-    assert regions.best_instance("london", MODEL) == b
-    assert regions.best_instance("london", OTHER_MODEL) is None
-    assert regions.best_instance("mars", MODEL) is None
-
-
-def test_counts_of_an_instance_that_left_are_forgotten(regions: Regions) -> None:
-    regions.reckoning_of(instance("london")).sent(1000)
-    regions.adopt(View({}), 0.0)
-    assert regions._reckonings == {}
-    regions.adopt(seen(instance("london")).view, 0.0)
-    assert regions.reckoning_of(instance("london")).outstanding_bytes == 0.0
-
-
-def test_models_once_offered_exist(regions: Regions) -> None:
-    regions.adopt(seen(instance("london", models={OTHER_MODEL: capacity()})).view, 0.0)
-    assert [regions.may_exist(m) for m in (MODEL, OTHER_MODEL, "nowhere")] == [True, True, False]
-    assert Regions(1, LivenessConfig()).may_exist("nowhere")  # nobody has said anything yet
-
-
-def test_residence_stays_within_its_bounds(regions: Regions) -> None:
-    regions.caches("london", request("a", 4096).chain)
-    regions.caches("unheard-of", request("a", 4096).chain)
-    (offer,), _ = regions.offers(request("a", 4096), frozenset({"london"}), 0.0, NOBODY)
-    (scored,) = Predictive().score(request("a", 4096), 1.0, [offer])
-    assert (scored.believed_tokens, scored.hit_tokens) == (1024.0, 1024.0)
-    for _ in range(300):
-        regions.compare(scored, 0)
-    low = regions.residence["london"].value
-    assert low == pytest.approx(RESIDENCE_MIN, abs=1e-3)
-    regions.compare(scored, 10**9)
-    assert low < regions.residence["london"].value <= 1.0
-    regions.compare(None, 5)
-
-
-def choose(offers, seed=1):
-    one = request("a")
-    verdict = admission.processing(one, law())
-    return pick(one, 100.0, offers, verdict, {"mars": "down"}, Predictive(), Random(seed), 0.0)
-
-
-def test_a_choice_gives_its_reasons(regions: Regions) -> None:
-    offers, _ = regions.offers(request("a"), ALL, 0.0, NOBODY)
-    decision = choose(offers)
+def test_a_choice_gives_its_reasons() -> None:
+    told = field(request("a"), london={}, frankfurt={}, tokyo={})
+    told.absent = {"mars": "down"}
+    decision = choose(told)
     assert decision.chosen.region == "london"
     assert [s.region for s in decision.field] == ["london", "frankfurt", "tokyo"]
-    assert (decision.verdict.epoch, decision.absent) == (1, {"mars": "down"})
-    nothing = choose([])
+    assert (decision.verdict.epoch, decision.absent, decision.foreign) == (1, {"mars": "down"}, False)
+    assert [s.region for s in decision.scored[1:]] == ["london", "tokyo"]
+    nothing = choose(field(request("a")))
     assert (nothing.chosen, nothing.field) == (None, ())
 
 
-def test_near_ties_are_drawn_by_free_slots_and_clear_wins_are_not(regions: Regions) -> None:
-    near = {"frankfurt": 1.5}
-    view = seen(instance("london", slots_free=0), instance("frankfurt", slots_free=8), rtt_ms=near).view
-    regions.adopt(view, 0.0)
-    offers, _ = regions.offers(request("a"), ALL, 0.0, NOBODY)
-    assert {choose(offers, seed).chosen.region for seed in range(30)} == {"frankfurt"}
-    regions.adopt(seen(instance("london", slots_free=2), instance("frankfurt", slots_free=6), rtt_ms=near).view, 0.0)
-    offers, _ = regions.offers(request("a"), ALL, 0.0, NOBODY)
-    drawn = [choose(offers, seed).chosen.region for seed in range(400)]
-    assert 0.6 < drawn.count("frankfurt") / 400 < 0.9
-    regions.adopt(seen(instance("london", slots_free=1), instance("frankfurt", slots_free=99)).view, 0.0)  # 11 ms
-    offers, _ = regions.offers(request("a"), ALL, 0.0, NOBODY)
-    assert {choose(offers, seed).chosen.region for seed in range(30)} == {"london"}
+def test_near_ties_are_drawn_by_free_slots_and_clear_wins_are_not() -> None:
+    assert set(drawn(30, london={"slots_free": 0}, frankfurt={"slots_free": 8, "rtt_ms": 1.5})) == {"frankfurt"}
+    some = drawn(london={"slots_free": 2, "used_share": 0.6}, frankfurt={"slots_free": 6, "rtt_ms": 1.5})
+    assert 0.6 < some.count("frankfurt") / 400 < 0.9
+    assert set(drawn(30, london={"slots_free": 1}, frankfurt={"slots_free": 99})) == {"london"}  # 11 ms
 
 
-def test_an_offer_names_where_to_connect(regions: Regions) -> None:
-    (offer,), _ = regions.offers(request("a"), frozenset({"tokyo"}), 0.0, NOBODY)
-    assert offer.instance.tier == Address("tokyo-a.example", 9000)
-    assert (offer.rtt_ms, offer.outstanding_bytes, offer.depth, offer.residence) == (220.0, 0.0, 0, 1.0)
+def test_nobody_is_drawn_away_from_an_idle_local_region() -> None:
+    assert set(drawn(50, london={"slots_free": 2}, frankfurt={"slots_free": 60, "rtt_ms": 1.5})) == {"london"}
 
 
-def test_who_owns_no_replica_is_asked_all_the_same_and_offers_what_all_have(regions: Regions) -> None:
-    owner = instance("london", "a", wait_ms=50.0, slots_free=7, slots_total=8, usable_share=1.0, used_share=0.9)
-    other = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, usable_share=1.0, used_share=0.9)
-    regions.adopt(seen(owner, other).view, 1.0)
-    (offer,), _ = regions.offers(request("q"), frozenset({"london"}), 1.0, NOBODY)
-    assert offer.instance.name == "b"  # where the wait is least
-    assert (offer.capacity.slots_free, offer.capacity.wait_ms) == (7, 5.0)
-    blind = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, usable_share=0.0)
-    regions.adopt(seen(owner, blind).view, 2.0)
-    assert regions.best_instance("london", MODEL).name == "a"  # the other sees nobody that it could send to
-    # A replica that changes hands, and that nobody reports for a moment.
-    regions.adopt(seen(other).view, 3.0)
-    assert regions.best_instance("london", MODEL).name == "b"
+def test_the_doubt_of_a_moving_region_makes_ties() -> None:
+    still = {"london": {"used_share": 0.9}, "frankfurt": {}}
+    assert set(drawn(50, **still)) == {"london"}
+    moving = {"london": {"used_share": 0.9, "rates": (-1.0, 30.0, 0.0)}, "frankfurt": {}}
+    assert set(drawn(50, **moving)) == {"london", "frankfurt"}
+    told = choose(field(request("a"), **moving)).ties
+    assert told == {"frankfurt": 0.0, "london": 30.0}
 
 
-def test_a_region_is_as_hot_as_its_instances_say_whoever_owns_its_slots(regions: Regions) -> None:
-    busy = {"used_share": 0.95, "usable_share": 1.0}
-    for at in range(8):
-        one = instance("london", "a", slots_total=8, received_at=float(at), **busy)
-        two = instance("london", "b", slots_total=0, replicas_ready=0, received_at=float(at), **busy)
-        regions.adopt(seen(*((one, two) if at % 2 else (two,))).view, float(at))
-    assert regions.guards["london", MODEL].hot
+def test_a_penalty_moves_what_others_can_take_and_is_told() -> None:
+    told = field(request("a"), london={}, frankfurt={}, tokyo=FAR)
+    told.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in told.names])
+    decision = choose(told)
+    assert (decision.chosen.region, decision.spilled_from) == ("frankfurt", "london")
+    far = field(request("a"), london={}, tokyo=FAR)
+    far.penalty_ms = np.array([300.0, 0.0])
+    assert (choose(far).chosen.region, choose(far).spilled_from) == ("london", None)
+
+
+def test_of_ties_the_cold_are_taken() -> None:
+    told = field(request("a"), london={"used_share": 0.9}, frankfurt={"rtt_ms": 1.0})
+    told.penalty_ms = np.array([0.5, 0.0])
+    assert {choose(told, seed).chosen.region for seed in range(20)} == {"london"}
+
+
+def test_a_policy_without_milliseconds_puts_the_hot_last() -> None:
+    told = field(request("a"), london={}, tokyo=FAR)
+    told.penalty_ms = np.array([300.0, 0.0])
+    route = Route("failover", regions=("london", "tokyo"))
+    assert (choose(told, route=route).chosen.region, choose(told, route=route).spilled_from) == ("tokyo", "london")
+    told.penalty_ms = np.array([300.0, 300.0])
+    assert choose(told, route=route).chosen.region == "london"  # all are hot
+
+
+def test_a_decision_that_is_remembered_holds_no_request() -> None:
+    told = field(request("a", 4096, says="secret"), london={})
+    assert told.request.chain
+    assert not hasattr(choose(told).asked, "request")
+
+
+def test_a_decision_says_what_was_known_when_it_was_taken() -> None:
+    told = field(request("a"), london={}, tokyo={})
+    decision = choose(told, words=Words({"tokyo": Bias("tokyo", -1000.0, "why", "ann", 9.0)}))
+    assert decision.chosen.region == "tokyo"
+    assert (decision.chosen.bias_ms, decision.foreign) == (-1000.0, True)
+    assert decision.notes == ("bias in ms: tokyo -1000",)
+    assert decision.field[0] == decision.chosen

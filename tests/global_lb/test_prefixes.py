@@ -443,3 +443,36 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
         assert status["prefix_nodes"] > 10
         assert {"predicted_hit_tokens", "actual_hit_tokens"} <= set(status)
         assert status["prefix_behind_s"] is None
+
+
+async def test_under_a_law_that_forbids_hints_every_stream_begins_anew() -> None:
+    told = Told()
+    stream = told.stream()
+    await stream.take(slice_(0, path(0, 1, 2), last=True))
+    send_there(told, 7, 8)
+    told.trie.clear(TOKYO)  # which the machine does
+    told.prefixes.begin_anew(5)
+    assert (told.prefixes.law_epoch, told.prefixes.state(TOKYO)) == (5, "behind")
+    assert not len(told.prefixes._regions[TOKYO].instances["a"].nodes)
+    with pytest.raises(PrefixGapError):
+        await stream.take(delta(1, stored(2, 3)))
+    anew = told.stream()
+    assert (anew.known_incarnation, anew.known_seq) == (0, 0)
+    await anew.take(slice_(0, path(0, 4), last=True))
+    assert told.held == {4}
+    await told.prefixes.tidy(100.0)
+    assert told.held == {4}
+    assert told.prefixes._graves == []
+
+
+async def test_what_is_being_told_meanwhile_is_told_to_nobody() -> None:
+    told = Told()
+    paths = [path(0, *range(1000 * n + 1, 1000 * n + 100)) for n in range(40)]
+    telling = asyncio.create_task(told.stream().take(slice_(0, *paths, last=True)))
+    await asyncio.sleep(0)
+    assert told.held
+    told.trie.clear(TOKYO)
+    told.prefixes.begin_anew(5)
+    with pytest.raises(PrefixGapError):
+        await telling
+    assert told.held == set()

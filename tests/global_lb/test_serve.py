@@ -17,8 +17,8 @@ from farhop.store.memory import MemoryStore
 from farhop.telemetry import logs
 from global_lb.main import GlobalBalancer
 from global_lb.pick import Decision
-from global_lb.policy import Scored
 from global_lb.serve import DecisionReasons, GlobalTier
+from global_lb.table import Scored
 from global_lb.view import Instance, Region, View
 from topology.law import Law, Verdict
 
@@ -142,7 +142,7 @@ def test_the_client_is_told_where_and_under_which_decision() -> None:
 
 def test_the_reasons_of_a_decision() -> None:
     names = Scored.__struct_fields__
-    scored = Scored(**{**dict.fromkeys(names, 1.0), "region": "tokyo", "score_ms": 12.5, "ttft_ms": 9.5})
+    scored = Scored(**{**dict.fromkeys(names, 1.0), "region": "tokyo", "score": 12.5, "ttft_ms": 9.5})
     verdict = Verdict(frozenset({"tokyo"}), {"virginia": "tenant x allows only jp"}, 7)
     decision = Decision(verdict, {"tokyo": "suspect: no recent report"}, (scored,), scored)
     reasons = DecisionReasons("virginia")

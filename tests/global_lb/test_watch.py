@@ -15,7 +15,8 @@ from reporting import reporter
 from worlds import regional, replica
 
 from farhop.balance.machine import Address
-from farhop.store.contract import report_key
+from farhop.store.contract import Change, ChangeKind, report_key
+from farhop.store.hubs import Hubs
 from farhop.store.memory import MemoryStore
 from farhop.store.report import encode, to_wire
 from global_lb import watch
@@ -196,17 +197,79 @@ def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
             if region != "atlantis" and (incarnation, seq) > newest.get(name, (0, 0)):
                 newest[name], received[name] = (incarnation, seq), clock.at
             if path == "store":
-                watcher._read(report_key(region, instance), encode(report))
+                key = report_key(region, instance)
+                watcher.hubs[0].changed(Change(ChangeKind.PUT, 1, key, encode(report)))
             else:
                 watcher.heard_by_link(to_wire(report), name)
         known = {(i.region, i.name): i for r in heard.view.regions.values() for i in r.instances}
         assert {name: one.incarnation for name, one in known.items()} == {n: v[0] for n, v in newest.items()}
         assert {name: one.received_at for name, one in known.items()} == received
-        assert heard.refused == ["unknown_region"] * sum(step[1] == "atlantis" for step in steps)
+        assert heard.refused.count("unknown_region") == sum(step[1] == "atlantis" for step in steps)
+        assert set(heard.refused) <= {"unknown_region", "past_incarnation"}
         assert len(heard.heard) == heard.views
         await watcher.close()
 
     asyncio.run(run())
+
+
+async def test_an_incarnation_from_the_future_gives_way_to_the_one_that_goes_on() -> None:
+    """A clock an hour ahead, set right before the process started anew: its reports would be old for an hour."""
+    clock = Clock()
+    async with watching(clock=clock, report_age_s=3.0) as (watcher, _, heard):
+        watcher.heard(told(incarnation=3_600_001, seq=900))
+        for seq in (1, 2, 3):
+            clock.at += 1.0
+            assert watcher.heard(told(incarnation=1, seq=seq)) == "past_incarnation"
+        assert heard.view.regions["tokyo"].instances[0].incarnation == 3_600_001
+        clock.at += 1.0
+        assert watcher.heard(told(incarnation=1, seq=3)) == "past_incarnation"  # a key that only stands there
+        assert watcher.heard(told(incarnation=1, seq=4)) is None
+        assert heard.view.regions["tokyo"].instances[0].incarnation == 1
+        assert heard.refused == ["past_incarnation"] * 4
+        # It is what counts from now on, and an incarnation that says it is newer is so again.
+        assert watcher.heard(told(incarnation=1, seq=5)) is None
+        assert watcher.heard(told(incarnation=2, seq=1)) is None
+        assert heard.view.regions["tokyo"].instances[0].incarnation == 2
+
+
+async def test_a_past_incarnation_is_never_believed_while_the_later_one_speaks() -> None:
+    clock = Clock()
+    async with watching(clock=clock, report_age_s=3.0) as (watcher, _, heard):
+        for second in range(10):
+            clock.at += 1.0
+            assert watcher.heard(told(incarnation=2, seq=second + 1)) is None
+            assert watcher.heard(told(incarnation=1, seq=second + 1)) == "past_incarnation"
+        assert heard.view.regions["tokyo"].instances[0].incarnation == 2
+
+
+async def test_hubs_are_merged_and_each_is_told_of() -> None:
+    """The newest report counts by whichever hub it came; one hub gone, wiped or late changes nothing."""
+    clock = Clock()
+    a, b = MemoryStore(Random(1)), MemoryStore(Random(2))
+    store = Hubs({"a": a, "b": b}, Random(3))
+    async with watching(store, clock=clock) as (watcher, _, heard):  # type: ignore[arg-type]
+        await a.put(report_key("tokyo", "r1"), encode(told(seq=3, draining=True)))
+        await b.put(report_key("tokyo", "r1"), encode(told(seq=2)))
+        await until(lambda: all(hub.listed for hub in watcher.hubs))
+        assert heard.view.regions["tokyo"].instances[0].draining  # so said the newer one
+        assert watcher.store_trouble is None
+        a.outage()
+        await until(lambda: watcher.store_trouble is not None)
+        assert (watcher.store_trouble or "").startswith("hub a: ")
+        await b.put(report_key("tokyo", "r1"), encode(told(seq=4)))
+        await b.put(report_key("tokyo", "r9"), b"nonsense")
+        await until(lambda: heard.refused == ["malformed"])
+        assert not heard.view.regions["tokyo"].instances[0].draining
+        seen = {one["hub"]: one for one in (hub.told() for hub in watcher.hubs)}
+        assert (seen["a"]["in_contact"], seen["a"]["outages"], seen["a"]["refused"]) == (False, 1, {})
+        assert (seen["b"]["in_contact"], seen["b"]["refused"], seen["b"]["balancers"]) == (True, {"malformed": 1}, 2)
+        a.cluster.wipe()
+        a.restore()
+        await until(lambda: watcher.store_trouble is None)
+        assert heard.names() == ["r1"]
+        clock.at += 2 * watch.FORGET_S
+        watcher.forget()
+        assert heard.names() == ["r1"]  # b still lists it
 
 
 async def test_a_link_that_speaks_for_another_is_not_believed() -> None:

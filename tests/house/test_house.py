@@ -85,17 +85,20 @@ MACHINES = [
         "admission",
         "policy",
         "pick",
+        "fleet",
+        "instances",
+        "table",
+        "row",
         "flow",
         "queue",
         "split",
         "outlook",
         "placing",
-        "fleet",
         "memory",
         "pairs",
     )
     if (ROOT / tier / f"{room}.py").exists()
-] + sorted((ROOT / "regional_lb" / "policy").glob("*.py"))
+] + [path for tier in ("regional_lb", "global_lb") for path in sorted((ROOT / tier / "policy").glob("*.py"))]
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda p: str(p.relative_to(ROOT)))

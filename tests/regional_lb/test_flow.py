@@ -16,7 +16,7 @@ from farhop.balance import machine, outcome
 from farhop.balance.health import HealthConfig, Mode, State
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Forward, Usage
-from regional_lb.adapters import LOAD_MS
+from regional_lb.kv.adapters import LOAD_MS
 from regional_lb.placing import K_WAITING
 from regional_lb.split import Rule, SplitsChanged
 from regional_lb.table import KV_SHARE_MAX, SAMPLE_FRESH_S

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config import ReplicaConfig
-from regional_lb.exposition import PageError
 from regional_lb.members import Listing, Members, read_listing
+from regional_lb.signals.exposition import PageError
 
 
 def config(name: str, host: str = "", models: tuple[str, ...] = ("m",), **more: object) -> ReplicaConfig:

@@ -9,9 +9,9 @@ from farhop.balance.health import Mode
 from farhop.balance.machine import Forward, RequestArrived, Tokens
 from regional_lb.flow import RegionalFlow
 from regional_lb.kv_words import Cleared, Linked, Lost, Stored
+from regional_lb.peers.shares import PeerHeard
 from regional_lb.pick import uncached_tokens
 from regional_lb.policy import Need
-from regional_lb.shares import PeerHeard
 from regional_lb.view import ReplicaProbed, line_of
 
 

@@ -25,7 +25,7 @@ def _p(name: str, **fields: object) -> object:
 def _best(known: Fleet, hits: dict[str, int] | None = None, uncached: float = 1000.0) -> str | None:
     for name in known.view.replicas:
         known.health[name].probed(True, 0.0)
-    table = known.table(known.able_to_prefill(MODEL, 0.0))
+    table = known.table(known.able_to_prefill(MODEL, "vllm", 0.0))
     held = [(depth, table.of.at[name]) for name, depth in (hits or {}).items()]
     found = prefiller(NEED, _chosen(uncached), table, held, NOTHING, 0.0)
     return found.replica if found is not None else None
@@ -60,5 +60,5 @@ def test_only_those_of_that_role_and_model_and_in_health() -> None:
 
 
 def _best_now(known: Fleet) -> str | None:
-    found = prefiller(NEED, _chosen(), known.table(known.able_to_prefill(MODEL, 0.0)), (), NOTHING, 0.0)
+    found = prefiller(NEED, _chosen(), known.table(known.able_to_prefill(MODEL, "vllm", 0.0)), (), NOTHING, 0.0)
     return found.replica if found is not None else None

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from inprocess import until
 from worlds import law, regional, replica, request
 
-from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived
+from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, LawChanged, RequestArrived
 from regional_lb import prefixes
 from regional_lb.flow import RegionalFlow
 from regional_lb.report import Reporter
+from topology.model import Rule
 
 CACHE = 10**7  # KV tokens: nothing is evicted
 
@@ -259,3 +260,34 @@ async def test_what_a_cleared_replica_held_is_told_though_nothing_else_happens(m
         assert flow.trie.nodes > 20
         await reader.until(lambda r: r.nodes == {1, 2})
     assert flow.trie.nodes == 2
+
+
+async def test_a_law_that_takes_nothing_away_costs_no_hint() -> None:
+    flow = flow_of(under=law(2))
+    there = serve(flow, "x")
+    async with calling(told_by(flow)) as stub:
+        reader = Reader(stub, asked())
+        await reader.until(lambda r: r.nodes == there)
+        flow.handle(LawChanged(law(3, newcomer=Rule(allow=("eu",)))), 1.0)
+        more = serve(flow, "y")
+        await reader.until(lambda r: r.nodes == there | more)
+        assert reader.snapshots == 1
+        flow.handle(LawChanged(law(4, anyone=Rule(allow=("eu", "uk")))), 2.0)
+        await reader.until(lambda r: not r.nodes)
+
+
+async def test_who_goes_by_a_newer_law_is_told_nothing_by_an_older() -> None:
+    flow = flow_of(under=law(2))
+    serve(flow, "x")
+    wants = asked()
+    wants.law_epoch = 3
+    async with calling(told_by(flow)) as stub:
+        reader = Reader(stub, wants)
+        first = asyncio.create_task(reader.read())
+        await asyncio.sleep(4 * prefixes.BATCH_S)
+        assert not first.done()
+        flow.handle(LawChanged(law(3, other=Rule(allow=("eu",)))), 1.0)
+        allowed = serve(flow, "y")
+        await first
+        await reader.until(lambda r: r.nodes == allowed)
+        assert reader.heard == allowed  # what came under the law before is told to nobody until it comes again

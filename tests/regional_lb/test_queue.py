@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from regional_lb.queue import STARVED_EVERY, WaitingRoom
+from regional_lb.queue import OF_LATE_S, STARVED_EVERY, WaitingRoom
 
 RUN = settings(max_examples=80, deadline=None, derandomize=True)
 REQUESTS_MAX, TOKENS_MAX, STARVATION_S = 8, 1000, 10.0
@@ -41,6 +41,36 @@ def test_where_nobody_waits_there_is_nothing() -> None:
     assert (len(queue), queue.models(), queue.first("m", 8), queue.starved("m", 1e9)) == (0, [], [], None)
     assert queue.waiting("m") == 0
     assert queue.victim(9, 1.0) is None
+
+
+def test_a_queue_stands_since_its_lowest_band_was_last_empty() -> None:
+    queue = room()
+    assert queue.stands_s("m", 0, 5.0) == 0.0
+    push(queue, "a", now=1.0)
+    push(queue, "b", now=4.0)
+    push(queue, "high", priority=1, now=2.0)
+    queue.remove("a", served=True)
+    assert queue.stands_s("m", 0, 6.0) == 5.0  # somebody always was there
+    assert queue.stands_s("m", 1, 6.0) == 0.0  # others are below it
+    queue.remove("b", served=True)
+    assert queue.stands_s("m", 1, 6.0) == 0.0  # nor have they gone for good
+    assert queue.stands_s("m", 1, 4.0 + OF_LATE_S) == 2.0 + OF_LATE_S
+    push(queue, "c", now=37.0)
+    assert queue.stands_s("m", 0, 37.5) == 0.5
+
+
+def test_who_waited_too_long_is_outlived_where_somebody_as_urgent_did_not() -> None:
+    queue = room()
+    push(queue, "old", now=0.0)
+    push(queue, "high", priority=1, now=1.0)
+    assert not queue.outlived("old", 2.0, 5.0)  # all of them have
+    push(queue, "young", now=4.0)
+    assert queue.outlived("old", 2.0, 5.0)
+    assert not queue.outlived("high", 2.0, 5.0)  # the young one is less urgent
+    assert not queue.outlived("young", 2.0, 5.0)
+    push(queue, "other", model="else", now=4.0)
+    queue.remove("young", served=True)
+    assert not queue.outlived("old", 2.0, 5.0)  # who waits for another model is nobody's rival
 
 
 def test_models_are_served_by_band_then_by_age() -> None:

@@ -28,8 +28,8 @@ from farhop.store.report import (
     to_wire,
 )
 from regional_lb import report
+from regional_lb.peers.shares import PeerHeard, PeerLoad, PeersChanged
 from regional_lb.report import moved
-from regional_lb.shares import PeerHeard, PeerLoad, PeersChanged
 from regional_lb.split import Rule
 from regional_lb.view import ReplicaProbed, Sample
 

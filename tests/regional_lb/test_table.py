@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from worlds import fleet, replica
 
 from farhop.balance.ledger import Load, Reservation
-from regional_lb.table import Eased, Table
+from regional_lb.table import Eased, Subset, Table
 from regional_lb.view import Sample
 
 OUTPUT_TOKENS = 100.0
@@ -86,3 +87,16 @@ def test_a_large_part_has_the_numbers_of_its_rows(apart: tuple[int, ...]) -> Non
     assert part.room(0.0, 0.0, now=0.0).all()
     with pytest.raises(AttributeError):
         _ = part.colour
+
+
+@pytest.mark.parametrize("n", [5, 300, 2000])
+def test_what_is_known_slot_by_slot_is_read_in_a_subsets_order(n: int) -> None:
+    rng = np.random.default_rng(n)
+    slots = np.roll(np.arange(n + 40), 7)
+    slots = np.delete(slots, [3, n // 2])[:n].astype(np.intp)
+    some = Subset(tuple(map(str, range(n))), np.arange(n))
+    some.place_slots(slots, n + 40, version=1)
+    held = rng.random(n + 40) < 0.5
+    assert some.of_slots(held).tolist() == [bool(held[slot]) for slot in slots]
+    assert [some.by_slot[slot] for slot in slots] == list(range(n))
+    assert (some.by_slot < 0).sum() == 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worlds import MODEL, OTHER_MODEL, replica
 
-from regional_lb.view import line_of, model_of, view_of
+from regional_lb.view import line_of, model_of, prefill_line, view_of
 
 
 def test_replicas_are_found_by_name_and_by_model() -> None:
@@ -28,7 +28,7 @@ def test_a_line_is_a_model_or_a_version_of_it() -> None:
 def test_who_prefills_answers_nobody() -> None:
     view = view_of([replica("p", role="prefill"), replica("d", role="decode"), replica("m")])
     assert view.by_model == {MODEL: ("d", "m")}
-    assert view.prefillers == {MODEL: ("p",)}
+    assert view.prefillers == {prefill_line(MODEL, "vllm"): ("p",)}
     assert set(view.replicas) == {"p", "d", "m"}
 
 

@@ -21,7 +21,7 @@ from regional_lb.fleet import Fleet
 from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, View, ViewSwapped
 from regional_lb.watch import Watcher
 
-PAGES = Path(__file__).parent / "pages"
+PAGES = Path(__file__).parent / "signals" / "pages"
 PAGE = (PAGES / "vllm.txt").read_text()
 
 

@@ -316,3 +316,45 @@ def test_deny_wins_at_every_level(world: Topology, model: str, place: str, world
     models = {model: denial} if worldwide else {}
     verdict = Law(Topology("w", 1, world.regions, {"t": tenant}, models, places=world.places)).verdict("t", model)
     assert not any(place in world.ancestors(region) for region in verdict.lawful)
+
+
+def _world_of(epoch: int = 1, **residency: Residency) -> Law:
+    keys = (Key("k", "0" * 64), Key("home", "1" * 64, within=("us",)))
+    tenants = {
+        name: Tenant(name, keys=keys if name == "acme" else (), residency=one) for name, one in residency.items()
+    }
+    return Law(Topology("w", epoch, REGIONS, tenants))
+
+
+@pytest.mark.parametrize(
+    ("after", "widens"),
+    [
+        ({"acme": Residency(Rule(("world",)))}, True),
+        ({"acme": Residency(Rule(("eu",)))}, True),
+        ({"acme": Residency(Rule(("world",), ("de",)))}, False),
+        ({"acme": Residency(Rule(("eu",)), hints=Rule((), ()))}, False),
+        ({"acme": Residency(Rule(("eu",))), "more": Residency(Rule(("us",)))}, True),
+        ({"more": Residency(Rule(("eu",)))}, False),
+        ({"acme": Residency(Rule(("us",)), hints=Rule(("world",)))}, True),
+    ],
+)
+def test_whether_a_law_takes_nothing_away(after: dict[str, Residency], widens: bool) -> None:
+    before = _world_of(acme=Residency(Rule(("eu",))))
+    everywhere = frozenset(REGIONS)
+    assert _world_of(2, **after).widens(before, Scope.HINTS, everywhere) is widens
+    assert _world_of(2, **after).widens(before, Scope.HINTS, frozenset())
+
+
+def test_only_the_regions_asked_for_count() -> None:
+    before, after = _world_of(acme=Residency(Rule(("world",)))), _world_of(2, acme=Residency(Rule(("eu",))))
+    inside = after.verdict("acme", "").lawful
+    assert after.widens(before, Scope.HINTS, inside)
+    assert not after.widens(before, Scope.HINTS, frozenset(REGIONS))
+
+
+def test_how_long_a_tenant_may_wait() -> None:
+    law = _world_of(
+        acme=Residency(Rule(("eu",)), on_exhausted="wait", wait_max_s=3.0),
+        hasty=Residency(Rule(("eu",)), wait_max_s=3.0),
+    )
+    assert [law.patience_s(name) for name in ("acme", "hasty", "nobody")] == [3.0, 0.0, 0.0]

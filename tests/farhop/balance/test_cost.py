@@ -35,21 +35,21 @@ def test_formulas_are_finite_and_monotone_in_each_argument(name: str, data: st.D
         assert grown <= value if i in falling else grown >= value
 
 
-@given(st.lists(FINITE, min_size=8, max_size=8), st.integers(0, 7), FINITE)
+@given(st.lists(FINITE, min_size=9, max_size=9), st.integers(0, 8), FINITE)
 @RUN
 def test_scores_rise_with_every_cost_and_fall_with_no_more_than_the_best(args: list[float], i: int, by: float) -> None:
-    ttft, out, tpot, tpot_best, beta, usd, usd_best, weight = args
-    tpot, usd = max(tpot, tpot_best), max(usd, usd_best)  # the best is the least, by definition
-    args = [ttft, out, tpot, tpot_best, beta, usd, usd_best, weight]
+    ttft, out, token, token_best, stalled, beta, usd, usd_best, weight = args
+    token, usd = max(token, token_best), max(usd, usd_best)  # the best is the least, by definition
+    args = [ttft, out, token, token_best, stalled, beta, usd, usd_best, weight]
     score = cost.score_ms(*args)
     assert isfinite(score)
     assert score >= ttft
-    if i not in (3, 6):
+    if i not in (3, 7):
         args[i] += by
         assert cost.score_ms(*args) >= score
 
 
-@given(st.lists(FINITE, min_size=7, max_size=7), st.sampled_from([0, 1, 2, 3, 4, 6]), FINITE)
+@given(st.lists(FINITE, min_size=8, max_size=8), st.sampled_from([0, 1, 2, 3, 4, 6, 7]), FINITE)
 @RUN
 def test_a_replicas_score_rises_with_every_cost(args: list[float], i: int, by: float) -> None:
     args[4] = max(args[4], args[5])
@@ -83,8 +83,10 @@ def test_upload_by_hand() -> None:
 def test_scores_by_hand() -> None:
     ttft = cost.ttft_ms(90.0, 180.0, 40.0, 1000.0, 0.6)
     assert ttft == 910.0
-    assert cost.score_ms(ttft, 200.0, 30.0, 25.0, 0.5, 0.004, 0.003, 50_000.0) == pytest.approx(910 + 500 + 50)
-    assert cost.replica_score_ms(500.0, 1000.0, 0.6, 200.0, 30.0, 25.0, 0.5) == pytest.approx(900 + 500)
+    assert cost.score_ms(ttft, 200.0, 30.0, 25.0, 80.0, 0.5, 0.004, 0.003, 50_000.0) == pytest.approx(1410 + 40 + 50)
+    assert cost.replica_score_ms(500.0, 1000.0, 0.6, 200.0, 30.0, 25.0, 80.0, 0.5) == pytest.approx(900 + 500 + 40)
+    assert cost.token_ms(30.0, 0.5, 20.0) == 40.0
+    assert [cost.stalled_ms(prefill_ms, 50.0, 20.0) for prefill_ms in (40.0, 50.0, 90.0)] == [0.0, 0.0, 800.0]
 
 
 def test_dead_reckoning_adds_what_is_outstanding_and_never_takes_away() -> None:

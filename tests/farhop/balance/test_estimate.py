@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, nan
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -76,9 +77,54 @@ def test_a_speed_is_its_guess_until_measured() -> None:
     speed = Speed(0.2, 25.0)
     assert (speed.prefill_ms_per_token, speed.tpot_ms, speed.service_ms) == (0.2, 25.0, OUTPUT_TOKENS * 25.0)
     assert speed.began(525.0, 1000.0)  # one decode step of 25 ms is not prefill
-    assert speed.prefill_ms_per_token == pytest.approx(0.5)
+    assert speed.prefill_ms_per_token == pytest.approx((256 * 0.2 + 1000 * 0.5) / 1256)
     speed.ended(decode_ms=1000.0, service_ms=1525.0, completion_tokens=101)
     assert (speed.tpot_ms, speed.service_ms) == (pytest.approx(10.0), pytest.approx(1525.0))
+
+
+def test_a_long_prefill_tells_more_of_the_pace_than_many_short_ones() -> None:
+    """Each takes 8 ms beside 0.01 ms a token, as a busy machine or an engine's own overhead adds."""
+    speed = Speed(0.01, 2.0)
+    for _ in range(20):
+        speed.prefilled(8.0 + 0.01 * 64, 64.0)
+    assert speed.prefill_ms_per_token > 0.05
+    speed.prefilled(8.0 + 0.01 * 27_000, 27_000.0)
+    assert speed.prefill_ms_per_token == pytest.approx(0.01, rel=0.05)
+    for _ in range(20):
+        speed.prefilled(8.0 + 0.01 * 64, 64.0)
+    assert speed.prefill_ms_per_token < 0.03
+
+
+@pytest.mark.parametrize(("alone_ms", "each_ms", "loads"), [(56.0, 0.47, (1, 60)), (11.0, 0.07, (20, 120))])
+def test_what_each_request_adds_to_a_token_is_found_out(
+    alone_ms: float, each_ms: float, loads: tuple[int, int]
+) -> None:
+    speed, dice = Speed(0.1, 20.0), Random(5)
+    for _ in range(300):
+        load = dice.randint(*loads)
+        tpot_ms = alone_ms + each_ms * (load - 1) + dice.gauss(0.0, 0.02 * alone_ms)
+        speed.ended(100 * tpot_ms, 1e4, 101, load)
+    assert speed.crowd_ms == pytest.approx(each_ms, rel=0.25)
+    for load in loads:
+        assert speed.tpot_at(load) == pytest.approx(alone_ms + each_ms * (load - 1), rel=0.05)
+
+
+def test_until_loads_differ_a_share_of_a_lone_token_is_taken() -> None:
+    speed = Speed(0.1, 20.0)
+    assert (speed.tpot_at(1), speed.crowd_ms) == (20.0, pytest.approx(0.14))
+    for _ in range(50):
+        speed.ended(3000.0, 4000.0, 101, 51)
+    assert speed.tpot_at(51) == pytest.approx(30.0)
+    assert speed.crowd_ms == pytest.approx(0.007 * 30.0 / 1.35)
+
+
+def test_a_pace_that_changed_is_learned_again() -> None:
+    speed = Speed(0.01, 2.0)
+    for _ in range(100):
+        speed.prefilled(10.0, 1000.0)
+    for _ in range(32):
+        speed.prefilled(50.0, 1000.0)
+    assert speed.prefill_ms_per_token == pytest.approx(0.05, rel=0.05)
 
 
 def test_what_says_nothing_of_a_speed_changes_nothing() -> None:
@@ -94,7 +140,9 @@ def test_speeds_stay_in_their_domain(prefill: float, tpot: float, samples: list[
     speed = Speed(prefill, tpot)
     for a, b, n in [(0.0, 1.0, 0), *samples]:
         speed.began(a, b)
-        speed.ended(a, b, n)
+        speed.ended(a, b, n, abs(n) % 700)
+        assert 0.0 <= speed.crowd_ms < inf
+        assert 1e-4 <= speed.tpot_at(n) < inf
         assert 1e-5 <= speed.prefill_ms_per_token <= 1e3
         assert 1e-4 <= speed.tpot_ms <= 1e5
         assert 1e-3 <= speed.service_ms <= 1e8

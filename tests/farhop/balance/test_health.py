@@ -380,3 +380,12 @@ def test_a_new_incarnation_has_no_part_in_how_relaying_failed() -> None:
     assert life.read(1.0).state is State.SUSPECT
     life.reported(1.0, renewed=True)
     assert life.read(1.0).state is State.UP
+
+
+def test_an_operators_word_keeps_requests_from_a_target_that_is_well() -> None:
+    machine = HealthMachine()
+    machine.probed(True, 0.0)
+    assert machine.admit(1.0)
+    machine.override.force(State.DOWN, "repair", until=5.0)
+    assert not machine.admit(2.0)
+    assert machine.admit(6.0)

@@ -261,3 +261,19 @@ def test_the_journal_is_bounded_in_entries() -> None:
     assert len(source._entries) == 10
     assert not source.reaches(at)
     assert source.reaches(source.seq - 10)
+
+
+def test_a_law_that_only_widens_takes_back_nothing_and_one_that_does_not_all() -> None:
+    source = journal()
+    source.listen()
+    source.under(1)
+    source.insert("a", nodes_of((1, 2)), frozenset({"fra"}))
+    at = source.seq
+    source.under(2, widened=True)
+    source.under(2)
+    assert source.seq == at
+    assert [path.nodes for slice_ in source.snapshot("fra", 100) for path in slice_] == [nodes_of((1, 2))]
+    assert not [path for slice_ in source.snapshot("lon", 100) for path in slice_]
+    source.under(3)
+    assert source.seq == at + 1
+    assert not [path for slice_ in source.snapshot("fra", 100) for path in slice_]

@@ -29,3 +29,15 @@ def test_a_paced_drain_gives_its_share_away_and_a_word_repeated_gives_nothing_ba
         assert (told.why, told.share) == (word, pytest.approx(0.6))
         override.force(State.DRAINING, "paced, again", now=4.0, over_s=10.0)
     assert override.read(10.0) == Health(State.DRAINING, "paced, again", None, forced=True)
+
+
+def test_a_word_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
+    override = Override()
+    assert not override.fading(0.0)
+    override.force(State.DRAINING, "why", now=0.0, over_s=10.0)
+    assert [override.fading(now) for now in (0.0, 9.9, 10.0)] == [True, True, False]
+    override.force(State.DRAINING, "why", now=5.0)
+    assert not override.fading(5.0)
+    override.force(State.DRAINING, "why", now=20.0, over_s=10.0)
+    override.lift()
+    assert not override.fading(21.0)

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.wire import WINDOW_S, WireTime
+from farhop.balance.wire import LATEST, WINDOW_S, WireTime
 
 
 def test_the_topology_stands_until_a_ping_is_heard() -> None:
     wire = WireTime(91.0)
     assert wire.rtt_ms == 91.0
+    assert not wire.measured
     wire.sample(88.0, 0.0)
     assert wire.rtt_ms == 88.0
+    assert wire.measured
     assert not wire.moving
 
 
@@ -44,6 +47,18 @@ def test_absurd_samples_change_nothing(absurd: float) -> None:
     wire = WireTime(5.0)
     assert not wire.sample(absurd, 0.0)
     assert wire.rtt_ms == 5.0
+
+
+@pytest.mark.parametrize("ms_per_s", [-2.0, 2.0])
+def test_a_path_that_drifts_is_followed_no_later_than_the_window(ms_per_s: float) -> None:
+    """Never more off than the drift of one window, and jitter on top of it does not add up."""
+    wire, rng = WireTime(200.0), Random(7)
+    for second in range(60):
+        truth_ms = 200.0 + ms_per_s * second
+        wire.sample(truth_ms + rng.uniform(0.0, 3.0), float(second))
+        assert abs(wire.rtt_ms - truth_ms) <= abs(ms_per_s) * WINDOW_S + 6.0
+        if ms_per_s < 0:  # what gets better is believed soon: the latest pings alone outvote the rest
+            assert wire.rtt_ms <= truth_ms + abs(ms_per_s) * LATEST + 6.0
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -54,6 +54,7 @@ def assert_sound(trie: PrefixTrie) -> None:
     free, row = set(), forest.free
     while row:
         assert row not in free
+        assert (forest.child[row], forest.before[row], forest.after[row]) == (0, 0, 0)
         free.add(row)
         row = forest.newer[row]
     used = len(masks) + sum(map(len, forest.extra)) + len(trie._mirrors) + len(trie._cleared) + 1

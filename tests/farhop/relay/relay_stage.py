@@ -100,6 +100,9 @@ class ScriptedTier:
     def answer_headers(self, journey: Any) -> bytes:
         return b"x-farhop-decision: d1\r\n"
 
+    def redirect_url(self, journey: Any, base: str) -> str:
+        return f"{base}{journey.exchange.head.target.decode()}?token=t-{journey.forward.target}"
+
     def forwarded(self, journey: Any) -> None:
         self.forwards += 1
 

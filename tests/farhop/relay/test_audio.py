@@ -63,7 +63,8 @@ def test_json_is_no_form() -> None:
     assert caught.value.param == "content-type"
 
 
-def test_a_client_does_not_say_where_an_engine_fetches_kv_from() -> None:
+@pytest.mark.parametrize("name", ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"])
+def test_a_client_does_not_say_where_an_engine_fetches_kv_from(name: str) -> None:
     with pytest.raises(BodyError) as caught:
-        read(model="whisper-1", file=b"x", kv_transfer_params="{}")
-    assert caught.value.param == "kv_transfer_params"
+        read(model="whisper-1", file=b"x", **{name: "1"})
+    assert caught.value.param == name

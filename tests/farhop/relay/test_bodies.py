@@ -70,6 +70,17 @@ BODIES = {
 }
 
 
+@pytest.mark.parametrize("name", ["bootstrap_host", "bootstrap_port", "bootstrap_room"])
+@pytest.mark.parametrize("kind", BODIES)
+def test_nor_where_two_engines_meet(kind: Kind, name: str) -> None:
+    path, body = b"/v2/models/m/infer", msgspec.json.encode({"model": "m", **BODIES[kind]})
+    for value in (b'"10.0.0.1"', b"0", b"false", b"[1]"):
+        with pytest.raises(BodyError) as caught:
+            bodies.read(kind, body[:-1] + b',"%b":%b}' % (name.encode(), value), path)
+        assert (caught.value.outcome, caught.value.param) == (outcome.INVALID_FIELD, name)
+    assert bodies.read(kind, body[:-1] + b',"%b":null}' % name.encode(), path).model == "m"
+
+
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("spelled", ["kv_transfer_params", "kv_transfer\\u005fparams"])
 def test_a_client_does_not_say_where_an_engine_fetches_kv_from(kind: Kind, spelled: str) -> None:

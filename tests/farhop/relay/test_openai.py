@@ -345,8 +345,11 @@ def test_a_bad_field_of_embeddings_is_named(fields: dict[str, Any], param: str) 
         ([[1], [2]], {}, False),
         ("x", {"n": 2}, False),
         ("x", {"n": "2"}, False),  # the engine judges that, and it is passed on
+        ("x", {"echo": False}, True),
+        ("x", {"prompt_logprobs": 0}, False),  # what is said of the prompt is said where it is computed
     ],
 )
 def test_one_prompt_and_one_answer_can_be_divided(prompt: Any, more: dict[str, Any], divisible: bool) -> None:
     assert completion(prompt, **more).divisible is divisible
-    assert chat([user("hi")], **more).divisible is (more.get("n") in (None, 1))
+    assert chat([user("hi")], **more).divisible is (more.get("n") in (None, 1) and "prompt_logprobs" not in more)
+    assert not completion(prompt, **{**more, "echo": True}).divisible

@@ -146,6 +146,18 @@ async def test_rest_is_bounded_in_time(stage: Any) -> None:
     await until(lambda: s.pool.connections == 0)
 
 
+async def test_what_rests_towards_an_address_is_given_up_and_nothing_else(stage: Any) -> None:
+    s = await stage()
+    assert (await s.ask(post())).status == 200
+    s.pool.give_up(Address("127.0.0.1", 1))
+    await asyncio.sleep(0.02)
+    assert s.pool.connections == 1
+    s.pool.give_up(s.upstream.address)
+    await until(lambda: s.pool.connections == 0)
+    assert (await s.ask(post())).status == 200  # by a new one
+    assert len(s.upstream.lines) == 2
+
+
 async def test_rest_is_bounded_in_number(stage: Any) -> None:
     s = await stage(outbound=OutboundLimits(idle_max=1))
     gate = asyncio.Event()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from farhop.balance import outcome
 from farhop.relay import head
-from farhop.relay.paths import _PATHS, Kind, PathRefusal, classify, model_in
+from farhop.relay.paths import _PATHS, Kind, PathRefusal, advised, classify, model_in
 
 RUN = settings(max_examples=500, deadline=None, derandomize=True)
 POST = {
@@ -199,3 +199,19 @@ def test_the_table_in_the_docs_is_the_allow_list() -> None:
     said = {path.replace(b"{model}", b"m").replace(b"{version}", b"1") for path in of_models}
     assert {classify(b"POST", path) for path in said} == {Kind.INFER, Kind.GENERATE, Kind.GENERATE_STREAM}
     assert {row[2].strip() for row in rows} == {f"`{kind}`" for kind in Kind if kind is not Kind.MODELS} | {"–"}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (b"/v1/route", b"/v1/chat/completions"),
+        (b"/v1/route/v1/completions", b"/v1/completions"),
+        (b"/v1/route/", b"/"),
+        (b"/v1/routes", None),
+        (b"/v1/route/../flush_cache", b"/../flush_cache"),
+        (b"/v1/chat/completions", None),
+        (b"/V1/route", None),
+    ],
+)
+def test_the_path_a_decision_is_asked_for_is_what_follows(path: bytes, asked: bytes | None) -> None:
+    assert advised(path) == asked

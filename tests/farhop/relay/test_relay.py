@@ -122,6 +122,24 @@ async def test_a_redirect_names_the_other_entry(stage: Any) -> None:
     assert s.tier.concluded_with == [("entry_forbidden", 307, None)]
 
 
+async def test_a_redirect_to_a_region_brings_its_token_and_says_where_and_why(stage: Any) -> None:
+    s = await stage()
+
+    def arrive(request: machine.Request, _now: float) -> list[machine.Command]:
+        s.flow.live.clear()
+        forward = machine.Forward(request.id, 1, "eu", machine.Address("10.0.0.1", 1), 1.0, reasons="because")
+        return [machine.Redirect(request.id, "https://eu.example", outcome.REDIRECTED, forward)]
+
+    s.flow.arrive = arrive
+    answer = await s.ask(post())
+    assert (answer.status, answer.get("location")) == (307, "https://eu.example/v1/chat/completions?token=t-eu")
+    assert answer.get("x-farhop-decision") == "d1"
+    assert (answer.get("cache-control"), answer.get("referrer-policy")) == ("no-store", "no-referrer")
+    assert b"token=" not in answer.body
+    assert s.tier.concluded_with == [("redirected", 307, None)]
+    assert s.tier.forwards == 0, "nothing was sent upstream"
+
+
 async def test_held_requests_go_when_the_machine_says_so(stage: Any) -> None:
     s = await stage()
     s.flow.arrive = lambda request, now: [machine.Hold(request.id), machine.SetTimer(request.id, now + 0.05)]

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, send, tenant, topology
 
-from farhop.identity.keys import Keyring
 from farhop.shell.keeper import KeyKeeper, hint_scope, recorded
 from topology.law import Law
 
@@ -81,7 +80,7 @@ def test_the_nearest_lawful_entry_is_named() -> None:
     """From Tokyo, Virginia is nearer than Frankfurt."""
     residency = {"processing": {"allow": ["world"]}, "entry": {"allow": ["de", "us"]}}
     near = topology(tenant("elsewhere", residency=residency))
-    keeper = KeyKeeper("tokyo", Keyring(near.key), near, lambda: Law(near), lambda _regions: [], 60.0)
+    keeper = KeyKeeper("tokyo", lambda: Law(near), lambda _regions: [], 60.0)
     answer = keeper._entry("elsewhere", b"/x")
     assert answer is not None
     assert b"location: http://127.0.0.1:8100/x\r\n" in answer.extra
@@ -167,7 +166,7 @@ async def test_a_timeout_that_is_none_is_refused(up: Both, told: str) -> None:
 
 
 def test_a_timeout_only_shortens_the_deadline() -> None:
-    keeper = KeyKeeper("tokyo", Keyring(world().key), world(), lambda: Law(world()), lambda _regions: [], 60.0)
+    keeper = KeyKeeper("tokyo", lambda: Law(world()), lambda _regions: [], 60.0)
     assert [keeper._patience_s(told) for told in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
 
 

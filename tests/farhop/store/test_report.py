@@ -57,6 +57,7 @@ REPORT = RegionReport(
     draining=True,
     models=(MODEL,),
     accepted_bytes={"global-tokyo-0": 1234.5},
+    client_url="https://eu.example:8443",
 )
 
 counts = st.integers(0, COUNT_LIMIT)
@@ -100,6 +101,7 @@ reports = st.builds(
     draining=st.booleans(),
     models=st.lists(models(), max_size=3, unique_by=lambda model: (model.model, model.version)).map(tuple),
     accepted_bytes=st.dictionaries(texts, st.floats(0, 1e12), max_size=3),
+    client_url=st.sampled_from(["", "http://a", "https://a.b-c_d:1", "https://[fd00::1]:8443"]),
 )
 
 
@@ -159,6 +161,19 @@ BAD_REPORT = [
     ("clock_ms", -1.0),
     *(("tier_address", bad) for bad in ("", "nowhere", "host:", ":80", "host:0", "host:65536", "a b:1", "::1:80")),
     ("admin_address", "host:٣"),
+    *(
+        ("client_url", url)
+        for url in (
+            "a:1",
+            "ftp://a",
+            "http://",
+            "https://a/b",
+            "https://a?b",
+            "http://u@a",
+            "http://a:1\r\nx: y",
+            "http://ä",
+        )
+    ),
     ("accepted_bytes", {"": 1.0}),
     ("accepted_bytes", {"g": -1.0}),
     ("accepted_bytes", {"g": math.inf}),

@@ -7,10 +7,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from farhop.balance.machine import Usage
 from farhop.balance.outcome import (
+    ADVISED,
     CLIENT_LEFT,
     CONNECT_FAILED,
     ENTRY_FORBIDDEN,
     QUEUE_FULL,
+    REDIRECTED,
     SERVED,
     UNLAWFUL,
     Outcome,
@@ -67,6 +69,8 @@ def test_refusals_and_denials_follow_from_the_requests(metrics):
         (UNLAWFUL, 451),
         (ENTRY_FORBIDDEN, 307),
         (CLIENT_LEFT, 0),
+        (REDIRECTED, 307),
+        (ADVISED, 200),
     ):
         serve(metrics, outcome, status)
     serve(metrics, UNLAWFUL, 451)

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from farhop_lab.bench import pages
-from regional_lb.signals import ENGINES, read_page
+from regional_lb.signals.engines import ENGINES, read_page
 
 
 @pytest.mark.parametrize("engine", sorted(pages.WORDS))

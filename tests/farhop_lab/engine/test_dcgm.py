@@ -12,7 +12,7 @@ from farhop_lab.engine.dcgm import page
 from farhop_lab.engine.faults import Fault, Faults
 from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.ports import free_ports
-from regional_lb.gpus import fault, read_gpus
+from regional_lb.signals.gpus import fault, read_gpus
 
 
 def gpu(profile: str = "l4") -> tuple[EngineCore, Faults]:

@@ -109,3 +109,17 @@ def test_both_wordings(schema: str) -> None:
     else:
         assert [event[0] for event in events] == ["BlockStored", "AllBlocksCleared"]
         assert (events[0][2], events[0][4], events[0][6]) == (None, 2, "GPU")
+
+
+def test_an_adapter_stands_beside_its_blocks() -> None:
+    engine = Engine()
+    for adapter, salt in (("", ""), ("sql", "pepper"), ("de", ""), ("sql", "")):
+        engine.ask("abcdefghijklmnopq", adapter=adapter, cache_salt=salt)
+        engine.run()
+    told = [(e["lora_name"], e["lora_id"], e["extra_keys"]) for e in engine.log.take() if not e["parent_block_hash"]]
+    assert told == [
+        (None, None, None),
+        ("sql", 1, [["sql", "pepper"], ["sql"]]),
+        ("de", 2, [["de"], ["de"]]),
+        ("sql", 1, [["sql"], ["sql"]]),
+    ]

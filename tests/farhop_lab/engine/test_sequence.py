@@ -36,6 +36,37 @@ def test_max_tokens_cuts() -> None:
     assert ("".join(shown), sequence.finished) == (ANSWER[:12], "length")
 
 
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    leaps=st.lists(st.integers(0, 40), max_size=12),
+    max_tokens=st.integers(1, 150),
+    min_tokens=st.integers(0, 150),
+    ignore_eos=st.booleans(),
+)
+def test_what_is_written_ahead_is_what_would_have_been_written(
+    leaps: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool
+) -> None:
+    wanted = Wanted(PROMPT, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), ignore_eos=ignore_eos)
+    _, singly = _say(wanted)
+    leaping = Sequence("s", wanted, VOICE, GPU)
+    for most in leaps:
+        steps = leaping.foresee(most)
+        assert 0 <= steps <= most
+        leaping.advance(steps)
+        assert leaping.finished is None
+        assert leaping.total_tokens == leaping.prompt_tokens + leaping.output_tokens < singly.total_tokens
+        if leaping.output_tokens + 1 < singly.output_tokens and most:
+            assert steps  # nothing but the end holds it up
+    while leaping.finished is None:
+        leaping.write_token()
+    same = ("text", "output_tokens", "total_tokens", "finished")
+    assert [getattr(leaping, name) for name in same] == [getattr(singly, name) for name in same]
+
+
+def test_a_stop_string_is_not_foreseen() -> None:
+    assert Sequence("s", Wanted(PROMPT, stop=(ANSWER[4:8],)), VOICE, GPU).foresee(10) == 0
+
+
 def test_min_tokens_and_ignore_eos_go_past_the_natural_end() -> None:
     natural = len(ANSWER) // 4
     _, at_least = _say(Wanted(PROMPT, min_tokens=natural + 5))

@@ -24,6 +24,25 @@ def test_an_answer_cut_at_any_byte_is_continued_to_the_same_end(prompt: str, see
     assert whole[:cut] + write_all(begun + whole[:cut], seed, 20, 201) == whole
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    prompt=st.text(alphabet=" abctheso\n<é", max_size=40),
+    counts=st.lists(st.integers(0, 30), min_size=1, max_size=8),
+    ends_from=st.integers(0, 60),
+)
+def test_many_pieces_at_once_are_those_that_come_one_by_one(prompt: str, counts: list[int], ends_from: int) -> None:
+    together, singly = (Pen(prompt.encode(), 1, 20.0) for _ in range(2))
+    written = 0
+    for count in counts:
+        pieces = together.write_on(count, max(0, ends_from - written))
+        assert pieces == [singly.write(may_end=written + n >= ends_from) for n in range(len(pieces))]
+        written += len(pieces)
+        if b"" in pieces:
+            assert pieces.index(b"") == len(pieces) - 1
+            return
+        assert len(pieces) == count
+
+
 def test_seed_and_text_both_matter() -> None:
     answers = {write_all(text, seed, 1e5, 20) for text in (b"one", b"two") for seed in (0, 1)}
     assert len(answers) == 4

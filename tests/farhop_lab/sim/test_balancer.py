@@ -7,6 +7,7 @@ import pytest
 from farhop.balance import outcome
 from farhop_lab.sim.balancer import BalancerProcess
 from farhop_lab.sim.scenery import MODEL, Watching, flat, station
+from farhop_lab.sim.wire import STREAMED_BYTES
 from farhop_lab.sim.world import World
 
 
@@ -35,6 +36,7 @@ def test_a_far_answer_takes_a_round_trip_more() -> None:
     assert (fate.entry, fate.region, fate.attempts) == ("here", "there", 1)
     assert fate.ttft_ms == pytest.approx(300.0 + 1.0 + 100.0)  # wire, inside the region, engine
     assert fate.ended_at == pytest.approx(5.0 + 0.3 + 0.001 + 2.0)
+    assert world.wire.carried == {("here", "there"): 1224, ("there", "here"): 100 * STREAMED_BYTES}
 
 
 def test_a_region_learns_who_sends_and_that_is_acknowledged() -> None:
@@ -87,7 +89,7 @@ def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_word_too_much() -
     world.at(5.0, world.arrive, "here", "t")
     world.at(5.5, world.freeze, "here", "there")
     world.at(5.6, lambda: world.arrive("here", "t", deadline_s=30.0))
-    measures = world.run(8.9)
+    measures = world.run(8.55)
     first, *others = measures.fates
     assert (first.outcome, first.ended_at) == (outcome.STALLED.reason, pytest.approx(8.5))
     assert not others, "its first byte may still come"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from farhop.balance.machine import Usage
 from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.engine.sequence import Voice
-from farhop_lab.sim.engines import Engine, Gpu, Station
+from farhop_lab.engine.text import write_all
+from farhop_lab.sim import engines
+from farhop_lab.sim.engines import Engine, Gpu, Spoken, Station
 from farhop_lab.sim.timeline import Timeline
 
 
@@ -87,7 +91,7 @@ def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
     assert job.heard[0] == ("first", pytest.approx(profile.step_ms(tokens, 0) / 1e3))
     decode_s = 9 * profile.step_ms(0, 1) / 1e3
     assert job.heard[1] == ("done", pytest.approx(job.heard[0][1] + decode_s))
-    assert job.usage == Usage(tokens, 10, 0)
+    assert job.usage == Spoken(tokens, 10, 0, write_all(job.prompt, 0, 200.0, 10))
     again = Said(timeline, "again", prompt=job.prompt, answer_tokens=10)
     engine.submit(again)
     timeline.run(120.0)
@@ -106,3 +110,44 @@ def test_a_gpu_forgets_what_is_aborted_and_refuses_what_can_never_fit() -> None:
     assert [what for what, _ in job.heard] == ["first"]
     assert engine.metrics() == (0, 0, 0.0)
     assert not engine.submit(Said(timeline, "huge", prompt=b"x" * 4_000_000))
+
+
+asked = st.tuples(
+    st.integers(0, 1_500),  # comes, milliseconds
+    st.integers(1, 3),  # says what
+    st.integers(1, 900),  # how much of it, bytes
+    st.one_of(st.none(), st.integers(1, 120)),  # answer_tokens
+    st.one_of(st.none(), st.integers(0, 3_000)),  # leaves, milliseconds after
+)
+
+
+@given(st.lists(asked, min_size=1, max_size=12), st.lists(st.integers(0, 9_000), max_size=6), st.integers(25, 60))
+@settings(deadline=None)
+def test_nobody_can_tell_leaps_from_steps(asks: list[tuple], looks: list[int], kv_blocks: int) -> None:
+    """Batches of 4 and caches so small that some wait for blocks and some are preempted."""
+    leaping, stepping = (_life(asks, looks, kv_blocks, steps_max) for steps_max in (engines.STEPS_MAX, 0))
+    assert leaping == stepping
+
+
+def _life(asks: list[tuple], looks: list[int], kv_blocks: int, steps_max: int) -> list[object]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "STEPS_MAX", steps_max)
+        timeline = Timeline()
+        profile = replace(PROFILES["l4"], kv_blocks=kv_blocks, sequences_max=4)
+        gpu = Gpu(timeline, profile, Voice("m", 1, 40.0))
+        said = []
+        for number, (at_ms, text, size, answer, leaves_ms) in enumerate(asks):
+            job = Said(timeline, f"j{number}", (f"text {text} " * 100).encode()[:size], 150, answer)
+            said.append(job)
+            # Off the beat of the steps: what comes at the very moment that a step ends may be told before or after it.
+            timeline.at(at_ms / 1e3 + 1e-5, gpu.submit, job)
+            if leaves_ms is not None:
+                timeline.at((at_ms + leaves_ms) / 1e3 + 2e-5, gpu.abort, job.id)
+        seen: list[object] = []
+        for at_ms in looks:
+            timeline.at(at_ms / 1e3 + 3e-5, lambda: seen.append((timeline.now, gpu.metrics())))
+        timeline.run(200.0)
+        core = gpu._core
+        core.kv.check()
+        counters = {name: getattr(core.counters, name) for name in core.counters.__struct_fields__}
+        return [[(job.heard, job.usage) for job in said], sorted(seen, key=str), counters, list(core.kv._cached)]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from farhop.balance import machine, outcome
-from farhop_lab.sim.measures import Fate, Journal, Measures, Use, quantile
+from farhop_lab.sim.measures import Coming, Fate, Journal, Measures, Use, quantile, use_of
 from farhop_lab.sim.timeline import Timeline
 
 
@@ -124,3 +124,37 @@ def test_quantiles_by_nearest_rank() -> None:
     assert [quantile(values, share) for share in (0.0, 0.5, 0.9, 0.91, 1.0)] == [1.0, 5.0, 9.0, 10.0, 10.0]
     with pytest.raises(ValueError, match="nothing"):
         quantile([], 0.5)
+
+
+def test_who_is_not_over_yet_is_known() -> None:
+    seen = measures()
+    seen.came("r1", "t", "a", 3.0)
+    seen.came("r2", "u", "b", 4.0)
+    seen.went(fate("r1"))
+    assert seen.unfinished() == [Coming("u", "b", 4.0)]
+
+
+def test_a_fate_knows_its_pace() -> None:
+    told = fate("r1", answer_tokens=11, ttft_ms=300.0)  # 1 s in all: 700 ms for ten tokens more
+    assert told.tpot_ms == pytest.approx(70.0)
+    assert fate("r1", answer_tokens=1).tpot_ms is None
+    assert fate("r1", answer_tokens=11, outcome="died_mid_stream").tpot_ms is None
+
+
+def test_a_regions_use_sums_up_its_engines() -> None:
+    assert use_of(2.0, 0.5, 0.75, [(3, 4, 0.9), (0, 2, 0.3), (0, 0, 0.0)]) == Use(
+        2.0, 0.5, 0.75, waiting=3, running=6, busy=pytest.approx(2 / 3), kv=pytest.approx(0.4)
+    )
+    assert use_of(2.0, 0.5, 0.75, []) == Use(2.0, 0.5, 0.75)
+
+
+def test_a_hushed_journal_notes_violations_alone() -> None:
+    journal = Journal(Timeline(), keep=True)
+    journal.note("m", machine.TimerFired("r1"), [])
+    before = journal.digest
+    journal.hush()
+    journal.note("m", machine.TimerFired("r2"), [])
+    journal.violated("that")
+    assert journal.digest == before
+    assert len(journal.lines or ()) == 1
+    assert journal.violations == 1

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from farhop.balance.machine import Usage
 from farhop_lab.sim.scenery import flat
 from farhop_lab.sim.timeline import Timeline
-from farhop_lab.sim.wire import Wire
+from farhop_lab.sim.wire import STREAMED_BYTES, Wire, answer_bytes
 
 
 class Sea:
@@ -64,3 +67,30 @@ def test_no_such_wire() -> None:
         sea.wire.set_rtt("a", "b", -1.0)
     with pytest.raises(KeyError):
         sea.send("nowhere", "a", "atlantis")
+
+
+def test_a_disturbed_wire_takes_longer_wanders_and_keeps_the_order() -> None:
+    timeline = Timeline()
+    wire = Wire(flat(["a", "b"], 100.0), timeline)
+    wire.disturb(Random(1), 0.5, 0.2, 1.0)
+    came: list[tuple[int, float]] = []
+    rtts: set[float] = set()
+    for n in range(200):
+        timeline.at(n * 0.05, lambda n=n: wire.send("a", "b", lambda: came.append((n, timeline.now - n * 0.05))))
+        timeline.at(n * 0.05, lambda: rtts.add(wire.rtt_ms("a", "b")))
+    timeline.run(20.0)
+    assert [n for n, _ in came] == list(range(200))
+    assert len(rtts) > 5
+    assert all(80.0 <= rtt <= 120.0 for rtt in rtts)
+    assert all(0.040 <= took <= 0.0901 for _, took in came)
+    assert max(took for _, took in came) > 0.060
+    with pytest.raises(ValueError, match="drift"):
+        wire.disturb(Random(1), 0.0, 1.0, 1.0)
+
+
+def test_bytes_are_counted_each_way_where_they_leave_a_region() -> None:
+    sea = Sea()
+    for a, b, n_bytes in (("a", "b", 700), ("a", "b", 50), ("b", "a", 3), ("a", "a", 10_000)):
+        sea.wire.carry(a, b, n_bytes)
+    assert sea.wire.carried == {("a", "b"): 750, ("b", "a"): 3}
+    assert (answer_bytes(Usage(1000, 20)), answer_bytes(None)) == (20 * STREAMED_BYTES, 0)

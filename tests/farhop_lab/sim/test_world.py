@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farhop_lab.engine.text import write_all
 from farhop_lab.sim.scenery import Reporting, flat, gpus, station
 from farhop_lab.sim.world import World
 from topology.model import Rule
@@ -204,3 +205,28 @@ def test_what_the_topology_lacks_is_named() -> None:
         world().stream(0.0, lambda: None, until=1.0)
     with pytest.raises(ValueError, match="share"):
         world().lose_reports("paris", 2.0)
+
+
+def test_who_asks_hears_its_fate_and_the_text_and_is_forgotten_then() -> None:
+    made = World(1, flat(REGIONS, 100.0), {"paris": gpus("a100", 1)})
+    heard: list[tuple[str, str, int, int, bytes]] = []
+
+    def ask(text: bytes, tokens: int) -> None:
+        made.arrive(
+            "tokyo",
+            "t",
+            text=text,
+            answer_tokens=tokens,
+            max_tokens=tokens,
+            session=77,
+            heard=lambda fate, said: heard.append((fate.outcome, fate.region, fate.session, fate.answer_tokens, said)),
+        )
+
+    made.at(2.0, ask, b"tell me", 9)
+    made.at(2.0, ask, b"x" * 4_000_000, 9)  # fits nowhere
+    measures = made.run(60.0)
+    said = write_all(b"tell me", 0, 200.0, 9)
+    assert [one for one in heard if one[0] == "served"] == [("served", "paris", 77, 9, said)]
+    assert [one[2:] for one in heard if one[0] != "served"] == [(77, 0, b"")]
+    assert sum(fate.prompt_tokens for fate in measures.fates) == 2
+    assert not made._entered  # prompts may be large

@@ -162,6 +162,16 @@ def test_an_advertised_host_that_is_none_is_refused(given: str) -> None:
     assert list(problems(advertise=given)) == ["advertise"]
 
 
+def test_where_redirected_clients_come_is_a_plain_url_of_one_instance() -> None:
+    client = {"port": 4, "url": "https://eu.example:8443"}
+    config = RegionalConfig.model_validate(document(client=client))
+    assert config.client is not None
+    assert config.client.url == "https://eu.example:8443"
+    for url in ("eu.example", "https://eu.example/v1", "https://eu.example?x", "ftp://eu.example", ""):
+        assert "client.url" in problems(client={**client, "url": url})
+    assert "each its own port" in problems(client={**client, "reuse_port": True})["client"]
+
+
 def test_the_engines_key_cannot_write_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_ENGINE", "sk-1\r\nx-evil: 1")
     told = problems(engine_key="env:FARHOP_TEST_ENGINE")
@@ -265,3 +275,11 @@ def test_who_prefills_needs_somebody_who_answers() -> None:
     assert [replica.role for replica in config.replicas] == ["prefill", "decode"]
     assert RegionalConfig.model_validate(document()).replicas[0].role == "mixed"
     assert "replicas.0.role" in problems({"role": "both"})
+
+
+def test_sglangs_decode_engines_need_one_that_prefills_in_their_way() -> None:
+    decode = {"url": "http://10.0.0.2:8000", "models": ["llama"], "role": "decode", "engine": "sglang"}
+    prefill = {"url": "http://10.0.0.1:8000", "models": ["llama"], "role": "prefill"}
+    (said,) = problems(replicas=[prefill, decode]).values()
+    assert "'llama' has a decode engine of SGLang's, which answers nothing alone" in said
+    RegionalConfig.model_validate(document(replicas=[{**prefill, "disaggregation": "sglang"}, decode]))

@@ -58,3 +58,18 @@ def test_kv_events_and_adapters_that_make_no_sense(given, says) -> None:
 
 def test_adapters_are_served_beside_models() -> None:
     assert ReplicaConfig(url="http://gpu", models=["m"], adapters=("sql",)).served == {"m", "sql"}
+
+
+def test_how_two_engines_share_a_request() -> None:
+    def one(**fields: object) -> ReplicaConfig:
+        return ReplicaConfig.model_validate({"url": "http://gpu-1", "models": ["m"], **fields})
+
+    assert (one().handover, one(engine="vllm").handover, one(engine="sglang").handover) == ("vllm", "vllm", "sglang")
+    assert one(engine="sglang", disaggregation="vllm").handover == "vllm"
+    assert one(role="prefill", disaggregation="sglang").bootstrap_port == 8998
+    for fields in ({}, {"engine": "vllm"}, {"disaggregation": "vllm"}):
+        with pytest.raises(ValidationError, match="bootstrap_port: is SGLang's way; give disaggregation: sglang"):
+            one(role="prefill", bootstrap_port=9000, **fields)
+    assert one(role="prefill", engine="sglang", bootstrap_port=9000).bootstrap_port == 9000
+    with pytest.raises(ValidationError, match=r"disaggregation[\s\S]*'vllm' or 'sglang'"):
+        one(disaggregation="mooncake")

@@ -36,8 +36,8 @@ def test_a_hit_is_never_more_than_the_prompt() -> None:
 
 def test_backlog_and_slow_decode_cost() -> None:
     (_, behind), (_, slow) = score(replica("r1"), replica("r2", tpot_ms=30.0), reserved=[Reservation("r1", 1000, 1000)])
-    assert behind == pytest.approx(125.6)
-    assert slow == pytest.approx(25.6 + BETA * 100 * 10.0)
+    assert behind == pytest.approx(125.6 + BETA * (25.6 - 20.0))  # who is there waits for the prefill
+    assert slow == pytest.approx(25.6 + BETA * 100 * (30.0 - (20.0 + 2 * 0.007 * 20.0)))
 
 
 @given(
@@ -49,8 +49,25 @@ def test_all_at_once_is_the_cost_model_one_by_one(each, hits) -> None:
     replicas = [replica(f"r{i}", prefill_ms_per_token=p, tpot_ms=t) for i, (_, p, t) in enumerate(each)]
     reserved = [Reservation(f"r{i}", backlog, backlog) for i, (backlog, _, _) in enumerate(each)]
     got = score(*replicas, hits={f"r{i}": depth for i, depth in hits.items()}, reserved=reserved)
-    least = min(t for _, _, t in each)
-    for (uncached, score_ms), (backlog, prefill_ms, tpot_ms) in zip(got, each, strict=True):
+    # Each has one under way, which makes a token 0.7 % longer.
+    tokens_ms = [cost.token_ms(1.007 * t, 0.007 * t, 1.0) for _, _, t in each]
+    for (uncached, score_ms), (backlog, prefill_ms, tpot_ms), token_ms in zip(got, each, tokens_ms, strict=True):
         assert score_ms == pytest.approx(
-            cost.replica_score_ms(backlog, uncached, prefill_ms, NEED.output_tokens, tpot_ms, least, BETA)
+            cost.replica_score_ms(
+                backlog,
+                uncached,
+                prefill_ms,
+                NEED.output_tokens,
+                token_ms,
+                min(tokens_ms),
+                cost.stalled_ms(uncached * prefill_ms, tpot_ms, 1.0),
+                BETA,
+            )
         )
+
+
+def test_who_is_less_crowded_is_worth_what_all_of_a_batch_gain() -> None:
+    ten = [Reservation("r1", 0, 10)] * 10
+    (_, crowded), (_, empty) = score(replica("r1", slots=64), replica("r2", slots=64), reserved=ten)
+    later_ms, stalled_ms = 100 * 2 * 10 * 0.007 * 20.0, 10 * (25.6 - 20.0)
+    assert (crowded - empty) == pytest.approx(BETA * (later_ms + stalled_ms))

@@ -1,0 +1,56 @@
+"""`farhop bench fidelity`: a small scenario live and simulated, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farhop_cli import show
+from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.sim import found, shortened
+from farhop_lab.proving import cell, fidelity, pool, routers
+
+if TYPE_CHECKING:
+    from farhop_cli.bench import Options
+
+SCENARIO = "fidelity"
+QUICK_S = 60.0
+
+
+def run(options: Options) -> int:
+    """Run both and print; the exit code, 1 if they are further apart than they may be."""
+    scenario = shortened(found(options.only or SCENARIO), QUICK_S if options.quick else None)
+    seed, doc = options.seed, scenario.doc
+    try:
+        with show.telling("fidelity") as say, tempfile.TemporaryDirectory(prefix="farhop-") as folder:
+            say(f"live, {doc.duration_s / options.speedup:.0f} s")
+            seen, failed = asyncio.run(fidelity.live(scenario, options.speedup, seed, Path(folder)))
+            say("simulated")
+            (job,) = pool.jobs(scenario, [routers.FARHOP], [seed])
+            simulated = cell.run(job.document, Path(job.folder), job.key, job.recipe)
+        rows = fidelity.compared(seen, failed, simulated)
+    except (fidelity.FidelityError, fidelity.WorldError) as error:
+        fail(f"bench: {error}")
+    if options.as_json:
+        told = {"bench": "fidelity", "speedup": options.speedup, "answers": len(seen), "failed": failed}
+        show.json(
+            {
+                **told,
+                "rows": [
+                    {"figure": r.figure, "live": r.live, "simulated": r.simulated, "apart": r.apart} for r in rows
+                ],
+            }
+        )
+    else:
+        title = (
+            f"{doc.name}: live at {options.speedup:g} x speed ({len(seen)} answers, {failed} failed) and simulated "
+            f"({simulated.score.whole.served} answers, {simulated.score.whole.failed} failed), seed {seed}"
+        )
+        lines = [
+            [r.figure, f"{r.live:,.3f}", f"{r.simulated:,.3f}", f"{100 * r.apart:+.1f}", "yes" if r.holds else "no"]
+            for r in rows
+        ]
+        show.table(title, ["figure", ">live", ">simulated", ">apart %", f"within {fidelity.WITHIN:.0%}"], lines)
+    return 0 if all(row.holds for row in rows) else NEGATIVE

@@ -1,0 +1,148 @@
+"""`farhop plan`: how many replicas each region needs for a scenario's demand and objective, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import xxhash
+
+from farhop_cli import show
+from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_cli.sim import found, shortened
+from farhop_lab.proving import pool, routers
+from farhop_lab.proving.planning import REPLICAS_MAX, Outcome, Planned, Search, Trial
+from farhop_lab.scenarios.schema import FaultDoc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from farhop_lab.proving.cell import Result
+    from farhop_lab.proving.planning import Need
+    from farhop_lab.scenarios.load import Scenario
+
+LOCAL = "region-local"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    scenario: str
+    good: float | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    for_s: float | None = None
+    seeds: int = 1
+    most: int = REPLICAS_MAX
+    within_s: float = 1800.0
+    out: Path | None = None
+    as_json: bool = False
+
+
+def run(options: Options) -> int:
+    """Plan and print; the exit code, 1 if with routing no fleet within the bounds is enough."""
+    scenario = _aimed(shortened(found(options.scenario), options.for_s), options)
+    until = time.monotonic() + options.within_s
+    prices = {name: scenario.topology.regions[name].usd_per_gpu_hour for name in scenario.doc.sites}
+    try:
+        folder = pool.opened(options.out) if options.out is not None else None
+        with show.telling(f"plan {scenario.doc.name}") as say:
+            ask = _Asking(scenario, options.seeds, folder, say)
+            search = Search(
+                prices, scenario.doc.objective.good, ask, most=options.most, over=lambda: time.monotonic() > until
+            )
+            planned = search.run()
+    except pool.CellError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        warn("interrupted; give --out to go on from what is finished")
+        raise
+    if options.as_json:
+        show.json({"scenario": scenario.document(), "plan": planned})
+    else:
+        tell(scenario, planned)
+    return 0 if planned.together.replicas is not None else NEGATIVE
+
+
+def _aimed(scenario: Scenario, options: Options) -> Scenario:
+    said = {"good": options.good, "ttft_ms": options.ttft_ms, "tpot_ms": options.tpot_ms}
+    objective = scenario.doc.objective.model_copy(
+        update={name: value for name, value in said.items() if value is not None}
+    )
+    return scenario.but(objective=objective, loads=[1.0], faults=[])
+
+
+class _Asking:
+    """Runs trials, all cells of one round side by side."""
+
+    def __init__(self, scenario: Scenario, seeds: int, out: Path | None, say: Callable[[str], None]) -> None:
+        self._scenario, self._seeds, self._out, self._say = scenario, seeds, out, say
+        self._ran = 0
+
+    def __call__(self, trials: Sequence[Trial]) -> list[Outcome]:
+        self._ran += len(trials)
+        fleets = "; ".join(_words(trial) for trial in trials[:1])
+        self._say(f"{self._ran} fleets tried, now {fleets}")
+        jobs = [job for trial in trials for job in self._jobs(trial)]
+        results = iter(pool.run(jobs, out=self._out))
+        return [_outcome([next(results) for _ in range(self._seeds)]) for _ in trials]
+
+    def _jobs(self, trial: Trial) -> list[pool.Job]:
+        doc = self._scenario.doc
+        sites = {name: doc.sites[name].model_copy(update={"replicas": n}) for name, n in trial.replicas}
+        faults = [FaultDoc(at_s=0.0, what="kill", region=trial.lost)] if trial.lost else []
+        name = f"plan-{xxhash.xxh3_64_hexdigest(msgspec.json.encode((doc.name, trial)))}"
+        scenario = self._scenario.but(name=name, sites=sites, faults=faults)
+        return pool.jobs(scenario, [routers.FARHOP if trial.routed else LOCAL], range(1, self._seeds + 1))
+
+
+def _words(trial: Trial) -> str:
+    fleet = ", ".join(f"{name} {n}" for name, n in trial.replicas)
+    return f"{fleet}{f' without {trial.lost}' if trial.lost else ''}{'' if trial.routed else ', each alone'}"
+
+
+def _outcome(results: Sequence[Result]) -> Outcome:
+    regions = {region for result in results for region in result.score.regions}
+    good = {
+        region: sum(r.score.regions[region].good_share for r in results if region in r.score.regions)
+        / sum(region in r.score.regions for r in results)
+        for region in sorted(regions)
+    }
+    return Outcome(good, sum(result.usd_per_hour for result in results) / len(results))
+
+
+def tell(scenario: Scenario, planned: Planned) -> None:
+    """The table."""
+    doc = scenario.doc
+    aim = doc.objective
+    rows = [
+        ["without routing", "N", *_row(doc.sites, planned.alone)],
+        ["without routing", "N-1", *_row(doc.sites, planned.alone_spare)],
+        ["with routing", "N", *_row(doc.sites, planned.together)],
+        ["with routing", "N-1", *_row(doc.sites, planned.together_spare)],
+    ]
+    title = (
+        f"{doc.name}: replicas for {aim.good:.0%} of answers in every region within TTFT {aim.ttft_ms:g} ms and TPOT "
+        f"{aim.tpot_ms:g} ms"
+    )
+    show.table(title, ["fleet", "for", *(f">{name}" for name in doc.sites), ">total", ">$/h", ">good %", ""], rows)
+    show.line(
+        "N: all regions well; N-1: any one lost. $/h: GPUs and egress at the topology's prices; good: worst region"
+    )
+    together, alone = planned.together, planned.alone
+    if together.replicas is not None and alone.replicas is not None:
+        saved = 1.0 - together.usd_per_hour / alone.usd_per_hour if alone.usd_per_hour else 0.0
+        words = f"{saved:.0%} less to pay" if saved >= 0.005 else "no less to pay"
+        show.line(f"routing between regions needs {together.total} of {alone.total} replicas: {words}")
+
+
+def _row(regions: Iterable[str], need: Need) -> list[str]:
+    if need.replicas is None:
+        return [*(show.NONE for _ in regions), show.NONE, show.NONE, show.NONE, need.why]
+    counts = [str(need.replicas[name]) for name in regions]
+    note = "" if need.settled else "time was up: no more than this"
+    return [*counts, str(need.total), f"{need.usd_per_hour:,.2f}", f"{100 * need.worst:.1f}", note]

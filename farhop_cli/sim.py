@@ -1,0 +1,190 @@
+"""`farhop sim`: a scenario in virtual time, its routers side by side; a table, JSON, plots. Opens no socket."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from farhop_cli import show
+from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_lab.proving import plots, pool, routers, tables
+from farhop_lab.scenarios import load
+from topology.problems import TopologyError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from farhop_lab.proving.cell import Result
+    from farhop_lab.scenarios.load import Scenario
+    from farhop_lab.sim.stats import Interval
+
+# What the table shows: column, figure, digits, factor.
+FIGURES = (
+    ("requests/s", "requests_per_s", 2, 1.0),
+    ("good/s", "good_per_s", 2, 1.0),
+    ("good %", "good_share", 1, 100.0),
+    ("TTFT p50 ms", "ttft_p50_ms", 0, 1.0),
+    ("p90", "ttft_p90_ms", 0, 1.0),
+    ("p99", "ttft_p99_ms", 0, 1.0),
+    ("TPOT p90 ms", "tpot_p90_ms", 1, 1.0),
+    ("E2E p95 s", "e2e_p95_ms", 2, 1e-3),
+    ("hit %", "hit", 1, 100.0),
+    ("abroad %", "spill", 1, 100.0),
+    ("waiting", "waiting", 1, 1.0),
+    ("busy %", "busy", 0, 100.0),
+)
+WARM_UP_SHARE = 0.25  # of a shortened run, at the most
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    scenario: str
+    policy: str = ""
+    seeds: int | None = None
+    seed: int | None = None
+    for_s: float | None = None
+    out: Path | None = None
+    workers: int | None = None
+    plots: bool = True
+    as_json: bool = False
+
+
+def run(options: Options) -> int:
+    """Simulate and print; the exit code, 1 if something happened that must never happen."""
+    scenario = shortened(found(options.scenario), options.for_s)
+    names = chosen(scenario, options.policy)
+    counted = range(1, (options.seeds or scenario.doc.seeds) + 1)
+    seeds = list(counted) if options.seed is None else [options.seed]
+    results = simulated(pool.jobs(scenario, names, seeds), options.out, options.workers, f"sim {scenario.doc.name}")
+    pictures = _pictures(scenario, results, options)
+    if options.as_json:
+        show.json(document(scenario, results))
+    else:
+        tell(scenario, results)
+        for path in pictures:
+            show.line(f"picture: {path}")
+    return NEGATIVE if any(result.score.violations for result in results) else 0
+
+
+def _pictures(scenario: Scenario, results: Sequence[Result], options: Options) -> list[Path]:
+    """Beside the results, where those are kept; a line instead where they cannot be drawn."""
+    if options.out is None or not options.plots:
+        return []
+    try:
+        return plots.draw(scenario, results, options.out)
+    except plots.PlotsError as error:
+        warn(str(error))
+        return []
+
+
+# -- shared with the other commands of the proving ground
+
+
+def found(name: str) -> Scenario:
+    """The scenario, or the command's end with a line for each problem."""
+    try:
+        return load.find(name, routers.names())
+    except TopologyError as error:
+        *others, last = (f"{error.source}: {problem}" for problem in error.problems)
+        for line in others:
+            warn(line)
+        fail(last)
+
+
+def shortened(scenario: Scenario, for_s: float | None) -> Scenario:
+    """The same for another time, its warm-up a share of it at the most."""
+    if for_s is None:
+        return scenario
+    return scenario.but(duration_s=for_s, warm_up_s=min(scenario.doc.warm_up_s, WARM_UP_SHARE * for_s))
+
+
+def chosen(scenario: Scenario, policy: str) -> list[str]:
+    """The routers that are asked for, or the scenario's."""
+    names = [name.strip() for name in policy.split(",") if name.strip()] or list(scenario.doc.routers)
+    known = routers.names()
+    for name in names:
+        if name not in known:
+            fail(f"--policy: unknown router {name!r}; {did_you_mean(name, known, 'there are: ' + ', '.join(known))}")
+    return list(dict.fromkeys(names))
+
+
+def simulated(jobs: Sequence[pool.Job], out: Path | None, workers: int | None, what: str) -> list[Result]:
+    """All cells, with a bar on a terminal; the command's end if one fails, or at Ctrl-C."""
+    try:
+        folder = pool.opened(out) if out is not None else None
+        with progress(what, len(jobs)) as moved:
+            return pool.run(jobs, out=folder, workers=workers, moved=moved)
+    except pool.CellError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        kept = f"what is finished is in {out}; the same command goes on from there" if out else "nothing is kept"
+        warn(f"interrupted; {kept}{'' if out else ' without --out'}")
+        raise
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal's stderr, nothing elsewhere."""
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        yield lambda _done: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(show.printable(what), total=total)
+        yield lambda done: bar.update(task, completed=round(done, 1))
+
+
+def shown(mean: Interval | None, digits: int = 1, factor: float = 1.0) -> str:
+    """A mean with its interval: 12.3 ± 0.4."""
+    if mean is None:
+        return show.NONE
+    value = f"{mean.mean * factor:,.{digits}f}"
+    return value if mean.half is None else f"{value} ± {mean.half * factor:,.{digits}f}"
+
+
+def tell(scenario: Scenario, results: Sequence[Result]) -> None:
+    """The table."""
+    doc, by_row = scenario.doc, tables.rows(results)
+    seeds = max(len(those) for those in by_row.values())
+    several = len(doc.loads) > 1
+    lines = []
+    for (_, router, at), those in by_row.items():
+        cells = [shown(tables.figure(those, name), digits, factor) for _, name, digits, factor in FIGURES]
+        lines.append([router, *([f"{at:g}"] if several else []), *cells])
+    title = (
+        f"{doc.name}: {doc.duration_s - doc.warm_up_s:g} s after {doc.warm_up_s:g} s of warm-up, {seeds} "
+        f"seed{'s' * (seeds != 1)}; good: TTFT <= {doc.objective.ttft_ms:g} ms and TPOT <= {doc.objective.tpot_ms:g} ms"
+    )
+    columns = ["router", *([">load"] if several else []), *(f">{column}" for column, *_ in FIGURES)]
+    show.table(title, columns, lines)
+    if seeds > 1:
+        show.line(f"± is the 95 % interval of the mean over {seeds} seeds (Student's t)")
+    for result in results:
+        if result.score.violations:
+            show.line(f"{result.key.slug}: {result.score.violations} violations, first: {result.said[0]}")
+
+
+def document(scenario: Scenario, results: Sequence[Result]) -> dict[str, Any]:
+    """All of it: each cell, and each row's figures with their intervals."""
+    return {
+        "scenario": scenario.document(),
+        "rows": [
+            {
+                "router": router,
+                "load": at,
+                "seeds": len(those),
+                "figures": {name: tables.figure(those, name) for name in those[0].figures()},
+            }
+            for (_, router, at), those in tables.rows(results).items()
+        ],
+        "cells": [msgspec.to_builtins(result) for result in results],
+    }

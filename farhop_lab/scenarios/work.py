@@ -1,0 +1,221 @@
+"""What a scenario's `work` comes to: the figures of its kind, how long its longest request is, and its programs.
+
+Pure but for the trace files it is given. Invariants: the same piece, seed and load ask the same, whatever the router;
+every client, region and piece has dice of its own.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_lab.workloads import agents, arrivals, chat, load, places, traces, trees
+from farhop_lab.workloads.daylight import Daylight
+from farhop_lab.workloads.program import Ask, Program, Programs, Schedule, WorkloadError, one
+from farhop_lab.workloads.prose import prose
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farhop_lab.scenarios.schema import WorkDoc
+    from farhop_lab.sim.clients import Crowd
+
+PLACED_ZIPF = 1.0
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """Single requests. The first `shared_tokens` of a prompt are one of `groups` texts of its region, drawn alike."""
+
+    prompt_tokens: int = 1000
+    shared_tokens: int = 0
+    groups: int = 50
+    answer_tokens: int = 200
+    max_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shared_tokens <= self.prompt_tokens or self.prompt_tokens < 1 or self.groups < 1:
+            raise WorkloadError(
+                "requests need prompt_tokens and groups of 1 or more, shared_tokens up to prompt_tokens"
+            )
+        if not 1 <= self.answer_tokens <= self.max_tokens:
+            raise WorkloadError("requests need 1 <= answer_tokens <= max_tokens")
+
+
+Figures = chat.Chat | trees.Tree | agents.Agent | Requests | traces.Limits
+_KINDS: dict[str, type[Any]] = {"trees": trees.Tree, "agents": agents.Agent, "requests": Requests}
+
+
+def figures_of(work: WorkDoc) -> Figures:
+    """The figures of a piece: its kind's, with what the file says otherwise. WorkloadError in one line. A chat is
+    `like` arena (or wildchat); `kind` of ServeGen's clients is left to `schedule`."""
+    said = dict(work.figures)
+    if work.kind == "chat":
+        like = said.pop("like", "arena")
+        known = chat.CHATS.get(like) if isinstance(like, str) else None
+        if known is None:
+            raise WorkloadError(f"like: {like!r} is none of {', '.join(chat.CHATS)}")
+        told: Figures = _with(known, said)
+        return told
+    if work.kind == "servegen":
+        said.pop("clients", None)
+    figures: Figures = _with(_KINDS.get(work.kind, traces.Limits)(), said)
+    return figures
+
+
+def _with(base: Figures, said: Mapping[str, Any]) -> Any:
+    kind = type(base)
+    known = [name for name in kind.__struct_fields__ if name not in ("name", "tenant")]
+    for name in said:
+        if name not in known:
+            raise WorkloadError(f"{name}: no figure of this kind; known here: {', '.join(known)}")
+    try:
+        return msgspec.convert({**msgspec.structs.asdict(base), **said}, kind)
+    except msgspec.ValidationError as error:
+        raise WorkloadError(str(error)) from None
+
+
+def longest_tokens(figures: Figures) -> int:
+    """Tokens of the longest prompt and answer that may be asked for."""
+    if isinstance(figures, chat.Chat):
+        # A first question may take half the context, behind an opening.
+        return max(figures.context_tokens, figures.opening_tokens + figures.context_tokens // 2) + figures.max_tokens
+    if isinstance(figures, trees.Tree):
+        step = figures.max_tokens + figures.instruction_tokens
+        return figures.examples_tokens + figures.question_tokens + figures.levels * step
+    if isinstance(figures, agents.Agent):
+        return figures.last_tokens + figures.max_tokens
+    if isinstance(figures, Requests):
+        return figures.prompt_tokens + figures.max_tokens
+    return figures.context_tokens
+
+
+def days_of(doc_days: Mapping[str, Any], day_s: float) -> dict[str, Daylight]:
+    """The regions' days."""
+    return {
+        name: Daylight(utc_hours=day.utc_hours, swing=day.swing, weight=day.weight, day_s=day_s)
+        for name, day in doc_days.items()
+    }
+
+
+# -- closed and open loops
+
+
+def send(
+    crowd: Crowd, work: WorkDoc, name: str, seed: int, scale: float, days: Mapping[str, Daylight], folder: Path
+) -> None:
+    """Let a crowd do one piece of work, `scale` times as much of it as the file says. `name` tells pieces apart.
+    TraceError and WorkloadError as the trace has it."""
+    figures = figures_of(work)
+    for region, clients in work.clients.items():
+        n = round(clients * scale)
+        for i in range(n):
+            day, threshold = days.get(region), (i + 0.5) / n
+            awake = None if day is None else _awake(day, threshold)
+            crowd.closed(region, programs(figures, work.tenant, f"{name} {region} {i}", seed), awake=awake)
+    for region, per_s in work.per_s.items():
+        crowd.open(_at_rate(figures, work.tenant, region, f"{name} {region}", seed, per_s * scale, days.get(region)))
+    if work.path:
+        crowd.open(schedule(figures, work, seed, scale, days, folder, crowd.until))
+
+
+def _awake(day: Daylight, threshold: float) -> Any:
+    return lambda now: day.awake(now, threshold)
+
+
+def programs(figures: Figures, tenant: str, client: str, seed: int) -> Programs:
+    """One client's, without end."""
+    if isinstance(figures, chat.Chat):
+        return chat.chats(figures, client, seed, tenant=tenant)
+    if isinstance(figures, trees.Tree):
+        return trees.trees(figures, client, seed, tenant=tenant)
+    if isinstance(figures, agents.Agent):
+        return agents.agents(figures, client, seed, tenant=tenant)
+    make = _maker(figures, tenant)
+    return (make(name, Random(name)) for name in (f"requests {seed} {client} {n}" for n in count()))
+
+
+def _maker(figures: Figures, tenant: str) -> arrivals.Maker:
+    if isinstance(figures, chat.Chat):
+        return lambda name, rng: chat.conversation(figures, name, rng, tenant=tenant)
+    if isinstance(figures, trees.Tree):
+        return lambda name, rng: trees.tree(figures, name, rng, tenant=tenant)
+    if isinstance(figures, agents.Agent):
+        return lambda name, rng: agents.agent(figures, name, rng, tenant=tenant)
+    assert isinstance(figures, Requests), "a trace brings its own programs"
+    return lambda name, rng: _single(figures, name, rng, tenant)
+
+
+def _single(figures: Requests, name: str, rng: Random, tenant: str) -> Program:
+    group = rng.randrange(figures.groups)
+    shared = prose(f"{name.rsplit(' ', 1)[0]} group {group}", figures.shared_tokens)
+    return one(
+        Ask(
+            prompt=shared + prose(name, figures.prompt_tokens - figures.shared_tokens),
+            max_tokens=figures.max_tokens,
+            answer_tokens=figures.answer_tokens,
+            tenant=tenant,
+        )
+    )
+
+
+def _at_rate(
+    figures: Figures, tenant: str, region: str, name: str, seed: int, per_s: float, day: Daylight | None
+) -> Schedule:
+    rng = Random(f"{seed} {name}")
+    if day is None:
+        moments = arrivals.poisson(per_s, rng)
+    else:
+        moments = arrivals.varying(lambda at: per_s * day.level(at), per_s * day.peak, rng)
+    return arrivals.programs(moments, lambda *_: region, _maker(figures, tenant), f"{seed} {name}")
+
+
+# -- traces
+
+
+def schedule(
+    figures: Figures,
+    work: WorkDoc,
+    seed: int,
+    scale: float,
+    days: Mapping[str, Daylight],
+    folder: Path,
+    until: float,
+) -> Schedule:
+    """A trace's. TraceError, WorkloadError."""
+    assert isinstance(figures, traces.Limits)
+    limits = msgspec.structs.replace(figures, tenant=work.tenant)
+    path, place, rng = folder / work.path, _place(work, days, seed), Random(f"{seed} {work.kind}")
+    if work.kind == "mooncake":
+        found = traces.mooncake(load.mooncake(path), place, rng, limits)
+    elif work.kind == "azure":
+        found = traces.azure(load.azure(path), place, limits)
+    else:
+        clients = load.servegen(path, str(work.figures.get("clients", "deepseek-r1")))
+        span = until * work.speed
+        found = traces.servegen(clients, place, seed, limits=limits, scale=scale / work.speed, until=span)
+        scale = 1.0  # as many more of them, not faster
+    return arrivals.thinned(arrivals.sped(found, work.speed * scale), work.share, Random(f"{seed} kept"))
+
+
+def _place(work: WorkDoc, days: Mapping[str, Daylight], seed: int) -> places.Rule:
+    salt = str(seed)
+    if work.place == "sun":
+        return places.following_sun({name: days[name] for name in work.regions if name in days}, salt)
+    if work.place == "zipf":
+        return places.zipf(work.regions, PLACED_ZIPF, salt)
+    return places.uniform(work.regions, salt)
+
+
+def check_trace(work: WorkDoc, folder: Path) -> None:
+    """Read it whole. TraceError."""
+    path = folder / work.path
+    if work.kind == "mooncake":
+        load.mooncake(path)
+    elif work.kind == "azure":
+        load.azure(path)
+    else:
+        load.servegen(path, str(work.figures.get("clients", "deepseek-r1")))

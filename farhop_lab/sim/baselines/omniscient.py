@@ -1,0 +1,120 @@
+"""The ceiling: one scheduler that knows every engine's true state now and every answer's length, with no wire between.
+
+Each request goes where it would end first by the engine's own physics, with what it costs the others there added, and
+waits here until an engine has memory for its prompt. Without these two it is no ceiling: pushing each to where it alone
+ends first scatters the siblings of a tree and thrashes full caches, so that SkyWalker beats it. It is still greedy and
+does not know what comes next. Reads engines, never touches them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop_lab.engine.sequence import Sequence as Work
+from farhop_lab.engine.sequence import Wanted
+from farhop_lab.sim.baselines.words import text_of
+from farhop_lab.sim.engines import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farhop.balance.machine import Request
+    from farhop_lab.engine.profiles import Profile
+    from farhop_lab.sim.baselines.process import EngineRoom
+    from farhop_lab.sim.baselines.words import Board
+
+PROBE_S = 0.1
+
+
+class Oracle:
+    """Scope and taste in one. Engines that are no Gpu always have room, and go by what waits and runs there."""
+
+    def __init__(self, rooms: Mapping[str, EngineRoom]) -> None:
+        self._rooms = rooms
+        self._foreseen: tuple[str, Work] | None = None
+
+    def candidates(self, request: Request, board: Board, now: float) -> Sequence[str]:
+        """See router.Scope. Where no engine lives, a request goes out and fails."""
+        living = [name for room in self._rooms.values() if room.alive for name in room.engines]
+        return [name for name in living if self._has_room(request, name, board)] if living else board.engines
+
+    def choose(self, request: Request, among: Sequence[str], board: Board, now: float) -> str:
+        """See router.Taste."""
+        return min(among, key=lambda name: self._costs_ms(request, name, board))
+
+    def sent(self, request: Request, target: str, board: Board, now: float) -> None:
+        """See router.Taste."""
+
+    def _work(self, request: Request, gpu: Gpu) -> Work | None:
+        """The request as the engine would take it; None for what it would refuse. One model: names hold everywhere."""
+        if self._foreseen is None or self._foreseen[0] != request.id:
+            try:
+                work = Work(request.id, Wanted(text_of(request), request.max_tokens), gpu.voice, gpu.core.profile)
+            except ValueError:  # too long for it: let it say so itself
+                return None
+            self._foreseen = request.id, work
+        return self._foreseen[1]
+
+    def _has_room(self, request: Request, name: str, board: Board) -> bool:
+        engine = self._rooms[board.targets[name].region].engines[name]
+        work = self._work(request, engine) if isinstance(engine, Gpu) else None
+        return work is None or not isinstance(engine, Gpu) or has_room(engine, work)
+
+    def _costs_ms(self, request: Request, name: str, board: Board) -> float:
+        engine = self._rooms[board.targets[name].region].engines[name]
+        work = self._work(request, engine) if isinstance(engine, Gpu) else None
+        if work is not None and isinstance(engine, Gpu):
+            return ends_ms(engine, work) + delays_ms(engine, work)
+        waiting, running, _ = engine.metrics()
+        return float(waiting + running)
+
+
+def has_room(gpu: Gpu, work: Work) -> bool:
+    """Whether its prompt fits the memory that is free or merely cached, beside the prompts in line. An idle engine
+    always has room."""
+    core = gpu.core
+    if not core.has_work:
+        return True
+    missing: set[int] = set()
+    private = 0
+    for one in (*core.line, work):
+        names = one.block_names(one.total_tokens // core.profile.block_tokens)
+        missing.update(names[core.kv.match(names) :])
+        private += 1
+    return len(missing) + private <= core.kv.available
+
+
+def to_compute(gpu: Gpu, work: Work) -> int:
+    """Tokens of a text that its engine would compute: all but what is cached, and the last one always."""
+    size = gpu.core.profile.block_tokens
+    return work.total_tokens - gpu.core.kv.match(work.block_names((work.total_tokens - 1) // size)) * size
+
+
+def ends_ms(gpu: Gpu, work: Work) -> float:
+    """Milliseconds from now until its answer would be whole, if nobody came after it.
+
+    First the prompt tokens still to be computed, of those ahead and its own; then one step per token of its answer,
+    which each sequence beside it makes longer for as long as that lasts.
+    """
+    core, profile = gpu.core, gpu.core.profile
+    tokens = to_compute(gpu, work) + sum(to_compute(gpu, one) for one in core.line)
+    tokens += sum(max(0, one.total_tokens - one.computed_tokens - 1) for one in core.batch)
+    steps = -(-tokens // profile.prefill_tokens_per_step)
+    compute_ms = max(steps * profile.decode_floor_ms, tokens * profile.prefill_ms_per_token)
+    decodes_ms = steps * (profile.step_ms(0, len(core.batch)) - profile.decode_floor_ms)
+    write_ms = work.max_tokens * profile.step_ms(0, 1)
+    return compute_ms + decodes_ms + write_ms + _shared_ms(gpu, work, profile)
+
+
+def delays_ms(gpu: Gpu, work: Work) -> float:
+    """What it costs the others there, all together: its prompt's computing, and its decoding beside theirs."""
+    core, profile = gpu.core, gpu.core.profile
+    others = len(core.batch) + len(core.line)
+    return to_compute(gpu, work) * profile.prefill_ms_per_token * others + _shared_ms(gpu, work, profile)
+
+
+def _shared_ms(gpu: Gpu, work: Work, profile: Profile) -> float:
+    """What steps are longer for two sequences in one batch, over all pairs with it."""
+    core = gpu.core
+    left = [one.max_tokens - one.output_tokens for one in core.batch] + [one.max_tokens for one in core.line]
+    return sum(min(work.max_tokens, tokens) for tokens in left) * profile.decode_ms_per_sequence

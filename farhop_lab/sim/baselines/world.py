@@ -1,0 +1,191 @@
+"""Worlds that differ in the router alone: `build(name, ...)` with the shipped tiers (`farhop`) or a published policy.
+
+    world = build("skywalker", 7, flat(["paris", "tokyo"], 200.0), {"paris": gpus("l4", 4), "tokyo": gpus("l4", 4)})
+    Crowd(world, until=600.0).closed("paris", programs)
+    world.run(600.0)
+
+Invariants: engines, wires, arrivals and measures are those of `sim.world`; a client in a region without a router of its
+own reaches its router over the ocean, and its answer comes back over it; residency is not looked at, as none of them
+does. Baselines neither report nor obey operators: `drain` and `lose_reports` are refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_lab.sim.baselines import plans
+from farhop_lab.sim.baselines.process import EngineRoom, Leg, RouterProcess
+from farhop_lab.sim.scenery import Watching
+from farhop_lab.sim.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farhop.balance.machine import Answer, Usage
+    from farhop.balance.outcome import Outcome
+    from farhop_lab.sim.baselines.plans import Plan
+    from farhop_lab.sim.carrier import Journey
+    from farhop_lab.sim.scenery import Site
+    from farhop_lab.sim.timeline import Timeline
+    from topology.model import Topology
+
+FARHOP = "farhop"
+
+
+class Visit:
+    """One request of a client, until it is over: tells the arrival where it was answered."""
+
+    __slots__ = ("_door", "_journey", "leg")
+
+    def __init__(self, door: Door, journey: Journey) -> None:
+        self._door, self._journey = door, journey
+        request = msgspec.structs.replace(journey.request, deadline=journey.request.deadline - door.clock())
+        self.leg = Leg(door.router, door.region, journey, request, self)
+
+    def _over(self) -> None:
+        self._door.visits.pop(self._journey.request.id, None)
+
+    def began(self, status: int) -> None:
+        """See carrier.Client."""
+        there = self.leg.there
+        self._journey.target, self._journey.attempts = there.target.partition("/")[0], there.attempts
+        self._journey.client.began(status)
+
+    def ended(self, status: int, usage: Usage | None) -> None:
+        """See carrier.Client."""
+        self._over()
+        self._journey.client.ended(status, usage)
+
+    def refused(self, answer: Answer) -> None:
+        """See carrier.Client."""
+        self._over()
+        self._journey.client.refused(answer)
+
+    def broke(self, reason: Outcome) -> None:
+        """See carrier.Client."""
+        self._over()
+        self._journey.client.broke(reason)
+
+
+class Door:
+    """Where the clients of a region find their router. Is to a World what a global balancer's carrier is."""
+
+    def __init__(self, region: str, router: RouterProcess, timeline: Timeline) -> None:
+        self.region, self.router, self._timeline = region, router, timeline
+        self.name = f"door of {region}"
+        self.visits: dict[str, Visit] = {}
+
+    @property
+    def carrier(self) -> Door:
+        """Itself."""
+        return self
+
+    def clock(self) -> float:
+        """Its clients' clock."""
+        return self._timeline.now
+
+    def start(self, journey: Journey) -> None:
+        """A request sets out."""
+        visit = self.visits[journey.request.id] = Visit(self, journey)
+        visit.leg.go()
+
+    def client_left(self, request_id: str) -> bool:
+        """See carrier.Carrier."""
+        visit = self.visits.pop(request_id, None)
+        if visit is not None:
+            visit.leg.leave()
+        return visit is not None
+
+
+class RouterWorld(World):
+    """See the module's head. `center` is where a central router stands, the first site if it is left out. ValueError
+    for a region that the topology lacks or that has no engines."""
+
+    def __init__(
+        self,
+        seed: int,
+        topology: Topology,
+        sites: Mapping[str, Site],
+        plan: Plan,
+        *,
+        center: str | None = None,
+        watching: Watching = Watching(),  # noqa: B008 - frozen
+        keep_journal: bool = False,
+    ) -> None:
+        if unknown := sorted(sites.keys() - topology.regions.keys()):
+            raise ValueError(f"regions: {', '.join(unknown)} not in the topology; add them there")
+        if not sites or (center is not None and center not in sites):
+            raise ValueError(f"center: {center!r} is none of the sites ({', '.join(sites)}); name one that has engines")
+        super().__init__(seed, topology, {}, balancers={}, watching=watching, keep_journal=keep_journal)
+        stage = self._stage
+        if plan.no_wire:
+            for a in topology.regions:
+                for b in topology.regions:
+                    stage.wire.set_rtt(a, b, 0.0)
+        self.rooms = {name: EngineRoom(stage, name, site) for name, site in sites.items()}
+        self.routers: dict[str, RouterProcess] = {}
+        for region in sites if plan.each else [center or next(iter(sites))]:
+            self.routers[region] = RouterProcess(
+                stage, region, plan.watch, self.rooms, self.routers, lambda at, _rng: plan.router(stage, at, self.rooms)
+            )
+        for router in self.routers.values():
+            router.rise()
+        self.doors = {region: Door(region, self._nearest(region), stage.timeline) for region in topology.regions}
+
+    def _nearest(self, region: str) -> RouterProcess:
+        rtt_ms = self._stage.topology.rtt_ms
+        name = min(self.routers, key=lambda other: (other != region, rtt_ms(region, other), other))
+        return self.routers[name]
+
+    def _next_balancer(self, entry: str) -> Door:
+        if entry not in self.doors:
+            raise ValueError(f"entry: {entry!r} is not in the topology; add it there")
+        return self.doors[entry]
+
+    @property
+    def replicas(self) -> dict[str, int]:
+        """See World."""
+        return {name: room.site.replicas for name, room in self.rooms.items()}
+
+    # -- faults
+
+    def kill(self, region: str) -> None:
+        """The region's engines die at once, and its router if one stands there."""
+        self.rooms[region].die()
+        if region in self.routers:
+            self.routers[region].die()
+
+    def revive(self, region: str) -> None:
+        """They come back, empty, as new processes."""
+        self.rooms[region].rise()
+        if region in self.routers:
+            self.routers[region].rise()
+
+    def lose_reports(self, region: str, share: float) -> None:
+        """Refused: a baseline has no reports."""
+        raise ValueError(f"lose_reports: {region}: a baseline router sends no reports; lose {share} of farhop's only")
+
+    def drain(self, region: str, why: str = "drill", for_s: float | None = None) -> None:
+        """Refused: a baseline knows no drains."""
+        raise ValueError(f"drain: {region} ({why}, {for_s}): a baseline router knows no drains; drain farhop's only")
+
+
+def names() -> list[str]:
+    """All that `build` knows."""
+    return [FARHOP, *plans.PLANS]
+
+
+def build(
+    name: str, seed: int, topology: Topology, sites: Mapping[str, Site], *, center: str | None = None, **how: Any
+) -> World:
+    """The world of this name. `center` matters to central routers alone; `how` goes to the world (`watching`,
+    `keep_journal`; farhop's also `balancers`, `reporting`, `make_global`, `make_regional`). LookupError for an unknown
+    name."""
+    if name == FARHOP:
+        return World(seed, topology, sites, **how)
+    plan = plans.PLANS.get(name)
+    if plan is None:
+        raise LookupError(f"policy: {name!r} is none of {', '.join(names())}")
+    return RouterWorld(seed, topology, sites, plan, center=center, **how)

@@ -1,0 +1,217 @@
+"""Clients in virtual time: they run programs against a world, in a closed loop or in an open one.
+
+    crowd = Crowd(world, until=600.0)
+    crowd.closed("paris", programs)       # one client: a program, then the next
+    crowd.open(schedule)                  # each program at its moment, whatever became of the others
+
+Invariants: a batch is sent side by side and waited for whole; what a program asks next holds the answers it was really
+given; a client that waits longer than `timeout_s` leaves. Where a request failed, its program is abandoned once its
+batch is over, and counted; a closed client then goes on with its next one, `pause_s` later (at once would be an endless
+moment where a world refuses at once). From `until` on nobody asks. Draws nothing, so that worlds of one seed are asked
+the same by the same programs, whatever their machines decide.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from farhop_lab.workloads.program import BATCH_MAX, WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop_lab.sim.measures import Fate
+    from farhop_lab.sim.timeline import Call, Timeline
+    from farhop_lab.workloads.program import Ask, Batch, Program, Programs, Schedule, Start
+
+TIMEOUT_S = 100.0
+PAUSE_S = 1.0
+
+
+class Door(Protocol):
+    """What a world is to its clients; `World` is one."""
+
+    timeline: Timeline
+
+    def arrive(
+        self,
+        entry: str,
+        tenant: str,
+        /,
+        *,
+        text: bytes,
+        max_tokens: int,
+        answer_tokens: int | None,
+        session: int,
+        heard: Callable[[Fate, bytes], None],
+    ) -> str:
+        """See World.arrive."""
+
+    def leave(self, request_id: str) -> None:
+        """See World.leave."""
+
+
+class Books(msgspec.Struct):
+    """Programs and requests so far. Every program that began is finished, failed, cut (by the end) or under way."""
+
+    programs: int = 0
+    finished: int = 0
+    failed: int = 0
+    cut: int = 0
+    asked: int = 0
+    timeouts: int = 0
+
+    @property
+    def under_way(self) -> int:
+        """Programs that have begun and are not over."""
+        return self.programs - self.finished - self.failed - self.cut
+
+
+class Errand:
+    """One program on its way. `over` is told whether it went well."""
+
+    __slots__ = ("_answers", "_crowd", "_failed", "_over", "_program", "_region", "_waits")
+
+    def __init__(self, crowd: Crowd, region: str, program: Program, over: Callable[[bool], None] | None) -> None:
+        self._crowd, self._region, self._program, self._over = crowd, region, program, over
+        self._answers: list[bytes] = []
+        self._waits = 0
+        self._failed = False
+        crowd.books.programs += 1
+        self._next(None)
+
+    def _next(self, answers: tuple[bytes, ...] | None) -> None:
+        crowd = self._crowd
+        try:
+            batch = next(self._program) if answers is None else self._program.send(answers)
+        except StopIteration:
+            crowd.books.finished += 1
+            self._end(True)
+            return
+        if not 1 <= len(batch) <= BATCH_MAX:
+            raise WorkloadError(f"a batch of {len(batch)} requests; let the program yield 1 to {BATCH_MAX}")
+        self._send(batch)
+
+    def _send(self, batch: Batch) -> None:
+        self._answers = [b""] * len(batch)
+        self._waits = len(batch)
+        timeline = self._crowd.timeline
+        for at, ask in enumerate(batch):
+            # Never at once: an answer that comes at once must not find half a batch, nor call this again from inside.
+            timeline.after(ask.think_s, self._ask, at, ask)
+
+    def _ask(self, at: int, ask: Ask) -> None:
+        crowd = self._crowd
+        if crowd.timeline.now >= crowd.until:
+            self._heard(at, None)
+        else:
+            Wait(crowd, self._region, ask, lambda said: self._heard(at, said))
+
+    def _heard(self, at: int, said: bytes | None) -> None:
+        if said is None:
+            self._failed = True
+        else:
+            self._answers[at] = said
+        self._waits -= 1
+        if self._waits:
+            return
+        if not self._failed:
+            self._next(tuple(self._answers))
+            return
+        self._program.close()
+        books = self._crowd.books
+        if self._crowd.timeline.now >= self._crowd.until:
+            books.cut += 1
+        else:
+            books.failed += 1
+        self._end(False)
+
+    def _end(self, well: bool) -> None:
+        if self._over is not None:
+            self._over(well)
+
+
+class Wait:
+    """One request under way, and its sender's patience."""
+
+    __slots__ = ("_crowd", "_heard", "_id", "_is_over", "_patience")
+
+    def __init__(self, crowd: Crowd, region: str, ask: Ask, heard: Callable[[bytes | None], None]) -> None:
+        self._crowd, self._heard = crowd, heard
+        self._is_over = False
+        self._patience: Call | None = None
+        crowd.books.asked += 1
+        self._id = crowd.door.arrive(
+            region,
+            ask.tenant,
+            text=ask.prompt,
+            max_tokens=ask.max_tokens,
+            answer_tokens=ask.answer_tokens,
+            session=ask.session,
+            heard=self._over,
+        )
+        if not self._is_over:
+            self._patience = crowd.timeline.after(crowd.timeout_s, self._leave)
+
+    def _leave(self) -> None:
+        self._crowd.books.timeouts += 1
+        self._crowd.door.leave(self._id)
+
+    def _over(self, fate: Fate, said: bytes) -> None:
+        self._is_over = True
+        if self._patience is not None:
+            self._patience.cancel()
+        self._heard(said if fate.served else None)
+
+
+class Crowd:
+    """See the module's head. Seconds of the timeline; nobody asks from `until` on."""
+
+    def __init__(self, door: Door, *, until: float, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S) -> None:
+        if not (timeout_s > 0.0 and pause_s > 0.0):
+            raise WorkloadError(f"timeout_s {timeout_s} and pause_s {pause_s} must be above 0 seconds")
+        self.door, self.timeline = door, door.timeline
+        self.until, self.timeout_s, self.pause_s = until, timeout_s, pause_s
+        self.books = Books()
+
+    def closed(
+        self, region: str, programs: Programs, *, since: float = 0.0, awake: Callable[[float], float] | None = None
+    ) -> None:
+        """One client: from `since` on it runs a program, then the next. `awake(now)` says when it may next begin one
+        (now, or later), where clients sleep; None: always."""
+
+        def begin() -> None:
+            now = self.timeline.now
+            wakes = now if awake is None else awake(now)
+            if wakes > now:
+                self._at(wakes, begin)
+            elif now < self.until and (program := next(programs, None)) is not None:
+                Errand(self, region, program, ended)
+
+        def ended(well: bool) -> None:
+            self._at(self.timeline.now + (0.0 if well else self.pause_s), begin)
+
+        self._at(since, begin)
+
+    def open(self, schedule: Schedule) -> None:
+        """Each program at its moment. WorkloadError, when it comes to that, for a schedule that is not in order."""
+
+        def await_next() -> None:
+            start = next(schedule, None)
+            if start is None or start.at >= self.until:
+                return
+            if start.at < self.timeline.now:
+                raise WorkloadError(f"a start at {start.at} s comes after {self.timeline.now} s; sort the schedule")
+            self._at(start.at, begin, start)
+
+        def begin(start: Start) -> None:
+            Errand(self, start.region, start.make(), None)
+            await_next()
+
+        await_next()
+
+    def _at(self, at: float, act: Callable[..., None], *args: object) -> None:
+        if at < self.until:
+            self.timeline.at(at, act, *args)

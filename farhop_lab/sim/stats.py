@@ -1,0 +1,94 @@
+"""Figures over several seeds: means with their confidence, ratios of pairs, fairness, and the least that is enough.
+
+Pure. Worlds of one seed are asked the same by the same programs, so two policies are compared seed by seed (`ratio`):
+what the seed does to both drops out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, isfinite, sqrt
+from statistics import fmean, stdev
+
+import msgspec
+
+# Two-sided 95 % quantiles of Student's t by degrees of freedom (any table, e.g. NIST's handbook, 1.3.6.7.2).
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def t95(freedom: int) -> float:
+    """Student's t for a two-sided 95 % interval. ValueError below 1 degree of freedom."""
+    if freedom < 1:
+        raise ValueError(f"freedom: {freedom} is below 1; an interval needs two values")
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    # Beyond the table: 1.96 plus the first terms of its expansion, right to 0.001 from 30 on.
+    z = 1.959964
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A mean of `n` values and half the width of its 95 % confidence interval; None where one value says nothing."""
+
+    mean: float
+    half: float | None
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g}" if self.half is None else f"{self.mean:.4g} ± {self.half:.2g}"
+
+    @property
+    def low(self) -> float:
+        """Where it begins; minus infinity where one value says nothing."""
+        return -inf if self.half is None else self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """Where it ends; infinity where one value says nothing."""
+        return inf if self.half is None else self.mean + self.half
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean and its confidence (Student's t: the values taken as normal and independent). ValueError for none, or
+    for a value that is no number."""
+    if not values or not all(map(isfinite, values)):
+        raise ValueError(f"values: {list(values)[:5]} have no mean; give at least one, all of them finite")
+    if len(values) == 1:
+        return Interval(values[0], None, 1)
+    return Interval(fmean(values), t95(len(values) - 1) * stdev(values) / sqrt(len(values)), len(values))
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Ours over theirs, seed by seed: both in the order of the same seeds. ValueError where their number differs, or
+    where theirs is 0."""
+    if len(ours) != len(theirs):
+        raise ValueError(f"{len(ours)} values against {len(theirs)}; run both on the same seeds")
+    if 0.0 in theirs:
+        raise ValueError("a ratio to 0; compare differences instead")
+    return interval([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's fairness index (Jain et al. 1984): (sum x)^2 / (n sum x^2), 1/n where one has all, 1 where all are equal.
+    1 for nobody and where nobody has anything."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares > 0.0 else 1.0
+
+
+def fewest(enough: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The least number within [low, high] that is enough, None if even `high` is not; by halving, so that whatever is
+    more than enough must be enough, too. Asks about log2(high - low) times. ValueError for an empty range."""
+    if low > high:
+        raise ValueError(f"low {low} is above high {high}; give a range")
+    if not enough(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if enough(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high

@@ -1,0 +1,311 @@
+"""What a run was worth: throughput, goodput, latency, hits, waiting, use, spill, bytes, money, law and fairness.
+
+    score = judge(world, Window(60.0, 600.0), Objective(ttft_ms=2000.0, tpot_ms=100.0), drain_s=120.0)
+    cells = cell([score, ...])            # one of each seed: every figure with its confidence
+
+Invariants: nothing of before or after the window counts (rates by when answers ended, all else by when requests came);
+nothing that failed is dropped: it is asked for, not served, not good, and its times are what its client waited, but at
+least `patience_ms`, in every mean and quantile (of TPOT there is none but a whole answer's). Never writes to the world
+but by letting its time pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_lab.sim.measures import quantile
+from farhop_lab.sim.scenery import MODEL
+from farhop_lab.sim.stats import interval, jain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from farhop_lab.sim.measures import Coming, Fate, Use
+    from farhop_lab.sim.stats import Interval
+    from farhop_lab.sim.world import World
+
+GB = 1e9
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Seconds that count: from the end of the warm-up up to, but not including, `until`."""
+
+    since: float
+    until: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.since < self.until:
+            raise ValueError(f"window: {self.since} to {self.until} s is none; give 0 <= since < until")
+
+    def has(self, at: float) -> bool:
+        """Whether this moment counts."""
+        return self.since <= at < self.until
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.until - self.since
+
+
+class Objective(msgspec.Struct, frozen=True, kw_only=True):
+    """When an answer is good: whole, begun in time and spoken fast enough. `patience_ms`: what a failure counts as."""
+
+    ttft_ms: float = 2_000.0
+    tpot_ms: float = 150.0
+    patience_ms: float = 100_000.0
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A latency in milliseconds; all 0 where nothing was measured."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What became of some requests: all, or one region's (by where they entered) or one tenant's.
+
+    `good` met the objective; `failed` is the rest of `asked` but `served`, those without an end included. `hit` is
+    cached over prompt tokens of those served.
+    """
+
+    asked: int
+    served: int
+    good: int
+    failed: int
+    hit: float
+    ttft_ms: Spread
+    tpot_ms: Spread
+    e2e_ms: Spread
+
+    @property
+    def good_share(self) -> float:
+        """Of those asked; 1 where nobody asked."""
+        return self.good / self.asked if self.asked else 1.0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A region over the window, in the mean over time: requests that wait and run in its engines, engines with work,
+    KV in use, and requests there over slots."""
+
+    waiting: float
+    running: float
+    busy: float
+    kv: float
+    used: float
+    used_peak: float
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's figures. Rates are per second of the window; `usd` is what bytes between regions cost in it, at the
+    egress price of where they left; `gpu_usd` what its GPUs did. `unlawful`: answered where the law forbids."""
+
+    whole: Share
+    regions: dict[str, Share]
+    tenants: dict[str, Share]
+    loads: dict[str, Load]
+    requests_per_s: float
+    answer_tokens_per_s: float
+    tokens_per_s: float
+    good_per_s: float
+    good_tokens_per_s: float
+    waiting: float
+    busy: float
+    kv: float
+    spill: float
+    crossed_gb: float
+    usd: float
+    gpu_usd: float
+    attempts: float
+    unlawful: int
+    violations: int
+    jain_regions: float
+    jain_tenants: float
+    outcomes: dict[str, int]
+
+    def figures(self) -> dict[str, float]:
+        """All single numbers by name: those of the whole (`ttft_p90_ms`), and of regions and tenants behind a dot
+        (`region.paris.ttft_p90_ms`)."""
+        found = {name: float(getattr(self, name)) for name in _PLAIN}
+        found |= _flat("", self.whole)
+        for kind, shares in (("region", self.regions), ("tenant", self.tenants)):
+            for name, share in shares.items():
+                found |= _flat(f"{kind}.{name}.", share)
+        for name, load in self.loads.items():
+            found |= {f"region.{name}.{field}": value for field, value in msgspec.structs.asdict(load).items()}
+        return found
+
+
+_PLAIN = tuple(
+    name for name in Score.__struct_fields__ if name not in ("whole", "regions", "tenants", "loads", "outcomes")
+)
+
+
+def _flat(before: str, share: Share) -> dict[str, float]:
+    found: dict[str, float] = {
+        f"{before}{name}": float(getattr(share, name)) for name in ("asked", "served", "good", "failed", "hit")
+    }
+    found[f"{before}good_share"] = share.good_share
+    for what in ("ttft", "tpot", "e2e"):
+        spread: Spread = getattr(share, f"{what}_ms")
+        found |= {f"{before}{what}_{part}_ms": value for part, value in msgspec.structs.asdict(spread).items()}
+    return found
+
+
+def judge(world: World, window: Window, objective: Objective, *, drain_s: float = 120.0) -> Score:
+    """Let the window pass, and up to `drain_s` more for what came in it to be answered; then say what it was worth."""
+    world.run(window.since)
+    before = world.wire.carried.copy()
+    world.run(window.until)
+    carried = world.wire.carried - before
+    end, step_s = window.until + drain_s, max(1.0, drain_s / 20)
+    while world.measures.open and world.now < end:
+        world.run(min(end, world.now + step_s))
+    return _score(world, window, objective, carried)
+
+
+def _score(world: World, window: Window, objective: Objective, carried: Counter[tuple[str, str]]) -> Score:
+    measures, topology = world.measures, world.topology
+    if measures.concluded > len(measures.fates):
+        raise ValueError(f"{measures.concluded} requests ended and {len(measures.fates)} were kept; shorten the run")
+    came = [fate for fate in measures.fates if window.has(fate.arrived_at)]
+    open_ = [coming for coming in measures.unfinished() if window.has(coming.arrived_at)]
+    ended = [fate for fate in measures.fates if fate.served and window.has(fate.ended_at)]
+    good = [fate for fate in ended if is_good(fate, objective)]
+    regions = _by(came, open_, "entry", objective)
+    tenants = _by(came, open_, "tenant", objective)
+    loads = {name: _load(uses, window) for name, uses in measures.use.items()}
+    whole = share_of(came, len(open_), objective)
+    prices = {name: region.egress_usd_per_gb for name, region in topology.regions.items()}
+    replicas = world.replicas
+    count = max(1, sum(replicas.values()))
+    hours = window.seconds / 3600.0
+    return Score(
+        whole=whole,
+        regions=regions,
+        tenants=tenants,
+        loads=loads,
+        requests_per_s=len(ended) / window.seconds,
+        answer_tokens_per_s=sum(fate.answer_tokens for fate in ended) / window.seconds,
+        tokens_per_s=sum(fate.answer_tokens + fate.prompt_tokens for fate in ended) / window.seconds,
+        good_per_s=len(good) / window.seconds,
+        good_tokens_per_s=sum(fate.answer_tokens for fate in good) / window.seconds,
+        waiting=sum(load.waiting for load in loads.values()),
+        busy=sum(load.busy * replicas.get(name, 0) for name, load in loads.items()) / count,
+        kv=sum(load.kv * replicas.get(name, 0) for name, load in loads.items()) / count,
+        spill=_part([fate.region != fate.entry for fate in came if fate.served]),
+        crossed_gb=sum(carried.values()) / GB,
+        usd=sum(n_bytes / GB * prices[a] for (a, _), n_bytes in carried.items()),
+        gpu_usd=sum(n * topology.regions[name].usd_per_gpu_hour * hours for name, n in replicas.items()),
+        attempts=fmean([fate.attempts for fate in came]) if came else 0.0,
+        unlawful=_unlawful(world, came),
+        violations=measures.violations,
+        jain_regions=jain([share.good_share for share in regions.values()]),
+        jain_tenants=jain([share.good_share for share in tenants.values()]),
+        outcomes=_outcomes(came, len(open_)),
+    )
+
+
+def is_good(fate: Fate, objective: Objective) -> bool:
+    """Whether it met the objective. An answer of a single token has no time between tokens to miss."""
+    if not fate.served or fate.ttft_ms is None or fate.ttft_ms > objective.ttft_ms:
+        return False
+    return fate.tpot_ms is None or fate.tpot_ms <= objective.tpot_ms
+
+
+def share_of(fates: Sequence[Fate], unfinished: int, objective: Objective) -> Share:
+    """What became of these, and of so many who have not heard the end."""
+    served = [fate for fate in fates if fate.served]
+    patience_ms = objective.patience_ms
+    endless = [patience_ms] * unfinished
+    prompt_tokens = sum(fate.prompt_tokens for fate in served)
+    tpots = [fate.tpot_ms for fate in served if fate.tpot_ms is not None]
+    return Share(
+        asked=len(fates) + unfinished,
+        served=len(served),
+        good=sum(is_good(fate, objective) for fate in served),
+        failed=len(fates) - len(served) + unfinished,
+        hit=sum(fate.cached_tokens for fate in served) / prompt_tokens if prompt_tokens else 0.0,
+        ttft_ms=_spread([_ttft_ms(fate, patience_ms) for fate in fates] + endless),
+        tpot_ms=_spread(tpots),
+        e2e_ms=_spread([_e2e_ms(fate, patience_ms) for fate in fates] + endless),
+    )
+
+
+def _ttft_ms(fate: Fate, patience_ms: float) -> float:
+    return fate.ttft_ms if fate.ttft_ms is not None else max(patience_ms, _waited_ms(fate))
+
+
+def _e2e_ms(fate: Fate, patience_ms: float) -> float:
+    return _waited_ms(fate) if fate.served else max(patience_ms, _waited_ms(fate))
+
+
+def _waited_ms(fate: Fate) -> float:
+    return (fate.ended_at - fate.arrived_at) * 1e3
+
+
+def _spread(values: list[float]) -> Spread:
+    if not values:
+        return Spread()
+    values.sort()
+    return Spread(fmean(values), *(quantile(values, share) for share in (0.50, 0.90, 0.95, 0.99)))
+
+
+def _by(fates: Iterable[Fate], open_: Iterable[Coming], field: str, objective: Objective) -> dict[str, Share]:
+    groups: dict[str, list[Fate]] = {}
+    unfinished: Counter[str] = Counter(getattr(coming, field) for coming in open_)
+    for fate in fates:
+        groups.setdefault(getattr(fate, field), []).append(fate)
+    names = sorted(groups.keys() | unfinished.keys())
+    return {name: share_of(groups.get(name, []), unfinished[name], objective) for name in names}
+
+
+def _load(uses: Iterable[Use], window: Window) -> Load:
+    # A sample stands for the stretch that ends with it: the one at the window's first moment is the warm-up's.
+    seen = [use for use in uses if window.since < use.at <= window.until]
+    if not seen:
+        return Load(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Load(
+        waiting=fmean([use.waiting for use in seen]),
+        running=fmean([use.running for use in seen]),
+        busy=fmean([use.busy for use in seen]),
+        kv=fmean([use.kv for use in seen]),
+        used=fmean([use.share for use in seen]),
+        used_peak=max(use.peak for use in seen),
+    )
+
+
+def _unlawful(world: World, fates: Iterable[Fate]) -> int:
+    lawful: dict[str, frozenset[str]] = {}
+    count = 0
+    for fate in fates:
+        if fate.tenant not in lawful:
+            lawful[fate.tenant] = frozenset(world.law.verdict(fate.tenant, MODEL).lawful)
+        count += bool(fate.region) and fate.region not in lawful[fate.tenant]
+    return count
+
+
+def _outcomes(fates: Iterable[Fate], unfinished: int) -> dict[str, int]:
+    counts = Counter(fate.outcome for fate in fates)
+    if unfinished:
+        counts["unfinished"] = unfinished
+    return dict(sorted(counts.items()))
+
+
+def _part(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0
+
+
+def cell(scores: Sequence[Score]) -> dict[str, Interval]:
+    """Every figure that all of these runs have, with its confidence over them. ValueError for no run at all."""
+    if not scores:
+        raise ValueError("a cell of no run; give the score of at least one seed")
+    rows: list[dict[str, Any]] = [score.figures() for score in scores]
+    return {name: interval([row[name] for row in rows]) for name in rows[0] if all(name in row for row in rows)}

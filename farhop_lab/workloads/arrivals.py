@@ -1,0 +1,137 @@
+"""When work comes, in an open loop: moments from rates, and schedules made, merged, thinned and sped up.
+
+Pure: all dice are given. Invariants: moments ascend; the dice of one stream do not depend on another's; what a schedule
+starts does not depend on what the world answers. Rates are per second of the timeline, moments seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from math import inf, isfinite
+from random import Random
+
+import msgspec
+
+from farhop_lab.workloads.daylight import Daylight
+from farhop_lab.workloads.places import Rule
+from farhop_lab.workloads.program import Program, Schedule, Start, WorkloadError
+
+Maker = Callable[[str, Random], Program]
+"""(name, dice) -> program."""
+
+
+def poisson(per_s: float, rng: Random, *, since: float = 0.0, until: float = inf) -> Iterator[float]:
+    """Moments at a constant rate; none at a rate of 0."""
+    _rate(per_s)
+    at = since
+    while per_s > 0.0:
+        at += rng.expovariate(per_s)
+        if at >= until:
+            return
+        yield at
+
+
+def varying(
+    per_s: Callable[[float], float], most_per_s: float, rng: Random, *, since: float = 0.0, until: float = inf
+) -> Iterator[float]:
+    """Moments at a rate that changes, by thinning (Lewis and Shedler 1979): `per_s` of a moment is never above
+    `most_per_s`, or that is said."""
+    for at in poisson(most_per_s, rng, since=since, until=until):
+        rate = per_s(at)
+        if not 0.0 <= rate <= most_per_s * (1.0 + 1e-9):
+            raise WorkloadError(f"a rate of {rate} a second at {at} s is not within 0 and {most_per_s}; give its bound")
+        if rng.random() * most_per_s < rate:
+            yield at
+
+
+def daily(days: Mapping[str, Daylight], per_s: float, seed: int, *, until: float) -> Iterator[tuple[float, str]]:
+    """Moments and regions: a region's rate is `per_s` times its level. Every region has dice of its own."""
+    streams = [
+        zip(
+            varying(
+                lambda at, day=day: per_s * day.level(at),  # type: ignore[misc]
+                per_s * day.peak,
+                Random(f"{seed} day {name}"),
+                until=until,
+            ),
+            _always(name),
+            strict=False,
+        )
+        for name, day in days.items()
+    ]
+    return heapq.merge(*streams)
+
+
+class Burst(msgspec.Struct, frozen=True):
+    """A stretch of `seconds` from `at` on in which `per_s` came, with gaps of this coefficient of variation (1: as
+    chance has it; above: in bursts)."""
+
+    at: float
+    seconds: float
+    per_s: float
+    cv: float = 1.0
+
+
+def renewals(bursts: Iterator[Burst], rng: Random) -> Iterator[float]:
+    """Moments of stretches, gaps gamma-distributed with each one's rate and variation (as ServeGen models clients)."""
+    for burst in bursts:
+        _rate(burst.per_s)
+        if burst.per_s <= 0.0 or burst.seconds <= 0.0:
+            continue
+        shape = 1.0 / max(burst.cv, 0.05) ** 2
+        scale = 1.0 / (burst.per_s * shape)
+        # The first gap is what is left of one that began before: a random share of it.
+        at = burst.at + rng.random() * rng.gammavariate(shape, scale)
+        while at < burst.at + burst.seconds:
+            yield at
+            at += rng.gammavariate(shape, scale)
+
+
+def programs(moments: Iterator[float], place: Rule, make: Maker, name: str) -> Schedule:
+    """A program at each moment: the n-th is called "<name> n", and has the dice and the region of that name. So `name`
+    should hold the seed: the same name asks the same."""
+    for number, at in enumerate(moments):
+        called = f"{name} {number}"
+        yield Start(at, place(called, at), _later(make, called))
+
+
+def placed(moments: Iterator[tuple[float, str]], make: Maker, name: str) -> Schedule:
+    """The same where the moments bring their regions."""
+    for number, (at, region) in enumerate(moments):
+        yield Start(at, region, _later(make, f"{name} {number}"))
+
+
+def merged(*schedules: Schedule) -> Schedule:
+    """One schedule of several."""
+    return heapq.merge(*schedules, key=lambda start: start.at)
+
+
+def thinned(schedule: Schedule, share: float, rng: Random) -> Schedule:
+    """That share (0..1) of a schedule, each start kept or not by itself."""
+    if not 0.0 <= share <= 1.0:
+        raise WorkloadError(f"share: {share} is not within 0 and 1")
+    return (start for start in schedule if rng.random() < share)
+
+
+def sped(schedule: Schedule, speed: float, *, since: float = 0.0) -> Schedule:
+    """A schedule's starts from `since` on, `speed` times as fast, the first moment of it being 0."""
+    if not (isfinite(speed) and speed > 0.0):
+        raise WorkloadError(f"speed: {speed} is not a number above 0; 2 is twice as fast")
+    for start in schedule:
+        if start.at >= since:
+            yield Start((start.at - since) / speed, start.region, start.make)
+
+
+def _later(make: Maker, name: str) -> Callable[[], Program]:
+    return lambda: make(name, Random(name))
+
+
+def _always(name: str) -> Iterator[str]:
+    while True:
+        yield name
+
+
+def _rate(per_s: float) -> None:
+    if not (isfinite(per_s) and per_s >= 0.0):
+        raise WorkloadError(f"per_s: {per_s!r} is no rate; give 0 or more a second")

@@ -1,0 +1,101 @@
+"""Where work comes from: rules that give a session its region. No public trace says, so it is synthesised, and varied.
+
+    uniform · by_weight (population, or any share) · zipf (one region has most) · following_sun (whoever is awake)
+
+A rule is a function of (session, moment in seconds) alone: pure and without dice, by the hash of the session's name, so
+that a session stays where it is (under following_sun: for as long as it lasts, by the moment it began) and every policy
+gets the same. A region of weight 0 never comes up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from math import asin, cos, inf, isfinite, radians, sin, sqrt
+
+from xxhash import xxh3_64_intdigest
+
+from farhop_lab.workloads.daylight import Daylight
+from farhop_lab.workloads.program import WorkloadError
+
+Rule = Callable[[str, float], str]
+"""(session, seconds) -> region."""
+
+EARTH_KM = 6371.0
+
+
+def chance(session: str, salt: str = "") -> float:
+    """0 <= a number < 1 that is this session's for ever, another for another `salt`."""
+    # 53 bits: what a float holds; 64 would round up to 1.
+    return (xxh3_64_intdigest(f"{salt}\0{session}".encode()) >> 11) / 2.0**53
+
+
+def by_weight(weights: Mapping[str, float], salt: str = "") -> Rule:
+    """Sessions by these weights (any unit). WorkloadError for none, a negative one, or all 0."""
+    names, marks = _marks(weights)
+
+    def place(session: str, _at: float) -> str:
+        return names[bisect_right(marks, chance(session, salt) * marks[-1])]
+
+    return place
+
+
+def uniform(regions: Sequence[str], salt: str = "") -> Rule:
+    """Every region alike."""
+    return by_weight(dict.fromkeys(regions, 1.0), salt)
+
+
+def zipf(regions: Sequence[str], exponent: float = 1.0, salt: str = "") -> Rule:
+    """The first region most, the n-th 1/n^exponent of that."""
+    return by_weight({name: rank**-exponent for rank, name in enumerate(regions, 1)}, salt)
+
+
+def following_sun(regions: Mapping[str, Daylight], salt: str = "") -> Rule:
+    """By how much each region is awake at that moment, times its weight."""
+
+    def place(session: str, at: float) -> str:
+        names, marks = _marks({name: day.level(at) for name, day in regions.items()})
+        return names[bisect_right(marks, chance(session, salt) * marks[-1])]
+
+    return place
+
+
+def _marks(weights: Mapping[str, float]) -> tuple[list[str], list[float]]:
+    """Names with a weight above 0, and the running sums."""
+    for name, weight in weights.items():
+        if not (isfinite(weight) and weight >= 0.0):
+            raise WorkloadError(f"weight of {name}: {weight!r} is not a number of 0 or more")
+    names = [name for name, weight in weights.items() if weight > 0.0]
+    if not names:
+        raise WorkloadError("weights: no region has any; give at least one above 0")
+    return names, list(accumulate(weights[name] for name in names))
+
+
+def nearest(latitude: float, longitude: float, regions: Mapping[str, tuple[float, float]]) -> str:
+    """The region at the shortest great-circle distance. Degrees, as (latitude, longitude)."""
+    best, best_km = "", inf
+    for name, (there_latitude, there_longitude) in regions.items():
+        km = _km(latitude, longitude, there_latitude, there_longitude)
+        if km < best_km:
+            best, best_km = name, km
+    if not best:
+        raise WorkloadError("regions: there are none; give at least one with its latitude and longitude")
+    return best
+
+
+def populations(
+    countries: Sequence[tuple[float, float, int]], regions: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
+    """People (latitude, longitude, how many) by the region nearest to them: weights for `by_weight`."""
+    weights = dict.fromkeys(regions, 0.0)
+    for latitude, longitude, people in countries:
+        weights[nearest(latitude, longitude, regions)] += people
+    return weights
+
+
+def _km(lat_a: float, lon_a: float, lat_b: float, lon_b: float) -> float:
+    """Haversine."""
+    lat_a, lon_a, lat_b, lon_b = map(radians, (lat_a, lon_a, lat_b, lon_b))
+    half = sin((lat_b - lat_a) / 2) ** 2 + cos(lat_a) * cos(lat_b) * sin((lon_b - lon_a) / 2) ** 2
+    return 2.0 * EARTH_KM * asin(min(1.0, sqrt(half)))

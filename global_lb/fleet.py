@@ -1,0 +1,397 @@
+"""What is known of the regions beyond one view of them, and who of them may be asked: life, caches, what was sent.
+
+Invariants: it survives the swaps of views; nobody is offered who is not lawful, not alive, or drained, and suspects
+only if nobody is better; to ask changes nothing but what is kept to answer sooner. Never scores and never chooses.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farhop.balance.drift import Drift
+from farhop.balance.ewma import Mean
+from farhop.balance.guard import HotGuard
+from farhop.balance.health import Liveness, State
+from farhop.balance.reckoning import Reckoning, Together
+from farhop.balance.trie import PrefixTrie
+from global_lb.bounds import Spill
+from global_lb.instances import Instances
+from global_lb.row import FREE, Hits, reckoned_wait_ms, row_of, sent_of
+from global_lb.table import Field, Table
+from global_lb.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from numpy.typing import NDArray
+
+    from farhop.balance.health import LivenessConfig
+    from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
+    from global_lb.row import Price, Row
+    from global_lb.table import Scored
+    from global_lb.view import Instance
+
+RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
+MODELS_MAX = 4096
+OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
+OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
+STANDINGS_MAX = 1024
+
+
+_SPILL = Spill()
+_UNHEARD = Liveness()  # down: it never had a report or a channel
+
+
+class _Standing(msgspec.Struct, frozen=True):
+    """Who of a lawful set may be asked for a model: places in the table (None: all), until when if nothing happens."""
+
+    table: Table
+    names: tuple[str, ...]
+    at: dict[str, int]
+    places: NDArray[np.intp] | None
+    here: int | None
+    absent: dict[str, str]
+    until: float
+    version: int
+
+
+def _of_session(session: int) -> float:
+    """A session's own luck, 0..1. Mixed, since policies and canaries draw by the same hash (Fibonacci hashing)."""
+    return (session * 0x9E3779B97F4A7C15 % 2**64) / 2**64
+
+
+class Regions:
+    """What is known of the regions beyond one view of them: life, cached prefixes, what was sent. Survives swaps.
+
+    `residence` is the share (RESIDENCE_MIN..1) of the believed hits that proved true in a region lately. `guards` are
+    by region and model, from when it could first be used; `here` is the region whose own work is not foreign.
+    """
+
+    def __init__(
+        self,
+        trie_bytes: int,
+        config: LivenessConfig,
+        spill: Spill = _SPILL,
+        here: str = "",
+        prices: Mapping[str, Price] | None = None,
+    ) -> None:
+        self._trie_bytes, self._config, self._spill, self._here = trie_bytes, config, spill, here
+        self._prices = prices or {}
+        self.view = View({})
+        self._instances = Instances()  # of the view
+        self.trie = PrefixTrie()
+        self.liveness: dict[str, Liveness] = {}
+        self.residence: dict[str, Mean] = {}
+        self.hits: dict[str, Hits] = {}
+        self.sent: list[Callable[[str, tuple[int, ...]], None]] = []  # who is told what prefix went where
+        self.guards: dict[tuple[str, str], HotGuard] = {}
+        self._warm: dict[tuple[str, str], HotGuard] = {}  # of them, those that say something
+        self._reckonings: dict[tuple[str, str], Reckoning] = {}
+        self._drifts: dict[tuple[str, str, str], Drift] = {}
+        self._tables: dict[str, Table] = {}  # by model: those asked for
+        self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
+        self._standings: dict[tuple[frozenset[str], str], _Standing] = {}
+        self._version = 0  # of what standings rest on, time apart
+        self._touched: set[str] = set()  # regions whose liveness was told something
+        self._seen: dict[str, tuple[State, str]] = {}  # what standings took each for
+        self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
+
+    def adopt(self, view: View, now: float) -> None:
+        """Take a new view: what its reports acknowledge is no longer outstanding; what left is forgotten."""
+        before, self.view = self.view.regions, view
+        if self._instances.adopt(view) or self._version == 0:
+            self._forget_tables()
+        for name, region in view.regions.items():
+            if before.get(name) != region:
+                self._moved(name)
+        known: dict[tuple[str, str], Reckoning] = {}
+        drifts: dict[tuple[str, str, str], Drift] = {}
+        for name, region in view.regions.items():
+            if name not in self.trie:
+                self.trie.add(name, self._trie_bytes)
+                residence = self.residence[name] = Mean(0.05, RESIDENCE_MIN, 1.0)
+                residence.update(1.0)
+            for instance in region.instances:
+                key = (name, instance.name)
+                reckoning = self._reckonings.get(key) or Reckoning()
+                if reckoning.incarnation > instance.incarnation:
+                    reckoning = Reckoning()  # a clock was set back between two starts: it would heed nothing it says
+                known[key] = reckoning
+                reckoning.acknowledged(instance.incarnation, instance.accepted)
+                if len(self._models) < MODELS_MAX:
+                    self._models.update(instance.models)
+                for model, capacity in instance.models.items():
+                    line = (name, instance.name, model)
+                    drift = drifts[line] = self._drifts.get(line) or Drift()
+                    slots_free = self._instances.reported(instance, model).slots_free
+                    drift.reported(capacity.wait_ms, slots_free, instance.received_at)
+            self.settle(name, now)
+        self._reckonings, self._drifts = known, drifts
+
+    def settle(self, region: str, now: float) -> None:
+        """Tell the guards whether the region can be used, and how much of it is."""
+        health = self.liveness.get(region, _UNHEARD).read(now)
+        usable = health.state in (State.UP, State.SUSPECT) or health.share > 0.0
+        known = self.view.regions.get(region)
+        for model in {m for i in known.instances for m in i.models} if known is not None else ():
+            able = self._instances.able(region, model) if usable else []
+            guard = self.guards.get((region, model))
+            if not able:
+                if guard is not None:
+                    guard.left()
+                    self._warm[region, model] = guard
+                continue
+            if guard is None:
+                guard = self.guards[region, model] = HotGuard(self._spill.guard)
+            guard.came_back(now)
+            guard.used(self._instances.used_share(region, model), max(i.received_at for i in able))
+            if guard.cold_share(now) < 1.0:
+                self._warm[region, model] = guard
+            else:
+                self._warm.pop((region, model), None)
+
+    def cold_share(self, region: str, now: float) -> float:
+        """The share of requests that go there gladly, for its most guarded model: below 1 while hot or coming back."""
+        shares = (guard.cold_share(now) for (name, _), guard in self._warm.items() if name == region)
+        return min(shares, default=1.0)
+
+    def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
+        """What a refusal tells is newer than the instance's report, and holds until the next one."""
+        if model not in instance.models or (instance.region, instance.name) not in self._reckonings:
+            return
+        self._instances.refused(instance, model, reason, wait_ms)
+        self._moved(instance.region)
+
+    def liveness_of(self, region: str) -> Liveness:
+        """The region's liveness, to be told what was heard."""
+        known = self.liveness.get(region)
+        if known is None:
+            known = self.liveness[region] = Liveness(self._config)
+        self._touched.add(region)
+        return known
+
+    def reckoning_of(self, instance: Instance) -> Reckoning:
+        """The counts towards an instance of this view, to be told what was sent. What is told later: see `settled`."""
+        self._moved(instance.region, whole=False)
+        return self._reckonings[instance.region, instance.name]
+
+    def may_exist(self, model: str) -> bool:
+        """Whether some region offers the model or once did; before any has reported, whatever is asked for."""
+        return model in self._models or not self._models or len(self._models) >= MODELS_MAX
+
+    def caches(self, region: str, chain: tuple[int, ...]) -> None:
+        """The region holds this prefix now."""
+        if region in self.trie:
+            self.trie.insert(region, chain)
+            for told in self.sent:
+                told(region, chain)
+
+    def forget_prefixes(self) -> None:
+        """Nobody is known to hold anything, until it is told or sent again."""
+        for region in self.trie.locations:
+            self.trie.clear(region)
+
+    def opens_in_s(self, lawful: frozenset[str], waits_ms: Mapping[str, float], now: float) -> float:
+        """In how many seconds the first of these regions may serve again, as far as anybody can tell.
+
+        A drain tells its end, a region that refused what waiting there would take; who is silent may be back any time.
+        """
+        soonest = OPENS_MAX_S
+        for region in lawful:
+            health = self.liveness.get(region, _UNHEARD).read(now)
+            if region in waits_ms:
+                opens_s = waits_ms[region] / 1e3
+            elif health.state is State.DRAINING:
+                opens_s = OPENS_MAX_S if health.until is None else health.until - now
+            else:
+                opens_s = OPENS_S
+            soonest = min(soonest, opens_s)
+        return max(OPENS_MIN_S, soonest)
+
+    def compare(self, chosen: Scored | None, cached_tokens: int) -> None:
+        """What share of a believed hit was true tells how long blocks stay resident in that region."""
+        if chosen is not None and chosen.region in self.residence:
+            hits = self.hits.setdefault(chosen.region, Hits())
+            hits.predicted_tokens += chosen.hit_tokens
+            hits.actual_tokens += cached_tokens
+        if chosen is not None and chosen.believed_tokens >= 1.0 and chosen.region in self.residence:
+            share = cached_tokens / chosen.believed_tokens
+            self.residence[chosen.region].update(max(RESIDENCE_MIN, min(1.0, share)))
+            self._moved(chosen.region, whole=False)
+
+    def field(
+        self,
+        request: Request,
+        output_tokens: float,
+        lawful: frozenset[str],
+        now: float,
+        without: frozenset[str] = frozenset(),
+        rng: Random | None = None,
+    ) -> Field:
+        """Lawful regions that can be asked, and why the other lawful ones cannot. Suspects only if nobody is better.
+
+        One drained at a pace is asked gladly by a shrinking share of the requests, and one that came back is cold for
+        a growing one; `rng` draws them, None: none. A session is drawn once: it moves away, and back, as a whole.
+        """
+        # One draw for all: regions that come back together keep their order among themselves.
+        luck = 1.0 if rng is None else _of_session(request.session) if request.session else rng.random()
+        standing = self._standing(lawful, request.model, now, without, luck)
+        table, places = standing.table, standing.places
+        self._write(request.model, table)
+        block, least_ms = table.block, table.token_least_ms if places is None else None
+        block = block if places is None else block[:, places]
+        field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
+        field.absent, field.moving, field.spill_ms = standing.absent, bool(table.moving), self._spill.penalty_ms
+        field.hits(self.trie.match(request.chain))
+        if table.full or self._warm:
+            self._guard(field, luck, now)
+        return field
+
+    # -- who may be asked
+
+    def _standing(
+        self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], luck: float
+    ) -> _Standing:
+        """Of now: that of the last time anybody asked, if nothing has changed since."""
+        for region in self._touched:
+            health = self.liveness[region].read(now)
+            if self._seen.get(region) != (health.state, health.why):
+                self._version += 1
+        self._touched.clear()
+        known = self._standings.get((lawful, model))
+        if known is not None and known.version == self._version and now < known.until and not without:
+            return known
+        made = self._stand(lawful, model, now, without, luck)
+        if not without:
+            if len(self._standings) >= STANDINGS_MAX:
+                self._standings.clear()
+            self._standings[lawful, model] = made
+        return made
+
+    def _stand(self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], luck: float) -> _Standing:
+        sure: list[str] = []
+        suspect: list[str] = []
+        absent: dict[str, str] = {}
+        until = inf
+        for name in sorted(lawful):
+            if name in without:
+                absent[name] = "tried already"
+                continue
+            liveness = self.liveness.get(name, _UNHEARD)
+            health = liveness.read(now)
+            turns = now if liveness.override.fading(now) else health.until
+            until = until if turns is None else min(until, turns)
+            self._seen[name] = health.state, health.why
+            if health.state is State.DOWN or (health.state is State.DRAINING and not health.share):
+                absent[name] = f"{health.state}: {health.why}"
+            elif not self._instances.able(name, model):
+                absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
+            else:
+                gladly = health.state is State.UP or luck < health.share
+                (sure if gladly else suspect).append(name)
+                if health.state is not State.UP:
+                    absent[name] = f"{health.state}: {health.why}"
+        table, names = self._table(model), tuple(sure or suspect)
+        if names == table.names:
+            return _Standing(table, names, table.at, None, table.here, absent, until, self._version)
+        at = {name: place for place, name in enumerate(names)}
+        places = np.array([table.at[name] for name in names], dtype=np.intp)
+        return _Standing(table, names, at, places, at.get(self._here), absent, until, self._version)
+
+    def _guard(self, field: Field, luck: float, now: float) -> None:
+        """Who is hot, and who pays for it or for having been away."""
+        penalty_ms, hot = np.zeros(len(field)), set(field.full())
+        penalty_ms[list(hot)] = self._spill.penalty_ms
+        model, at = field.request.model, field.at
+        for (name, known), guard in self._warm.items():
+            place = at.get(name) if known == model else None
+            if place is None:
+                continue
+            if guard.hot:
+                hot.add(place)
+            if luck >= guard.cold_share(now) < 1.0:
+                penalty_ms[place] = self._spill.penalty_ms
+        if penalty_ms.any():
+            field.penalty_ms = penalty_ms
+        field.hot = frozenset(hot)
+
+    # -- what they offer
+
+    def settled(self, region: str) -> None:
+        """What was sent to it is over in some way: its reckoning was told."""
+        self._moved(region, whole=False)
+
+    def _moved(self, region: str, *, whole: bool = True) -> None:
+        """Something of it changed, or only what was sent there and what held true: who asks next reads that anew."""
+        for model, table in self._tables.items():
+            if region in table.at:
+                stale = self._stale[model]
+                stale[region] = whole or stale.get(region, False)
+
+    def _forget_tables(self) -> None:
+        """Others can be asked from now on."""
+        self._version += 1
+        self._tables.clear()
+        self._stale.clear()
+        self._standings.clear()
+
+    def _table(self, model: str) -> Table:
+        table = self._tables.get(model)
+        if table is None:
+            names = self._instances.serving(model)
+            table = Table(names, self._here)
+            if names:  # what nobody serves is not kept: anybody may ask for anything
+                self._tables[model] = table
+                self._stale[model] = dict.fromkeys(names, True)
+        return table
+
+    def _write(self, model: str, table: Table) -> None:
+        stale = self._stale.get(model)
+        if not stale:
+            return
+        rows: list[tuple[str, Row]] = []
+        sent: list[tuple[str, float, float, float]] = []
+        for name, whole in stale.items():
+            able = self._instances.able(name, model)
+            if whole or len(self.view.regions[name].instances) > 1:  # another instance may be the better one now
+                rows.append((name, self._row(name, model)))
+            else:
+                capacity, reckoning = self._instances.capacity(able[0], model), self._reckonings[name, able[0].name]
+                sent.append((name, *sent_of(capacity, reckoning), self.residence[name].value or RESIDENCE_MIN))
+        table.write(rows, sent)
+        stale.clear()
+
+    def _row(self, name: str, model: str) -> Row:
+        instance = self.best_instance(name, model)
+        assert instance is not None  # else it had no row
+        drift, region = self._drifts.get((name, instance.name, model)), self.view.regions[name]
+        several = len(region.instances) > 1
+        return row_of(
+            self._instances.capacity(instance, model),
+            # Several send to the same replicas: what one of them was sent takes slots that all of them count.
+            Together(self._reckonings[name, i.name] for i in region.instances)
+            if several
+            else self._reckonings[name, instance.name],
+            rtt_ms=region.rtt_ms,
+            residence=self.residence[name].value or RESIDENCE_MIN,
+            rates=drift.rates if drift is not None else (0.0, 0.0, 0.0),
+            price=self._prices.get(name, FREE),
+            price_here=self._prices.get(self._here, FREE) if name != self._here else None,
+        )
+
+    def best_instance(self, region: str, model: str) -> Instance | None:
+        """The region's instance to ask: the least wait, with what was sent to each."""
+        able = self._instances.able(region, model)
+        if len(able) < 2:
+            return able[0] if able else None
+        waits = [
+            reckoned_wait_ms(self._instances.capacity(i, model), self._reckonings[region, i.name].outstanding_bytes)
+            for i in able
+        ]
+        return able[waits.index(min(waits))]

@@ -1,0 +1,103 @@
+"""Finds single series in a page of Prometheus' text format (0.0.4, and OpenMetrics where they agree).
+
+Only the lines of the names asked for are looked at: a page has a thousand others, and is read twice a second from every
+replica. Names match whole, never as a prefix. Never judges a value, and never knows what a name means.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What follows a name: labels whose values may hold anything but a bare quote, a value, and perhaps a timestamp.
+_VALUE = rb'"(?:[^"\\\n]++|\\.)*+"'
+_REST = re.compile(rb"(?:\{((?:[^\"{}\n]++|" + _VALUE + rb")*+)\})?[ \t]+(\S+)")
+_LABEL = re.compile(rb"(\w+)[ \t]*=[ \t]*(" + _VALUE + rb")")
+_AFTER_NAME = frozenset(b"{ \t")
+_SAME_BYTES = 32  # fewer than a line with its labels has
+_TRUSTED_PAGES = 64
+_NEAR_BYTES = 256
+
+
+class PageError(Exception):
+    """A page that does not say what it must. `reason` is a fixed word to count by; the text names the metric."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Places:
+    """Where the lines of each name asked for stood on a page that was searched whole: of the next pages from there only
+    what lies about is looked at.
+
+    Trusted for pages about as long, since a line more or less changes a page by more, and so many times at most.
+    """
+
+    __slots__ = ("_left", "_size", "of")
+
+    def __init__(self) -> None:
+        self.of: dict[bytes, list[int]] = {}
+        self._size, self._left = 0, 0
+
+    def expect(self, size: int) -> None:
+        """A page of so many bytes is to be read."""
+        self._left -= 1
+        if self._left < 0 or abs(size - self._size) > _SAME_BYTES:
+            self.of.clear()
+            self._size, self._left = size, _TRUSTED_PAGES
+
+
+class Page:
+    """One page, whole. Raises PageError if it does not end where a page ends: `waiting 4` may have been `42`.
+
+    `places`, kept from page to page of one source, spare a search of the whole for each name.
+    """
+
+    __slots__ = ("_places", "_text")
+
+    def __init__(self, text: bytes, places: Places | None = None) -> None:
+        if text and not text.endswith(b"\n"):
+            raise PageError("cut", "the page does not end with a line feed: it was cut short, or is no metrics page")
+        self._text = b"\n" + text
+        self._places = places or Places()
+        self._places.expect(len(text))
+
+    def series(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Labels (as they stand) and value of each line of exactly this name. Raises PageError."""
+        text, known = self._text, self._places.of
+        ends = self._near(name, known[name]) if name in known else None
+        if ends is None:
+            ends = known[name] = list(self._ends(name, 0, len(text)))
+        for end in ends:
+            match = _REST.match(text, end)
+            if match is None:
+                raise PageError("line", f"{name.decode()}: not a line of metrics")
+            yield match[1] or b"", match[2]
+
+    def _ends(self, name: bytes, start: int, stop: int) -> Iterator[int]:
+        """Where the name ends in each of its lines that begins within a part of the page."""
+        text, line = self._text, b"\n" + name
+        at = text.find(line, start, stop)
+        while at >= 0:
+            end = at + len(line)
+            if text[end] in _AFTER_NAME:
+                yield end
+            at = text.find(line, end, stop)
+
+    def _near(self, name: bytes, before: list[int]) -> list[int] | None:
+        """The same of the whole page, if there are as many as before, each near where it was; else None."""
+        ends: list[int] = []
+        reached = 0
+        for end in before:
+            start, reached = max(reached, end - _NEAR_BYTES), end + _NEAR_BYTES
+            ends += self._ends(name, max(start, 0), reached)
+        return ends if len(ends) == len(before) else None
+
+
+def labels_of(text: bytes) -> dict[bytes, bytes]:
+    """Labels by name; escapes in their values are left as they stand."""
+    return {name: value[1:-1] for name, value in _LABEL.findall(text)}

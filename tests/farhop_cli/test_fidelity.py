@@ -1,0 +1,40 @@
+"""`farhop bench fidelity`: the table, the verdict in the exit code, and one line for what cannot be run live."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from farhop_cli.main import app
+from farhop_lab.proving import fidelity
+from tests.farhop_lab.proving.test_fidelity import TEXT
+
+
+@pytest.mark.parametrize(("ttft_ms", "code"), [(60.0, 0), (6000.0, 1)])
+def test_both_are_shown_and_too_far_apart_is_said(
+    ttft_ms: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def live(*_args: Any) -> tuple[list[fidelity.Seen], int]:
+        return [fidelity.Seen(ttft_ms, 100, 30)], 2
+
+    monkeypatch.setattr(fidelity, "live", live)  # a world of processes is for tests/farhop_lab/proving
+    monkeypatch.setattr(fidelity, "WITHIN", 1.0 if code == 0 else 0.15)
+    path = tmp_path / "live.yaml"
+    path.write_text(TEXT)
+    told = CliRunner().invoke(app, ["bench", "fidelity", "--only", str(path)])
+    assert told.exit_code == code, told.output
+    assert "ttft_p90_ms" in told.stdout
+    assert "2 failed" in " ".join(told.stdout.split())
+    document = json.loads(CliRunner().invoke(app, ["bench", "fidelity", "--only", str(path), "--json"]).stdout)
+    assert document["rows"][0]["live"] == ttft_ms
+
+
+def test_what_cannot_be_run_live_is_one_line() -> None:
+    told = CliRunner().invoke(app, ["bench", "fidelity", "--only", "arena"])
+    assert told.exit_code == 2
+    assert "same replicas in every region" in told.stderr
+    assert told.stderr.count("\n") == 1

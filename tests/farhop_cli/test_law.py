@@ -1,0 +1,229 @@
+"""`farhop law` against a real etcd: checked before it is written, under an epoch above all, what was is kept."""
+
+import asyncio
+import json
+import os
+from random import Random
+
+import pytest
+import yaml
+
+from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, POLICY_PREFIX, law_history_key
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdSettings
+from farhop_cli import drain
+from farhop_cli import law as room
+from farhop_cli.fleet import Fleet
+from farhop_lab import world_file
+from farhop_lab.world_file import RegionFile, WorldFile
+from topology import policy
+from topology.load import load, shipped
+
+REGIONS = ("virginia", "frankfurt", "tokyo")
+WORLD = load(shipped("three-regions"))
+AT = "2026-05-01T12:00:00+00:00"
+
+
+class Stage:
+    """A world over a real etcd. Of its six balancers `knowing` go by what stands there, the others by `epoch`."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint, self.knowing, self.epoch = endpoint, 6, 1
+
+    async def _with(self, work):
+        store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
+        await store.open()
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    def do(self, work):
+        return asyncio.run(self._with(work))
+
+    def stands(self):
+        entry = self.do(lambda store: store.get(LAW_KEY))
+        return policy.read(entry.value, WORLD, "etcd") if entry is not None else None
+
+    def put(self, value: bytes) -> None:
+        self.do(lambda store: store.put(LAW_KEY, value))
+
+    def kept(self) -> list[int]:
+        return [int(one.key.rpartition("/")[2]) for one in self.do(lambda store: store.list(LAW_HISTORY_PREFIX))]
+
+    async def _epochs(self, numbers):
+        entry = await self._with(lambda store: store.get(LAW_KEY))
+        known = room._epoch_of(entry) if entry is not None else None
+        return [{"policy_epoch": known if n < self.knowing and known else self.epoch} for n in numbers]
+
+    async def statuses(self, _fleet):
+        return await self._epochs(range(3))
+
+    async def status_of(self, _fleet, region):
+        return (await self._epochs([3 + REGIONS.index(region)]))[0]
+
+
+@pytest.fixture
+def stage(embedded_etcd, tmp_path, monkeypatch):
+    made = Stage(embedded_etcd.endpoint)
+    monkeypatch.setattr(Fleet, "statuses", lambda self: made.statuses(self))
+    monkeypatch.setattr(Fleet, "status_of", lambda self, region: made.status_of(self, region))
+    monkeypatch.setattr(room, "KNOWN_WITHIN_S", 0.5)
+    urls = {name: RegionFile(*(f"http://127.0.0.1:{n}" for n in (1, 2, 3))) for name in REGIONS}
+    file = WorldFile(os.getpid(), 1.0, str(shipped("three-regions")), made.endpoint, "", "m", {}, urls)
+    world_file.write(tmp_path / "world.json", file)
+    monkeypatch.setenv(world_file.ENVIRONMENT, str(tmp_path / "world.json"))
+    yield made
+
+    async def clear(store):
+        for entry in await store.list(POLICY_PREFIX):
+            await store.delete(entry.key)
+
+    made.do(clear)
+
+
+@pytest.fixture
+def law(tmp_path):
+    def write(*drop: str, **changes) -> str:
+        said = policy.document_of(WORLD)
+        said["tenants"] = [one for one in said["tenants"] if one["name"] not in drop]
+        path = tmp_path / "law.yaml"
+        path.write_text(yaml.safe_dump({**said, **changes}))
+        return str(path)
+
+    return write
+
+
+def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stage, law, tmp_path):
+    shown = cli.run("law", "show")
+    assert shown.stdout.startswith("# law of epoch 1, of topology three-regions: none stands in etcd\n")
+    (tmp_path / "shown.yaml").write_text(shown.stdout)
+    same = cli.run("law", "set", str(tmp_path / "shown.yaml"), "--why", "as it is", "--author", "ann")
+    assert (same.exit_code, same.stderr) == (0, "")
+    assert "law of epoch 2 stands, by ann: as it is" in same.stdout
+    assert "it says what the law before said" in same.stdout
+    assert "6 of 6 balancers go by it" in same.stdout
+    held = stage.stands()
+    assert (held.epoch, held.author, held.why, held.tenants) == (2, "ann", "as it is", WORLD.tenants)
+    shown = cli.run("law", "show").stdout
+    assert "# law of epoch 2, from etcd (revision " in shown
+    assert ": as it is\n" in shown
+    assert yaml.safe_load(shown) == policy.document_of(WORLD)
+
+
+def test_what_changes_is_told_and_what_was_is_kept(cli, stage, law):
+    assert cli.run("law", "set", law(), "--why", "one").exit_code == 0
+    newcomer = {"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}
+    tenants = [*policy.document_of(WORLD)["tenants"][:2], newcomer]
+    result = cli.run("law", "set", law(tenants=tenants, models={}), "--why", "two", "--json")
+    told = json.loads(result.stdout)
+    assert (told["epoch"], told["added"], told["removed"]) == (3, ["acme"], ["japan-only", "not-us"])
+    assert (told["models"], told["balancers"], told["aware"]) == (["export-controlled-70b"], 6, 6)
+    assert stage.kept() == [2]
+    old = json.loads(cli.run("law", "show", "--epoch", "2", "--json").stdout)
+    assert (old["epoch"], old["why"], len(old["tenants"])) == (2, "one", 4)
+    history = json.loads(cli.run("law", "history", "--json").stdout)["laws"]
+    assert [(one["epoch"], one["why"], one["tenants"]) for one in history] == [(3, "two", 3), (2, "one", 4)]
+    assert "two" in cli.run("law", "history").stdout
+    assert "no law of epoch 9 is kept" in cli.failed(cli.run("law", "show", "--epoch", "9"), 1)
+    removed = cli.run("law", "set", law("anywhere"), "--why", "three")
+    assert "removed, and served no more: acme, anywhere" in removed.stdout
+
+
+def test_kept_are_the_last(cli, stage, law, monkeypatch):
+    monkeypatch.setattr(room, "KEPT_MAX", 2)
+    for n in range(4):
+        assert cli.run("law", "set", law(), "--why", str(n)).exit_code == 0
+    assert stage.kept() == [3, 4]
+
+
+def test_every_fault_is_told_and_nothing_is_changed(cli, stage, law):
+    wrong = [{"name": "a", "residency": {"processing": {"allow": ["atlantis"]}}}, {"name": "a"}]
+    result = cli.run("law", "set", law(tenants=wrong, extra=1), "--why", "x")
+    said = cli.failed(result, 1)
+    for one in ('unknown place "atlantis"', "tenants[1].residency: missing", 'unknown field "extra"', "already"):
+        assert one in said
+    assert "4 problems; nothing was changed" in said
+    assert stage.stands() is None
+
+
+def test_who_looked_at_an_older_one_decides_again(cli, stage, law):
+    cli.run("law", "set", law(), "--why", "one")
+    assert "of epoch 2, not 1" in cli.failed(cli.run("law", "set", law(), "--why", "x", "--after", "1"), 1)
+    assert cli.run("law", "set", law(), "--why", "x", "--after", "2").exit_code == 0
+
+
+def test_two_at_once_one_is_told(cli, stage, law, monkeypatch):
+    cli.run("law", "set", law(), "--why", "one")
+    document = policy.encode(policy.document_of(WORLD), 9, "bob", "meanwhile", AT)
+    trim = room._newest
+
+    async def meanwhile(store, *given):
+        await store.put(LAW_KEY, document)
+        return await trim(store, *given)
+
+    monkeypatch.setattr(room, "_newest", meanwhile)
+    assert "somebody else changed it" in cli.failed(cli.run("law", "set", law(), "--why", "x"), 1)
+    assert stage.stands().author == "bob"
+
+
+def test_an_etcd_that_was_wiped_does_not_lead_back(cli, stage, law):
+    stage.epoch = 40  # what the balancers still go by
+    stage.knowing = 0
+    result = cli.run("law", "set", law(), "--why", "after the wipe")
+    assert "law of epoch 41 stands" in result.stdout
+    assert "0 of 6 balancers go by it yet" in result.stderr
+
+
+def test_what_cannot_be_read_is_replaced_and_told(cli, stage, law):
+    stage.put(b"nonsense")
+    assert "cannot be read" in cli.failed(cli.run("law", "show"), 1)
+    result = cli.run("law", "set", law(), "--why", "x")
+    assert result.exit_code == 0
+    assert "could not be read and is not kept" in result.stderr
+    assert stage.stands().epoch == 2
+    stage.do(lambda store: store.put(law_history_key(1), b"{"))
+    assert "1 of what stands there cannot be read" in cli.run("law", "history").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("epoch: 4\ntenants: []", "epoch: this command sets it"),
+        ("tenants: []\ntenants: []", "given twice"),
+        ("- a", "a mapping"),
+        ("a: [", "not YAML"),
+        (None, "no such file"),
+        (b"\xff", "not UTF-8"),
+    ],
+)
+def test_bad_files_are_told_in_lines(cli, stage, tmp_path, text, says):
+    path = tmp_path / "bad.yaml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    result = cli.run("law", "set", str(path), "--why", "x")
+    assert says in cli.failed(result, result.exit_code or 1)
+    assert result.exit_code in (1, 2)
+    assert stage.stands() is None
+
+
+def test_etcd_alone_knows_no_places(cli, stage, law):
+    said = cli.failed(cli.run("law", "set", law(), "--why", "x", "--etcd", stage.endpoint), 2)
+    assert "give --config" in said
+    assert "no law stands" in cli.failed(cli.run("law", "show", "--etcd", stage.endpoint), 1)
+    assert "no law was ever set" in cli.run("law", "history", "--etcd", stage.endpoint).stdout
+    assert "--why" in cli.run("law", "set", law()).stderr
+
+
+def test_a_why_that_says_nothing_is_a_fault(cli, stage, law):
+    assert "why: says nothing" in cli.failed(cli.run("law", "set", law(), "--why", " "), 1)
+
+
+def test_other_commands_go_by_the_law_that_stands(capsys):
+    newer = policy.encode({"tenants": [policy.document_of(WORLD)["tenants"][1]]}, 5, "ann", "x", AT)
+    assert set(drain.under(WORLD, newer).tenants) == {"eu-only"}
+    assert drain.under(WORLD, None) is WORLD
+    assert drain.under(WORLD, policy.encode(policy.document_of(WORLD), 1, "ann", "x", AT)) is WORLD
+    assert capsys.readouterr().err == ""
+    assert drain.under(WORLD, b"{") is WORLD
+    assert "cannot be read" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""Work as a scenario says it: its figures, its longest request, its loops, and traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farhop_lab.scenarios.schema import DayDoc, WorkDoc
+from farhop_lab.scenarios.work import (
+    Requests,
+    check_trace,
+    days_of,
+    figures_of,
+    longest_tokens,
+    programs,
+    schedule,
+    send,
+)
+from farhop_lab.workloads.load import TraceError
+from farhop_lab.workloads.program import WorkloadError, run
+from farhop_lab.workloads.trees import BRANCH_4
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:17:{second:02d}.0000000,{100 + second},20\n" for second in range(40)
+)
+
+
+def work(**fields: Any) -> WorkDoc:
+    return WorkDoc.model_validate(fields)
+
+
+class Crowd:
+    """Takes down who was sent."""
+
+    until = 60.0
+
+    def __init__(self) -> None:
+        self.closed_: list[tuple[str, Any, Any]] = []
+        self.opened: list[Any] = []
+
+    def closed(self, region: str, programs: Any, *, awake: Any = None) -> None:
+        self.closed_.append((region, programs, awake))
+
+    def open(self, schedule: Any) -> None:
+        self.opened.append(schedule)
+
+
+def sent(doc: WorkDoc, seed: int = 1, scale: float = 1.0, days: Any = None, folder: Path = Path()) -> Crowd:
+    crowd = Crowd()
+    send(crowd, doc, "w", seed, scale, days or {}, folder)  # type: ignore[arg-type]
+    return crowd
+
+
+def test_figures_are_the_kinds_own_with_what_the_file_says() -> None:
+    chat = figures_of(work(kind="chat", figures={"like": "wildchat", "think_s": 2}))
+    assert (chat.name, chat.think_s) == ("wildchat", 2.0)  # type: ignore[union-attr]
+    assert figures_of(work(kind="trees", figures={"branch": 4})) == BRANCH_4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "chat", "figures": {"like": "slack"}},
+        {"kind": "chat", "figures": {"like": ["arena"]}},
+        {"kind": "trees", "figures": {"branch": "two"}},
+        {"kind": "requests", "figures": {"shared_tokens": 9, "prompt_tokens": 3}},
+        {"kind": "requests", "figures": {"answer_tokens": 0}},
+        {"kind": "azure", "figures": {"tenant": "x"}},
+    ],
+)
+def test_wrong_figures_are_one_line(fields: dict[str, Any]) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        figures_of(work(**fields))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["chat", "trees", "requests"])
+def test_no_request_is_longer_than_is_said(kind: str) -> None:
+    figures = figures_of(work(kind=kind))
+    most = longest_tokens(figures)
+    clients = programs(figures, "t", "c", 1)
+    for _ in range(20):
+        for batch in run(next(clients), lambda ask: b"x" * 4 * (ask.answer_tokens or ask.max_tokens)):
+            assert all(len(ask.prompt) // 4 + ask.max_tokens <= most for ask in batch)
+
+
+def test_clients_scale_with_the_load_and_know_themselves_apart() -> None:
+    doc = work(kind="requests", clients={"tokyo": 4, "virginia": 2})
+    crowd = sent(doc, scale=1.5)
+    assert [region for region, _, _ in crowd.closed_] == ["tokyo"] * 6 + ["virginia"] * 3
+    first = {run(next(these), lambda _: b"")[0][0].prompt for _, these, _ in crowd.closed_}
+    assert len(first) == 9
+
+
+def test_the_same_seed_asks_the_same_and_another_does_not() -> None:
+    doc = work(kind="chat", per_s={"tokyo": 2.0})
+
+    def starts(seed: int) -> list[tuple[float, bytes]]:
+        (these,) = sent(doc, seed).opened
+        return [(start.at, next(start.make())[0].prompt) for start, _ in zip(these, range(5), strict=False)]
+
+    assert starts(1) == starts(1)
+    assert starts(1) != starts(2)
+
+
+def test_requests_share_what_they_are_told_to_share() -> None:
+    figures = Requests(prompt_tokens=100, shared_tokens=50, groups=1)
+    these = programs(figures, "t", "c", 1)
+    a, b = (run(next(these), lambda _: b"")[0][0].prompt for _ in range(2))
+    assert len(a) == len(b) == 400
+    assert a[:200] == b[:200]
+    assert a[200:232] != b[200:232]
+
+
+def test_by_day_the_last_client_is_up_only_at_the_peak() -> None:
+    days = days_of({"tokyo": DayDoc(utc_hours=14, swing=10)}, 240.0)
+    crowd = sent(work(kind="requests", clients={"tokyo": 10}), days=days)
+    wakes = [awake(120.0) for _, _, awake in crowd.closed_]
+    assert wakes[0] == 120.0  # the one of the lowest threshold never sleeps
+    assert wakes == sorted(wakes)
+    assert wakes[-1] > 120.0
+
+
+def test_a_trace_passes_at_its_speed_and_in_its_regions(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(AZURE)
+    doc = work(kind="azure", path="t.csv", regions=["tokyo", "virginia"], speed=2.0, figures={"context_tokens": 4000})
+    doc = doc.model_copy(update={"figures": {"context_tokens": 4000, "max_tokens": 100}})
+    starts = list(schedule(figures_of(doc), doc, 1, 1.0, {}, tmp_path, 60.0))
+    assert len(starts) == 40
+    assert starts[-1].at == pytest.approx(19.5)
+    assert {start.region for start in starts} == {"tokyo", "virginia"}
+    half = doc.model_copy(update={"share": 0.5})
+    assert 5 < len(list(schedule(figures_of(half), half, 1, 1.0, {}, tmp_path, 60.0))) < 35
+
+
+def test_a_broken_trace_is_found(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"timestamp": 1, "input_length"')
+    for kind in ("mooncake", "azure", "servegen"):
+        with pytest.raises(TraceError):
+            check_trace(work(kind=kind, path="t.jsonl"), tmp_path)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from farhop_lab.sim.baselines.world import FARHOP, RouterWorld, build, names
+from farhop_lab.sim.measures import Measures
+from farhop_lab.sim.scenery import flat, gpus, station
+from farhop_lab.sim.world import World
+
+REGIONS = ["us", "eu", "asia"]
+WIRES = {("us", "eu"): 90.0, ("us", "asia"): 160.0, ("eu", "asia"): 230.0}
+
+
+def busy(name: str, seed: int) -> tuple[Measures, str]:
+    """Two regions with engines, three with clients, some of whom leave, and a loss that is made good."""
+    world = build(name, seed, flat(REGIONS, WIRES), {region: gpus("l4", 2) for region in ("us", "eu")})
+    for region in REGIONS:
+        world.stream(
+            2.0,
+            lambda region=region: world.arrive(region, "t", 1200, says=region, answer_tokens=20),
+            until=8.0,
+        )
+    world.stream(0.5, lambda: world.leave(world.arrive("us", "t")), until=8.0)
+    world.at(3.0, world.kill, "eu")
+    world.at(4.0, world.revive, "eu")
+    return world.run(40.0), world.digest
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_router_runs_and_one_seed_is_one_run(name: str) -> None:
+    (measures, digest), (_, again), (_, other) = (busy(name, seed) for seed in (1, 1, 2))
+    assert measures.arrived > 40
+    assert measures.open == 0
+    assert measures.violations == 0, measures.journal.said
+    assert measures.outcomes["served"] > 0.7 * measures.arrived
+    assert digest == again != other
+
+
+def test_an_unknown_router_or_place_is_named() -> None:
+    topology, sites = flat(REGIONS, WIRES), {"us": station(2, 2.0)}
+    with pytest.raises(LookupError, match="'best' is none of farhop, region-local"):
+        build("best", 1, topology, sites)
+    with pytest.raises(ValueError, match="regions: mars not in the topology"):
+        build("skywalker", 1, topology, {"mars": station(2, 2.0)})
+    with pytest.raises(ValueError, match="center: 'eu' is none of the sites"):
+        build("gorgo", 1, topology, sites, center="eu")
+    with pytest.raises(ValueError, match="'mars' is not in the topology"):
+        build("gorgo", 1, topology, sites).arrive("mars", "t")
+
+
+def test_a_baseline_has_no_reports_and_no_drains() -> None:
+    world = build("gorgo", 1, flat(REGIONS, WIRES), {"us": station(2, 2.0)})
+    with pytest.raises(ValueError, match="lose_reports: us"):
+        world.lose_reports("us", 0.5)
+    with pytest.raises(ValueError, match="drain: us"):
+        world.drain("us")
+
+
+def test_the_shipped_tiers_are_one_of_the_names() -> None:
+    world = build(FARHOP, 1, flat(REGIONS, WIRES), {"us": station(2, 2.0)}, balancers={"us": 2})
+    assert type(world) is World
+    assert len(world.balancers["us"]) == 2
+
+
+def test_a_central_router_stands_where_it_is_put_and_clients_find_the_nearest() -> None:
+    sites = {region: station(2, 2.0) for region in ("us", "asia")}
+    central = build("gorgo", 1, flat(REGIONS, WIRES), sites, center="asia")
+    each = build("region-local", 1, flat(REGIONS, WIRES), sites)
+    assert isinstance(central, RouterWorld)
+    assert isinstance(each, RouterWorld)
+    assert {region: door.router.region for region, door in central.doors.items()} == dict.fromkeys(REGIONS, "asia")
+    assert {region: door.router.region for region, door in each.doors.items()} == {
+        "us": "us", "eu": "us", "asia": "asia",
+    }  # fmt: skip
+    assert each.replicas == {"us": 1, "asia": 1}
+
+
+def test_the_ceiling_has_no_wire() -> None:
+    world = build("omniscient", 1, flat(REGIONS, WIRES), {"us": station(2, 2.0, first_s=0.1)})
+    for region in REGIONS:
+        world.arrive(region, "t")
+    assert world.run(20.0).ttft_ms() == pytest.approx([100.0, 100.0, 2100.0])
+
+
+def test_a_deadline_passes_in_line() -> None:
+    world = build("skywalker", 1, flat(["us"]), {"us": station(1, 50.0)})
+    for at, deadline_s in ((1.0, 20.0), (1.02, 20.0), (1.3, 10.0)):
+        world.at(at, lambda deadline_s=deadline_s: world.arrive("us", "t", deadline_s=deadline_s))
+    assert world.run(200.0).outcomes == {"served": 1, "deadline_exceeded": 1, "queue_timeout": 1}

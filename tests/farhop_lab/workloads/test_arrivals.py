@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from itertools import islice, pairwise
+from random import Random
+from statistics import fmean, pstdev
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop_lab.workloads.arrivals import (
+    Burst,
+    daily,
+    merged,
+    placed,
+    poisson,
+    programs,
+    renewals,
+    sped,
+    thinned,
+    varying,
+)
+from farhop_lab.workloads.daylight import THREE, Daylight
+from farhop_lab.workloads.places import uniform
+from farhop_lab.workloads.program import Ask, Program, Schedule, Start, WorkloadError, one
+
+
+def asks(name: str, rng: Random) -> Program:
+    return one(Ask(prompt=f"{name} {rng.random()}".encode()))
+
+
+def starts(*moments: float) -> Schedule:
+    return iter([Start(at, "a", lambda: asks("x", Random(1))) for at in moments])
+
+
+def test_chance_has_its_rate_and_its_irregularity() -> None:
+    moments = list(poisson(5.0, Random(1), since=10.0, until=2010.0))
+    assert 10.0 < moments[0] < moments[-1] < 2010.0
+    assert len(moments) == pytest.approx(10_000, rel=0.04)
+    gaps = [b - a for a, b in pairwise(moments)]
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(1.0, abs=0.05)
+    assert list(poisson(0.0, Random(1))) == []
+    with pytest.raises(WorkloadError, match="no rate"):
+        next(poisson(-1.0, Random(1)))
+
+
+def test_a_rate_that_changes_is_met_at_every_moment() -> None:
+    moments = list(varying(lambda at: 10.0 if at < 100.0 else 2.0, 10.0, Random(2), until=200.0))
+    assert sum(at < 100.0 for at in moments) == pytest.approx(1000, rel=0.12)
+    assert sum(at >= 100.0 for at in moments) == pytest.approx(200, rel=0.25)
+    with pytest.raises(WorkloadError, match="give its bound"):
+        list(varying(lambda at: 3.0, 2.0, Random(1), until=100.0))
+
+
+def test_days_bring_each_region_its_own() -> None:
+    days = {name: Daylight(utc_hours=day.utc_hours, swing=day.swing, day_s=2400.0) for name, day in THREE.items()}
+    came = list(daily(days, 2.0, 1, until=2400.0))
+    assert [at for at, _ in came] == sorted(at for at, _ in came)
+    for name, day in days.items():
+        mine = [at for at, region in came if region == name]
+        mean = fmean(day.level(step) for step in range(2400))
+        assert len(mine) == pytest.approx(2400 * 2.0 * mean, rel=0.1)
+    fewer = list(daily({"eu": days["eu"]}, 2.0, 1, until=2400.0))
+    assert [at for at, _ in fewer] == [at for at, region in came if region == "eu"]  # dice of its own
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
+def test_bursts_have_their_rate_and_variation(cv: float) -> None:
+    moments = list(renewals(iter([Burst(0.0, 3000.0, 4.0, cv), Burst(3000.0, 600.0, 0.0), Burst(3600.0, 100.0, 1.0)]),
+                            Random(3)))  # fmt: skip
+    assert moments == sorted(moments)
+    first = [at for at in moments if at < 3000.0]
+    assert len(first) == pytest.approx(12_000, rel=0.06 * max(1.0, cv))
+    gaps = [b - a for a, b in pairwise(first)]
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(cv, rel=0.1)
+    assert not [at for at in moments if 3000.0 <= at < 3600.0 or at >= 3700.0]
+
+
+def test_each_program_has_a_name_dice_and_a_region_of_its_own() -> None:
+    first, again = (
+        [
+            (start.at, start.region, next(start.make())[0].prompt)
+            for start in programs(iter([1.0, 2.0, 3.0]), rule, asks, n)
+        ]
+        for rule, n in ((uniform(["a", "b"]), "x"), (uniform(["a", "b"]), "x"))
+    )
+    assert first == again
+    assert len({prompt for _, _, prompt in first}) == 3
+    moved = list(placed(iter([(1.0, "b"), (2.0, "a")]), asks, "x"))
+    assert [(start.at, start.region) for start in moved] == [(1.0, "b"), (2.0, "a")]
+    assert next(moved[0].make())[0].prompt == first[0][2]
+
+
+def test_schedules_are_merged_thinned_and_sped_up() -> None:
+    assert [start.at for start in merged(starts(1, 4), starts(2, 3, 9))] == [1, 2, 3, 4, 9]
+    assert [start.at for start in sped(starts(1, 4, 10), 2.0, since=4.0)] == [0.0, 3.0]
+    kept = list(thinned(starts(*range(4000)), 0.25, Random(1)))
+    assert len(kept) == pytest.approx(1000, rel=0.12)
+    assert list(thinned(starts(1, 2), 0.0, Random(1))) == []
+    assert len(list(thinned(starts(1, 2), 1.0, Random(1)))) == 2
+    with pytest.raises(WorkloadError, match="speed"):
+        next(sped(starts(1), 0.0))
+    with pytest.raises(WorkloadError, match="share"):
+        thinned(starts(1), 1.5, Random(1))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 99), st.floats(0.1, 50.0))
+def test_moments_ascend(seed: int, per_s: float) -> None:
+    moments = list(islice(poisson(per_s, Random(seed)), 50))
+    assert all(a < b for a, b in pairwise(moments))

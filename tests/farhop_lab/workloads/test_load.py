@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from farhop_lab.workloads import load
+from farhop_lab.workloads.arrivals import Burst
+from farhop_lab.workloads.load import TraceError
+from farhop_lab.workloads.traces import AzureRow, MooncakeRow
+
+MOONCAKE = (
+    '{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 14]}\n'
+    '{"timestamp": 3000, "input_length": 100, "output_length": 5, "hash_ids": [0]}\n'
+)
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+)
+
+
+def write(path: Path, text: str) -> Path:
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+def archive(path: Path, **files: str) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"data/reason/kind-1/{name.replace('_', '-').replace('-csv', '.csv')}")
+            info.name = info.name.replace("-json", ".json")
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_mooncake(tmp_path: Path, name: str) -> None:
+    assert load.mooncake(write(tmp_path / name, MOONCAKE)) == [
+        MooncakeRow(0, 700, 52, (0, 14)),
+        MooncakeRow(3000, 100, 5, (0,)),
+    ]
+
+
+def test_azure(tmp_path: Path) -> None:
+    first, second = load.azure(write(tmp_path / "azure.csv.gz", AZURE))
+    assert first == AzureRow(0.0, 374, 44)
+    assert (second.at, second.input_tokens) == (pytest.approx(4.314579), 396)
+
+
+def test_servegen(tmp_path: Path) -> None:
+    lengths = json.dumps({
+        "21600": {"input_tokens": "{39: 0.5, 40: 0.5}", "output_tokens": "{7: 1.0}"},
+        "0": {"input_tokens": "{}", "output_tokens": "{}"},
+    })  # fmt: skip
+    path = archive(
+        tmp_path / "all.tar.gz",
+        chunk_0_trace_csv="0,0.1,0.9,Gamma,1.1,8.0\n600,0,0,,0,0\n",
+        chunk_0_dataset_json=lengths,
+        chunk_1_trace_csv="0,2,1.5,Weibull,1.1,8.0\n",
+    )
+    first, second = load.servegen(path, "kind-1")
+    assert first.bursts == (Burst(0.0, 600.0, 0.1, 0.9), Burst(600.0, 600.0, 0.0, 1.0))
+    ((at, inputs, _outputs),) = first.lengths  # nobody came in the other stretch
+    assert (at, inputs.values, inputs.marks) == (21600.0, (39, 40), (0.5, 1.0))
+    assert (second.name, second.lengths) == ("kind-1 chunk-1", ())
+    with pytest.raises(TraceError, match=r"nothing of kind 'giant'; it holds kind-1"):
+        load.servegen(path, "giant")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MOONCAKE[:-20], r"trace\.jsonl, line 2: .*truncated\?"),
+        (MOONCAKE + "<html>\n", r"trace\.jsonl, line 3: "),
+        (MOONCAKE.replace('"input_length": 700', '"input_length": "many"'), r"line 1: .*input_length"),
+        (MOONCAKE.replace("700", "-700"), r"line 1: -700 tokens; a number from 0"),
+        (MOONCAKE.replace("700", "7000"), r"line 1: hash_ids cover 1024 of input_length 7000"),
+        (MOONCAKE.replace("3000", "-3"), r"line 2: timestamp -3 is before 0; sort"),
+        ("", r"it holds no request"),
+    ],
+)
+def test_mooncake_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(TraceError, match=says) as caught:
+        load.mooncake(write(tmp_path / "trace.jsonl", text))
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (AZURE.replace("TIMESTAMP", "time"), r"line 1: the head is 'time,.*TIMESTAMP,ContextTokens"),
+        (AZURE[:-15], r"line 3: not enough values"),
+        (AZURE.replace("374", "x"), r"line 2: invalid literal .*two whole numbers"),
+        (AZURE.replace("374", "-1"), r"line 2: -1 tokens"),
+        (AZURE.replace("18:15:50", "17:15:50"), r"line 3: .*sort the file"),
+        (AZURE.splitlines()[0], r"it holds no request"),
+    ],
+)
+def test_azure_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(TraceError, match=says) as caught:
+        load.azure(write(tmp_path / "azure.csv", text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"chunk_0_trace_csv": "0,0.1\n"}, r"chunk-0-trace\.csv, line 1: .*a rate and its variation"),
+        ({"chunk_0_trace_csv": "0,0.1,1,,\n600,nan,1,,\n"}, r"line 2: a rate of nan"),
+        ({"chunk_0_trace_csv": "0,-4,1,,\n"}, r"line 1: a rate of -4"),
+        ({"chunk_0_trace_csv": "0,1,1,,\n", "chunk_0_dataset_json": "{"}, r"dataset\.json, line 1: "),
+        (
+            {"chunk_0_dataset_json": '{"0": {"input_tokens": "{1: 0}", "output_tokens": "{1: 1}"}}'},
+            r"without any share",
+        ),
+        ({"chunk_0_dataset_json": '{"0": {"input_tokens": "exit()", "output_tokens": "{}"}}'}, r"malformed|histograms"),
+    ],
+)
+def test_servegen_that_cannot_be_read(tmp_path: Path, files: dict[str, str], says: str) -> None:
+    with pytest.raises(TraceError, match=says) as caught:
+        load.servegen(archive(tmp_path / "all.tar.gz", **files), "kind-1")
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_cut_or_are_not_there(tmp_path: Path) -> None:
+    whole = gzip.compress((MOONCAKE * 500).replace("3000", "0").encode())
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TraceError, match=r"cut\.jsonl\.gz, line \d+: .*; give a whole, readable file"):
+        load.mooncake(cut)
+    with pytest.raises(TraceError, match=r"No such file.*give a whole"):
+        load.azure(tmp_path / "none.csv")
+    plain = write(tmp_path / "plain.csv.gz", "x")
+    plain.write_text(AZURE)
+    with pytest.raises(TraceError, match="give a whole, readable file"):
+        load.azure(plain)
+    tar = archive(tmp_path / "all.tar.gz", chunk_0_trace_csv="0,1,1,,\n" * 5000)
+    tar.write_bytes(tar.read_bytes()[:60])
+    with pytest.raises(TraceError, match=r"give a whole \.tar\.gz archive"):
+        load.servegen(tar, "kind-1")
+
+
+def test_countries(tmp_path: Path) -> None:
+    head = "iso2,lat,lon,population\n"
+    path = write(tmp_path / "countries.csv", head + "AD,42.5,1.6,77006\nAQ,-75,0,\n")
+    assert load.countries(path) == [(42.5, 1.6, 77006), (-75.0, 0.0, 0)]
+    with pytest.raises(TraceError, match=r"line 2: .*columns lat, lon and population"):
+        load.countries(write(tmp_path / "countries.csv", head + "AD,north,1.6,3\n"))
+    with pytest.raises(TraceError, match=r"line 2: 'lat'; columns"):
+        load.countries(write(tmp_path / "countries.csv", "a,b\n1,2\n"))

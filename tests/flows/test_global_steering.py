@@ -1,0 +1,133 @@
+"""Routes, biases and pins that change while requests are on hold or under way; failover that comes back at a pace."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from playbook import answered, held, sent
+from worlds import everywhere, heard, instance, request, seen, worldwide
+
+from farhop.balance import outcome
+from farhop.balance.guard import GuardConfig
+from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, AttemptRefused, Forward, RequestArrived
+from global_lb.bounds import Spill
+from global_lb.policy import Bias, Pin, Route, Routes, RoutesChanged, Steered, Words
+from global_lb.view import ChannelChanged, RegionHeard
+
+
+def by(route: Route) -> RoutesChanged:
+    return RoutesChanged({("", ""): route})
+
+
+def pinned(region: str, *, strict: bool = False, until: float = 100.0, tenant: str = "anyone") -> Steered:
+    return Steered(Words(pins={("tenant", tenant): Pin(region, strict, "gpu test", "ann", until)}))
+
+
+def decided_by(policy: str):
+    return lambda decision: decision.rule.policy.name == policy
+
+
+def test_a_policy_changed_at_work_decides_the_next_request_and_the_next_attempt(play) -> None:
+    flow = worldwide()
+    order = Route("failover", regions=("tokyo", "frankfurt"))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london", reasons=decided_by("predictive")))
+        .on(by(order)).expect()  # what is under way is left alone
+        .on(RequestArrived(request("b"))).expect(sent("b", "tokyo", reasons=decided_by("failover")))
+        .on(AttemptFailed("a", 1, outcome.CONNECT_FAILED)).expect(sent("a", "tokyo", attempt=2))
+        .on(AttemptRefused("b", 1, outcome.FOREIGN_FULL, 50.0)).expect(sent("b", "frankfurt", attempt=2))
+        .on(AttemptBegan("b", 2, 200)).expect().on(AttemptEnded("b", 2, 200, None)).expect()
+        .on(RoutesChanged({})).expect()
+        .on(RequestArrived(request("c"))).expect(sent("c", "london"))
+    )  # fmt: skip
+
+
+def test_who_waits_for_a_strict_pin_goes_when_it_is_lifted(play) -> None:
+    flow = worldwide(patience_s=30.0, view=seen(instance("london"), instance("frankfurt")))
+    (
+        play(flow)
+        .on(pinned("tokyo", strict=True)).expect()
+        .on(RequestArrived(request("a"))).expect(held("a", until=30.0))
+        .on(RequestArrived(request("b", tenant="other"))).expect(sent("b", "london"))
+        .at(1.0).on(Steered(Words())).expect(sent("a", "frankfurt"))  # London has b's prompt to do
+    )  # fmt: skip
+
+
+def test_who_waits_for_a_quota_goes_by_the_route_that_has_none(play) -> None:
+    flow = worldwide(
+        patience_s=30.0, view=seen(instance("frankfurt")), routes=Routes({("", ""): Route(foreign_quota=0)})
+    )
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(held("a"))
+        .on(by(Route())).expect(sent("a", "frankfurt"))
+    )  # fmt: skip
+
+
+def test_a_quota_that_nobody_waits_for_is_told(play) -> None:
+    flow = worldwide(view=seen(instance("frankfurt")), routes=Routes({("", ""): Route(foreign_quota=0)}))
+    told = "frankfurt: the foreign quota of 0 is used up"
+    play(flow).on(RequestArrived(request("a"))).expect(
+        answered("a", outcome.NO_REGION, detail=lambda detail: told in detail)
+    )
+
+
+def test_a_pin_narrows_within_the_law_and_falls_back(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(pinned("tokyo", tenant="german", strict=True)).expect()
+        .on(RequestArrived(request("a", tenant="german"))).expect(answered("a", outcome.NO_REGION))
+        .on(pinned("tokyo", tenant="german")).expect()
+        .on(RequestArrived(request("b", tenant="german"))).expect(sent("b", "frankfurt"))
+        .on(pinned("tokyo", until=5.0)).expect()
+        .on(RequestArrived(request("c"))).expect(
+            sent("c", "tokyo", reasons=lambda d: d.notes == ("pinned to tokyo by ann: gpu test",)))
+        .on(AttemptRefused("c", 1, outcome.NO_REPLICA)).expect(sent("c", "london", attempt=2))
+        .at(2.9).on(RegionHeard("london")).expect().on(RegionHeard("tokyo")).expect()
+        .at(5.0).on(RequestArrived(request("d"))).expect(sent("d", "london"))  # it has ended by itself
+    )  # fmt: skip
+
+
+def test_a_bias_moves_what_it_outweighs_and_is_told(play) -> None:
+    flow = worldwide()
+    word = Steered(Words({"london": Bias("london", 15.0, "why", "ann", 100.0)}))
+    (
+        play(flow)
+        .on(word).expect()
+        .on(RequestArrived(request("a"))).expect(
+            sent("a", "frankfurt", reasons=lambda d: d.notes == ("bias in ms: london +15",)))
+        .on(Steered(Words())).expect()
+        .on(RequestArrived(request("b"))).expect(sent("b", "london"))
+    )  # fmt: skip
+
+
+def test_failover_takes_the_active_one_again_at_a_pace() -> None:
+    flow = worldwide(spill=Spill(GuardConfig(ramp_per_s=0.1)), routes=Routes({("", ""): Route("failover", regions=(
+        "tokyo", "frankfurt"))}))  # fmt: skip
+
+    def shares(now: float, count: int = 300) -> Counter[str]:
+        went: Counter[str] = Counter()
+        heard(flow, [] if now == 1.0 else ["tokyo"], now)
+        heard(flow, ["london", "frankfurt"], now)
+        for n in range(count):
+            forward = flow.handle(RequestArrived(request(f"{now}-{n}", 0)), now)[-1]
+            assert isinstance(forward, Forward)
+            went[forward.target] += 1
+            flow.handle(AttemptBegan(forward.id, 1, 200), now)
+            flow.handle(AttemptEnded(forward.id, 1, 200, None), now)
+        return went
+
+    assert shares(0.5) == {"tokyo": 300}
+    flow.handle(ChannelChanged("tokyo", False), 0.6)
+    flow.handle(everywhere(received_at=4.0), 4.0)
+    heard(flow, ["london", "frankfurt"], 4.0)
+    flow.handle(RegionHeard("london"), 4.0)
+    went = [flow.handle(RequestArrived(request(f"x{n}", 0)), 4.0)[-1].target for n in range(20)]
+    assert set(went) == {"frankfurt"}  # silent and cut
+    back = [shares(5.0 + n)["tokyo"] / 300 for n in range(0, 12, 3)]
+    assert back[0] < 0.2
+    assert back == sorted(back)
+    assert 0.3 < back[1] < 0.5
+    assert back[-1] == 1.0

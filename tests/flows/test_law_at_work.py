@@ -1,0 +1,187 @@
+"""The law changed at work, both tiers on real sockets: what follows at once, what stands, what is refused and told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import pytest
+from inprocess import HOP_KEY, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
+
+from farhop.store.contract import LAW_KEY
+from farhop.store.memory import MemoryStore
+from topology import policy
+
+ANYWHERE = {"processing": {"allow": ["world"]}}
+
+
+@pytest.fixture(autouse=True)
+def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(engine: Engine) -> AsyncIterator[Both]:
+    async with both(engine, topology(tenant("patient", residency={
+        **ANYWHERE, "on_exhausted": "wait", "wait_max_s": 1.5}))) as running:  # fmt: skip
+        yield running
+        await running.at_rest()
+
+
+class Etcd:
+    """An operator's hand in the store that both balancers follow."""
+
+    def __init__(self, up: Both) -> None:
+        self._up = up
+        self._store = MemoryStore(Random(9), up.global_.store.cluster)  # type: ignore[attr-defined]
+
+    async def law(self, epoch: int, *tenants: dict[str, Any], known: bool = True) -> None:
+        """It stands there; `known`: both go by it."""
+        await self._store.open()
+        await self._store.put(
+            LAW_KEY, policy.encode({"tenants": tenants}, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
+        )
+        if known:
+            await until(lambda: {self._up.global_.flow.law.epoch, self._up.regional.flow.law.epoch} == {epoch})
+
+    async def text(self, text: bytes) -> None:
+        await self._store.open()
+        await self._store.put(LAW_KEY, text)
+
+    def wipe(self) -> None:
+        self._up.global_.store.cluster.wipe()  # type: ignore[attr-defined]
+
+
+async def admin(port: int, path: str) -> dict[str, Any]:
+    answer = await send(port, head("GET", path))
+    return dict(json.loads(answer.body))
+
+
+async def test_tenants_and_keys_come_and_go_at_once(up: Both) -> None:
+    etcd = Etcd(up)
+    for port in (up.entry, up.client):
+        assert (await send(port, chat(key="sk-farhop-anywhere"))).status == 200
+        assert (await send(port, chat(key="sk-farhop-newcomer"))).code == "unknown_key"
+    await etcd.law(2, tenant("newcomer"))
+    for port in (up.entry, up.client):
+        assert (await send(port, chat(key="sk-farhop-newcomer"))).status == 200
+        gone = await send(port, chat(key="sk-farhop-anywhere"))
+        assert (gone.status, gone.code) == (401, "unknown_key")
+
+
+async def test_what_runs_ends_and_what_comes_is_refused_with_the_clause(up: Both, engine: Engine) -> None:
+    engine.behaviour = "pause"
+    running = asyncio.create_task(send(up.entry, chat(body=streaming())))
+    await until(lambda: engine.seen)
+    await Etcd(up).law(2, tenant("anywhere", residency={"processing": {"allow": ["world"], "deny": ["us"]}}))
+    engine.release.set()
+    answer = await running
+    assert answer.status == 200
+    assert b"[DONE]" in answer.body
+    refused = await send(up.client, chat())
+    assert refused.status == 451
+    assert "tenant anywhere: processing denies us" in refused.json["error"]["message"]
+    nowhere = await send(up.entry, chat())  # lawful are Frankfurt and Tokyo, where nobody is
+    assert (nowhere.status, nowhere.code) == (503, "no_region_serving")
+    assert int(nowhere.headers["retry-after"]) == 2
+    assert len(engine.seen) == 1
+
+
+async def test_a_region_that_knows_a_newer_law_refuses_by_it(up: Both, engine: Engine) -> None:
+    """The global tier has lost etcd: its token names an epoch, and the region's own copy is a later one."""
+    up.global_.store.outage()  # type: ignore[attr-defined]
+    etcd = Etcd(up)
+    await etcd.law(4, tenant("anywhere", residency={"processing": {"allow": ["jp"]}}), known=False)
+    await until(lambda: up.regional.flow.law.epoch == 4)
+    assert up.global_.flow.law.epoch == 1  # frozen
+    elsewhere = await send(up.entry, chat())  # Frankfurt and Tokyo are lawful for all it knows, and nobody is there
+    assert (elsewhere.status, elsewhere.code) == (503, "no_region_serving")
+    answer = await send(up.entry, chat(x_farhop_allow="us"))
+    assert (answer.status, answer.code) == (451, "no_lawful_region")
+    assert "virginia: unlawful_here" in answer.json["error"]["message"]
+    assert engine.seen == []
+    law = (await admin(up.global_admin, "/status"))["law"]
+    assert law["etcd_out_of_reach"]
+    up.global_.store.restore()  # type: ignore[attr-defined]
+    await until(lambda: up.global_.flow.law.epoch == 4)
+
+
+async def test_a_law_that_does_not_parse_and_one_that_is_older_change_nothing_loudly(up: Both) -> None:
+    etcd = Etcd(up)
+    await etcd.law(7, tenant("anywhere"))
+    for text, reason, says in (
+        (b'{"tenants": [{"name": "x"}]}', "law_malformed", "residency: missing"),
+        (policy.encode({"tenants": [tenant("x", residency={"processing": {"allow": ["mars"]}})]}, 8, "a", "w",
+                       "2026-05-01T12:00:00Z"), "law_malformed", 'unknown place "mars"'),
+        (policy.encode({"tenants": [tenant("x")]}, 3, "a", "w", "2026-05-01T12:00:00Z"), "law_older", "of epoch 3"),
+    ):  # fmt: skip
+        await etcd.text(text)
+        for balancer, port in ((up.global_, up.global_admin), (up.regional, up.regional_admin)):
+            await until(lambda balancer=balancer, says=says: any(says in one for one in balancer.laws.trouble))
+            assert f'reason="{reason}"' in (await send(port, head("GET", "/metrics"))).body.decode()
+            law = (await admin(port, "/status"))["law"]
+            assert (law["epoch"], law["author"]) == (7, "ann")
+    etcd.wipe()
+    await until(lambda: any("holds no law" in one for one in up.global_.laws.trouble))
+    assert (await send(up.entry, chat())).status == 200
+    assert (up.global_.flow.law.epoch, up.regional.flow.law.epoch) == (7, 7)
+
+
+async def test_the_token_names_the_epoch_and_explain_says_whose_law_it_is(up: Both) -> None:
+    await Etcd(up).law(5, tenant("anywhere"))
+    answer = await send(up.entry, chat())
+    assert answer.status == 200
+    assert (await admin(up.regional_admin, "/status"))["law"]["newest_named"] == 5
+    await up.at_rest()
+    record = await admin(up.global_admin, f"/decisions/{answer.headers['x-farhop-decision']}")
+    assert record["reasons"]["policy_epoch"] == 5
+    question = json.dumps({"tenant": "anywhere", "body": {"model": "llama-3.1-8b", "prompt": "x"},
+                           "path": "/v1/completions"}).encode()  # fmt: skip
+    for port in (up.global_admin, up.regional_admin):
+        told = (await send(port, head("POST", "/explain", content_length=str(len(question))) + question)).json
+        assert (told["law"]["epoch"], told["law"]["author"], told["law"]["source"]) == (5, "ann", "etcd")
+    law = await admin(up.global_admin, "/law")
+    assert [one["name"] for one in law["tenants"]] == ["anywhere"]
+
+
+async def test_a_tenants_patience_is_what_its_law_says(up: Both, engine: Engine) -> None:
+    nowhere = {"processing": {"allow": ["jp"]}}
+    began = time.monotonic()
+    refused = await send(up.entry, chat(key="sk-farhop-anywhere", x_farhop_allow="jp"))
+    assert (refused.status, refused.headers["retry-after"]) == (503, "2")
+    assert time.monotonic() - began < 1.0
+    began = time.monotonic()
+    waited = await send(up.entry, chat(key="sk-farhop-patient", x_farhop_allow="jp"))
+    assert (waited.status, waited.code) == (503, "no_region_serving")
+    assert time.monotonic() - began > 1.4
+    await Etcd(up).law(2, tenant("patient", residency={**nowhere, "on_exhausted": "wait", "wait_max_s": 30.0}))
+    held = asyncio.create_task(send(up.entry, chat(key="sk-farhop-patient")))
+    await until(lambda: up.global_.flow.under_way == 1)
+    await Etcd(up).law(3, tenant("patient", residency={"processing": {"allow": ["de"]}}))
+    told = await held  # nothing is lawful both by the law it came under and by that of now
+    assert (told.status, told.code) == (451, "no_lawful_region")
+    assert engine.seen == []
+
+
+async def test_where_records_are_forbidden_from_now_on_none_is_kept(up: Both, engine: Engine) -> None:
+    engine.behaviour = "pause"
+    running = asyncio.create_task(send(up.entry, chat(body=streaming())))
+    await until(lambda: engine.seen)
+    await Etcd(up).law(2, tenant("anywhere", residency={**ANYWHERE, "logging": {"allow": ["jp"]}}))
+    engine.release.set()
+    answer = await running
+    assert answer.status == 200
+    await up.at_rest()
+    decision = answer.headers["x-farhop-decision"]
+    for port in (up.global_admin, up.regional_admin):
+        assert "error" in await admin(port, f"/decisions/{decision}")

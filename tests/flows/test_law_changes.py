@@ -1,0 +1,226 @@
+"""A law that changes while requests are on hold, under way or in a queue; and what is said where nobody serves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from playbook import answered, held, sent
+from worlds import heard, instance, law, regional, replica, request, seen, worldwide
+
+from farhop.balance import outcome
+from farhop.balance.machine import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptFailed,
+    AttemptRefused,
+    LawChanged,
+    RequestArrived,
+    TimerFired,
+)
+from global_lb.fleet import OPENS_MAX_S, OPENS_S
+from global_lb.view import ChannelChanged, RegionForced
+from topology.law import Law
+from topology.model import Residency, Rule
+
+
+def to(epoch: int, **rules: Rule | Residency) -> LawChanged:
+    return LawChanged(law(epoch, **rules))
+
+
+ALL, TOKYO = frozenset({"london", "frankfurt", "tokyo"}), frozenset({"tokyo"})
+EU = Rule(allow=("eu",))
+JP = Rule(allow=("JP",))
+
+
+# -- the global tier
+
+
+def test_the_next_attempt_goes_by_both_laws(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london", lawful=ALL))
+        .on(RequestArrived(request("b", tenant="german"))).expect(sent("b", "frankfurt"))
+        .on(to(2, anyone=JP, german=Rule(allow=("world",)))).expect()
+        .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", "tokyo", attempt=2, lawful=TOKYO))
+        .on(AttemptRefused("b", 1, outcome.QUEUE_FULL)).expect(answered("b", outcome.NO_REGION))  # it came under DE
+        .on(RequestArrived(request("c", tenant="german"))).expect(sent("c", "london"))
+    )  # fmt: skip
+
+
+def test_an_older_law_is_no_news(play) -> None:
+    flow = worldwide(under=law(5, anyone=JP))
+    play(flow).on(to(4)).expect().on(to(5)).expect().on(RequestArrived(request("a"))).expect(sent("a", "tokyo"))
+    assert flow.law.epoch == 5
+
+
+def test_who_waits_is_told_at_once_when_nothing_is_lawful_any_more(play) -> None:
+    flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(held("a"))
+        .on(RequestArrived(request("b", tenant="other"))).expect(held("b"))
+        .on(to(2, anyone=Rule(allow=("atlantis",)))).expect(answered("a", outcome.UNLAWFUL,
+            detail=lambda said: "allows only atlantis" in said))
+    )  # fmt: skip
+
+
+def test_who_waits_goes_where_a_law_of_now_and_then_let_it(play) -> None:
+    flow = worldwide(patience_s=30.0, under=law(1, anyone=Rule(allow=("eu", "JP"))), view=seen(instance("london")))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(held("a"))
+        .on(to(2)).expect()  # London is lawful now, and was not when it came
+        .on(seen(instance("london"), instance("tokyo"))).expect()
+        .on(ChannelChanged("tokyo", True)).expect(sent("a", "tokyo"))
+    )  # fmt: skip
+
+
+def test_a_removed_key_serves_nobody_who_still_waits(play) -> None:
+    flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
+    keyless = law(2)
+    tenants = dict(keyless.topology.tenants)
+    del tenants["anyone"]
+    gone = LawChanged(Law(replace(keyless.topology, tenants=tenants)))
+    play(flow).on(RequestArrived(request("a", key="front"))).expect(held("a")).on(gone).expect(
+        answered("a", outcome.UNLAWFUL)
+    )
+
+
+def test_what_an_engine_answers_already_is_left_to_finish(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(to(2, anyone=JP)).expect()
+        .on(AttemptEnded("a", 1, 200, None)).expect()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"other": JP}, False),  # its nodes cannot be told from anyone's
+        ({"anyone": Residency(Rule(allow=("world",)), hints=JP)}, False),
+        ({"anyone": Residency(EU, hints=Rule(allow=("uk",)))}, True),
+        ({"newcomer": EU}, True),
+        ({"german": Rule(allow=("world",))}, True),
+    ],
+)
+def test_hints_that_may_not_be_here_any_more_vanish(play, change, kept) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(AttemptEnded("a", 1, 200, None)).expect()
+        .on(to(2, **change)).expect()
+    )  # fmt: skip
+    assert bool(flow.trie.match(request("a").chain)) is kept
+
+
+def test_refused_for_the_laws_sake_everywhere_is_the_laws_answer(play) -> None:
+    """The regions know of an epoch that this balancer does not."""
+    flow = worldwide(patience_s=30.0, view=seen(instance("london"), instance("tokyo")))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", narrow=(("uk", "JP"),)))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.UNLAWFUL_HERE)).expect(sent("a", "tokyo", attempt=2))
+        .on(AttemptRefused("a", 2, outcome.UNLAWFUL_HERE)).expect(answered("a", outcome.UNLAWFUL, retry_after_s=None))
+    )  # fmt: skip
+
+
+# -- how long
+
+
+def test_retry_after_is_what_a_full_region_says_it_would_take(play) -> None:
+    flow = worldwide(view=seen(instance("london"), instance("tokyo")))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", narrow=(("uk", "JP"),)))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.QUEUE_FULL, 9_000.0)).expect(sent("a", "tokyo", attempt=2))
+        .on(AttemptRefused("a", 2, outcome.QUEUE_FULL, 7_500.0)).expect(
+            answered("a", outcome.NO_REGION, retry_after_s=7.5))
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("left_s", "says_s"), [(40.0, 40.0), (0.3, 1.0), (7 * 86_400.0, OPENS_MAX_S)])
+def test_retry_after_a_drain_is_its_end(play, left_s: float, says_s: float) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RegionForced("frankfurt", True, "racks", left_s)).expect()
+        .on(RequestArrived(request("a", tenant="german"))).expect(
+            answered("a", outcome.NO_REGION, retry_after_s=pytest.approx(says_s)))
+    )  # fmt: skip
+
+
+def test_who_is_silent_may_be_back_any_time(play) -> None:
+    flow = worldwide(patience_s=3.0, view=seen(instance("london")))
+    heard(flow, ["london"], 0.0)
+    (
+        play(flow)
+        .on(RequestArrived(request("a", tenant="german"))).expect(held("a", until=3.0))
+        .at(3.0).on(TimerFired("a")).expect(answered("a", outcome.NO_REGION, retry_after_s=OPENS_S))
+    )  # fmt: skip
+
+
+# -- the regional tier
+
+
+def test_a_region_refuses_by_the_law_it_knows_whatever_the_token_says(play) -> None:
+    flow = regional(replica("r1"))
+    token = {"lawful": frozenset({"london", "tokyo"}), "issuer": "tokyo/g1"}
+    (
+        play(flow)
+        .on(RequestArrived(request("a", **token))).expect(sent("a", "r1"))
+        .on(to(2, anyone=JP)).expect()
+        .on(RequestArrived(request("b", **token))).expect(
+            answered("b", outcome.UNLAWFUL_HERE, detail=lambda said: "allows only JP" in said))
+        .on(AttemptFailed("a", 1, outcome.CONNECT_FAILED)).expect(answered("a", outcome.UNLAWFUL_HERE))
+    )  # fmt: skip
+    assert outcome.UNLAWFUL_HERE.retryable
+
+
+def test_who_waits_in_a_queue_it_may_not_be_served_from_is_told_at_once(play) -> None:
+    flow = regional(replica("r1", slots=1))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .on(RequestArrived(request("c", tenant="other"))).expect(held("c"))
+        .on(to(2, anyone=EU)).expect(answered("b", outcome.UNLAWFUL_HERE))
+        .on(to(1)).expect()
+        .on(AttemptEnded("a", 1, 200, None)).expect(sent("c", "r1"))
+    )  # fmt: skip
+
+
+def test_a_token_may_name_regions_that_this_map_lacks(play) -> None:
+    """The sender knows another topology: what is unknown here takes nothing away and adds nothing."""
+    flow = regional(replica("r1"))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", lawful=frozenset({"london", "atlantis"})))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", lawful=frozenset({"atlantis"})))).expect(answered("b", outcome.UNLAWFUL_HERE))
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tenant", ["stateless", "nobody"])
+def test_a_tenant_without_a_policy_is_never_served(play, tenant: str) -> None:
+    why = f"tenant {tenant} {'has no residency policy' if tenant == 'stateless' else 'is not in the topology'}"
+    lawful = frozenset({"london"})
+    play(worldwide(patience_s=9.0)).on(RequestArrived(request("a", tenant=tenant))).expect(
+        answered("a", outcome.UNLAWFUL, detail=lambda said: why in said)
+    )
+    play(regional(replica("r1"))).on(RequestArrived(request("a", tenant=tenant, lawful=lawful))).expect(
+        answered("a", outcome.UNLAWFUL_HERE, detail=lambda said: why in said)
+    )
+
+
+def test_a_keys_own_places_bind_the_region_too(play) -> None:
+    flow = regional(replica("r1"), under=law())
+    play(flow).on(RequestArrived(request("a", key="gone"))).expect(
+        answered("a", outcome.UNLAWFUL_HERE, detail=lambda said: "has no key gone" in said)
+    )

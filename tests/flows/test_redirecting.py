@@ -1,0 +1,191 @@
+"""The official SDK is redirected to a region, live: it follows with the token alone, which nobody writes down."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import openai
+import pytest
+
+from farhop.store.contract import route_key
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdSettings
+
+if TYPE_CHECKING:
+    from tests.conftest import RunningWorld
+
+MODEL = "llama-3.1-8b"
+ASKED_FROM = "virginia"
+
+
+def _route(running: RunningWorld, document: bytes | None) -> None:
+    async def write() -> None:
+        store = EtcdStore(EtcdSettings(endpoints=tuple(next(iter(running.world.hubs.values())).endpoints)), Random(1))
+        await store.open()
+        try:
+            if document is None:
+                await store.delete(route_key(ASKED_FROM))
+            else:
+                await store.put(route_key(ASKED_FROM), document)
+        finally:
+            await store.close()
+
+    running.call(write())
+
+
+def _post(url: str, content: bytes, **headers: str) -> Any:
+    with openai.DefaultHttpxClient(follow_redirects=False) as http:
+        return http.post(
+            url, content=content, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
+
+
+def _asked(running: RunningWorld) -> Any:
+    """What the entry answers, not followed."""
+    body = msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": 1})
+    return _post(f"{running.entry(ASKED_FROM)}/v1/completions", body, authorization="Bearer sk-farhop-anywhere")
+
+
+def _until(running: RunningWorld, status: int) -> None:
+    ends = time.monotonic() + 20.0
+    while _asked(running).status_code != status:
+        assert time.monotonic() < ends, f"the entry never answered {status}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def redirecting(running: RunningWorld) -> Iterator[RunningWorld]:
+    """Virginia's entry redirects, by a word in etcd."""
+    _route(running, b'[{"answer": "redirect"}]')
+    _until(running, 307)
+    try:
+        yield running
+    finally:
+        _route(running, None)
+        _until(running, 200)
+
+
+class Watched:
+    """The SDK, and all that went over its wire."""
+
+    def __init__(self, running: RunningWorld, tenant: str) -> None:
+        self.answers: list[Any] = []
+        hooks: Any = {"response": [self.answers.append]}
+        self.client = openai.OpenAI(
+            base_url=f"{running.entry(ASKED_FROM)}/v1",
+            api_key=f"sk-farhop-{tenant}",
+            max_retries=0,
+            timeout=20,
+            http_client=openai.DefaultHttpxClient(event_hooks=hooks),
+        )
+
+    def token(self) -> str:
+        found = re.search(r"farhop-pass=([^&]+)", self.answers[0].headers["location"])
+        assert found is not None
+        return found[1]
+
+
+@pytest.fixture
+def sdk(redirecting: RunningWorld) -> Iterator[Watched]:
+    watched = Watched(redirecting, "anywhere")
+    with watched.client:
+        yield watched
+
+
+def _messages(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+def _went_past_us(running: RunningWorld, watched: Watched, region: str) -> None:
+    """The body went to the region itself, without the key, and the answer came from there."""
+    first, second = watched.answers
+    assert (first.status_code, second.status_code) == (307, 200)
+    assert first.headers["x-farhop-region"] == region
+    assert str(second.request.url).startswith(running.world.regions[region].client)
+    assert "authorization" not in second.request.headers, "the SDK drops its key across hosts"
+    assert second.headers["x-farhop-region"] == region
+    assert second.headers["x-farhop-decision"] == first.headers["x-farhop-decision"]
+    assert "global;dur=" not in second.headers["server-timing"]
+
+
+def test_a_chat_is_answered_by_the_region_itself(redirecting: RunningWorld, sdk: Watched) -> None:
+    answer = sdk.client.chat.completions.create(model=MODEL, messages=_messages("Where to?"), max_tokens=8)
+    assert answer.choices[0].message.content
+    _went_past_us(redirecting, sdk, "virginia")
+
+
+def test_a_stream_too_piece_by_piece(redirecting: RunningWorld, sdk: Watched) -> None:
+    chunks = list(
+        sdk.client.chat.completions.create(
+            model=MODEL, messages=_messages("Stream"), max_tokens=12, stream=True, extra_body={"min_tokens": 8}
+        )
+    )
+    assert len([c for c in chunks if c.choices and c.choices[0].delta.content]) >= 8
+    _went_past_us(redirecting, sdk, "virginia")
+
+
+def test_a_tenant_is_sent_where_its_law_says(redirecting: RunningWorld) -> None:
+    watched = Watched(redirecting, "eu-only")
+    with watched.client:
+        assert watched.client.completions.create(model=MODEL, prompt="Bonjour", max_tokens=4).choices
+    _went_past_us(redirecting, watched, "frankfurt")
+
+
+def test_our_own_client_follows_without_its_key(redirecting: RunningWorld) -> None:
+    result = redirecting.ask(ASKED_FROM, "anywhere", "follow me")
+    assert (result.ok, result.redirected) == (True, True)
+    assert result.entry == redirecting.entry(ASKED_FROM)
+    assert "global;dur=" not in result.headers["server-timing"], "it answered itself"
+
+
+def test_used_tampered_or_elsewhere_it_is_refused_with_a_code(redirecting: RunningWorld, sdk: Watched) -> None:
+    sdk.client.completions.create(model=MODEL, prompt="Once", max_tokens=2)
+    spent = str(sdk.answers[1].request.url)
+    fresh = _asked(redirecting).headers["location"]
+    virginia, tokyo = (redirecting.world.regions[name].client for name in ("virginia", "tokyo"))
+    for url, status, code in (
+        (spent, 403, "redirect_token_used"),
+        (fresh[:-2], 401, "redirect_token_forged"),
+        (fresh.replace(virginia, tokyo), 403, "redirect_token_misaddressed"),
+    ):
+        answer = _post(url, b"{}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert "farhop-pass" not in answer.text
+
+
+def test_nobody_writes_the_token_down(redirecting: RunningWorld, sdk: Watched) -> None:
+    """Logs, spans, metrics, decisions, statuses, the bodies of errors: a secret of 30 s is one, too."""
+    trace_id = "5" * 32
+    traced = {"traceparent": f"00-{trace_id}-{'6' * 16}-01"}
+    sdk.client.completions.create(model=MODEL, prompt="Once", max_tokens=2, extra_headers=traced)
+    token, spent = sdk.token(), str(sdk.answers[1].request.url)
+    assert _post(spent, b"{}", **traced).status_code == 403
+    assert _post(spent[:-1], b"{}", **traced).status_code == 401
+    spans = redirecting.call(redirecting.world.collector.wait_for(trace_id, spans=7, timeout_s=10.0))
+    names = {span.name for span in spans}
+    assert {"farhop.global", "farhop.global.decide", "farhop.regional", "llm_request"} <= names
+    written = [repr(span) for span in spans] + [sdk.answers[0].text]
+    decision = sdk.answers[0].headers["x-farhop-decision"]
+    for run in redirecting.world.regions.values():
+        for admin in (run.global_admin, run.regional_admin):
+            for page in ("metrics", "status"):
+                written.append(urllib.request.urlopen(f"{admin}/{page}").read().decode())
+    virginia = redirecting.world.regions["virginia"]
+    for admin in (virginia.global_admin, virginia.regional_admin):
+        record = urllib.request.urlopen(f"{admin}/decisions/{decision}").read()
+        assert msgspec.json.decode(record)["decision"] == decision
+        written.append(record.decode())
+    logs = sorted(redirecting.world.folder.glob("*.log"))
+    assert len(logs) >= 9
+    written += [log.read_text(errors="replace") for log in logs]
+    mac = token.rpartition(".")[2]
+    for text in written:
+        assert token not in text
+        assert mac not in text
+        assert "farhop-pass" not in text

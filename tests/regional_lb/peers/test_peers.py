@@ -1,0 +1,175 @@
+"""Who is found, who takes part, and what becomes of those who fall silent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from inprocess import HOP_KEY, until
+from peer_stage import Other, Stage, stage
+from worlds import request
+
+from farhop.balance.machine import RequestArrived
+from farhop.store.contract import Change, ChangeKind
+from farhop_lab.certs import Authority
+from regional_lb.peers import follow, peers
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    monkeypatch.setattr(follow, "SILENT_S", 0.3)
+    monkeypatch.setattr(peers, "GONE_S", 0.6)
+
+
+async def test_a_start_knows_what_the_others_know_and_divides_the_replicas() -> None:
+    async with stage(Other("r2"), Other("r3")) as here:
+        assert (here.peers.warm, here.peers.up) == (True, 2)
+        assert sorted(here.peers.ages_s()) == ["r2", "r3"]
+        assert here.owned < 3
+        assert here.one()["takes_part"]
+
+
+async def test_nobody_there_and_nobody_answering_hold_up_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "WARM_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as swallowing:  # the kernel connects, nobody reads
+        port = swallowing.getsockname()[1]
+        async with stage(opened=False, peers={"addresses": ["127.0.0.1:9", f"127.0.0.1:{port}"]}) as here:
+            await here.reports("r4", "127.0.0.1:9")
+            async with asyncio.timeout(1.5):
+                await here.peers.open("127.0.0.1:1")
+            assert (here.peers.warm, here.owned) == (True, 3)
+            assert not here.one("r4")["takes_part"]  # it reports, but told us nothing of what it serves
+
+
+async def test_who_follows_us_is_followed_though_no_store_tells_of_it() -> None:
+    other = Other()
+    await other.start()
+    try:
+        async with stage() as here:
+            here.peers._met("r3", other.address)
+            here.peers._met("r9", "nonsense")
+            await until(lambda: here.one().get("takes_part"))
+            assert other.asked[0].control_address == "127.0.0.1:1"
+            assert here.refused["peer_address"] == 1
+    finally:
+        await other.stop()
+
+
+async def test_what_it_has_under_way_counts_while_it_speaks_and_it_owns_while_it_reports() -> None:
+    async with stage(other := Other()) as here:
+        divided = here.owned
+        other.more.put_nowait({"loads": [other.load("g1", 2), other.load("g2", 2), other.load("g3", 2)]})
+        await until(lambda: float(here.flow._fleet.whole.in_flight.sum()) == 6.0)
+        other.silent = True  # cut off from us, but not from the store
+        seq = 1
+        while float(here.flow._fleet.whole.in_flight.sum()):
+            seq += 1
+            await here.reports("r3", other.address, seq)
+            other.says = {"region": "nowhere"}
+            await asyncio.sleep(0.02)
+            assert seq < 200
+        assert here.owned == divided < 3
+        assert (here.one()["takes_part"], here.one()["in_flight"]) == (True, 0)
+        await until(lambda: here.owned == 3)  # it does not report any more either
+        other.says, other.silent = {}, False
+        await until(lambda: here.owned == divided)
+
+
+async def test_where_nobody_listens_nobody_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage(other := Other()) as here:
+        monkeypatch.setattr(peers, "GONE_S", 60.0)  # by age alone it would live on
+        assert here.owned < 3
+        await other.stop()
+        await until(lambda: here.owned == 3, 2.0)
+        assert not here.one()["takes_part"]
+        other.incarnation = 6
+        await other.start()  # the same port: another process
+        await until(lambda: here.owned < 3)
+
+
+async def test_who_drains_owns_nothing_and_what_it_has_under_way_still_counts() -> None:
+    async with stage(other := Other()) as here:
+        other.more.put_nowait({"draining": True, "loads": [other.load("g1", 1)]})
+        await until(lambda: here.one()["draining"])
+        assert (here.owned, here.one()["in_flight"]) == (3, 1)
+        here.peers.withdraw()
+        assert here.owned == 0
+        assert here.peers.feed.draining
+
+
+async def test_a_slot_that_another_frees_is_taken_by_what_waits_here() -> None:
+    async with stage(other := Other()) as here:
+        other.more.put_nowait({"loads": [other.load(name, 2) for name in ("g1", "g2", "g3")]})
+        await until(lambda: float(here.flow._fleet.whole.in_flight.sum()) == 6.0)
+        here.flow.handle(RequestArrived(request("q", deadline=here.clock() + 60)), here.clock())
+        assert len(here.flow.queue) == 1
+        other.more.put_nowait({"loads": [other.load("g2", 1)], "queued": {"llama": 2}})
+        await until(lambda: not len(here.flow.queue))
+        assert here.flow.ledger.load("g2").in_flight == 1
+        assert here.flow.outlook.queued_elsewhere("llama") == 2
+
+
+async def test_turns_pass_while_somebody_waits() -> None:
+    async with stage(other := Other()) as here:
+        passed = []
+        react, here.peers._react = here.peers._react, lambda event: (passed.append(type(event)), react(event))
+        other.more.put_nowait({"queued": {"llama": 1}})
+        await until(lambda: peers.TurnsPassed in passed)
+
+
+async def test_reports_that_are_absurd_or_old_change_nothing() -> None:
+    async with stage(other := Other()) as here:
+        key = f"{here.peers._prefix}r3"
+        here.peers.changed(Change(ChangeKind.PUT, key=key, value=b"{"))
+        assert here.refused["peer_report_malformed"] == 1
+        await here.reports("r5", "127.0.0.1:9")
+        entry = await here.store.get(f"{here.peers._prefix}r5")
+        assert entry is not None
+        here.peers.changed(Change(ChangeKind.PUT, key=f"{here.peers._prefix}r6", value=entry.value))
+        assert here.refused["peer_report_misplaced"] == 1
+        at = here.peers._known["r3"].reported_at
+        await here.reports("r3", "127.0.0.1:9", seq=99, incarnation=4)  # of the process before
+        await here.reports("r1", "127.0.0.1:9", incarnation=99)
+        await until(lambda: here.troubles)
+        assert here.peers._known["r3"].reported_at == at
+        assert here.one()["control"] == other.address
+        assert "give each its own" in here.troubles[0]
+
+
+async def test_how_many_are_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PEERS_MAX", 2)
+    async with stage() as here:
+        for n in range(4):
+            here.peers._met(f"x{n}", f"127.0.0.1:{n + 1}")
+        assert len(here.peers._links) == 2
+        assert here.refused["peer_too_many"] == 2
+
+
+async def test_who_is_gone_for_long_is_forgotten_and_who_is_configured_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage(other := Other(), peers={"addresses": ["127.0.0.1:9"]}) as here:
+        await other.stop()
+        await until(lambda: not here.peers.up)
+        monkeypatch.setattr(peers, "FORGET_S", 0.0)
+        await until(lambda: not here.peers._known)
+        await until(lambda: list(here.peers._links) == ["127.0.0.1:9"])
+
+
+async def test_where_our_own_port_is_encrypted_peers_need_their_part_of_the_configuration(tmp_path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    files = {"cert_file": pair.cert_file, "key_file": pair.key_file}
+    listen = {"port": 0, "tls": files}
+    other = Other()
+    await other.start()
+    try:
+        async with stage(opened=False, tier=listen, control=listen) as here:
+            await here.reports("r3", other.address)
+            await here.peers.open("127.0.0.1:1")
+            assert "peers.tls" in here.troubles[0]
+            assert (other.asked, here.owned) == ([], 3)
+        with pytest.raises(ValueError, match=r"peers\.tls: control\.tls is not given"):
+            Stage(peers={"tls": {"ca_file": authority.ca_file}})
+    finally:
+        await other.stop()

@@ -1,0 +1,160 @@
+"""The law as a document of its own, which takes the place of a topology's while the map stays: read, applied, written.
+
+JSON, as it stands in etcd. A document is refused whole, with every fault at once, or trusted whole; it is read against
+one map, and what names a place that map lacks is refused. Never decides which of two laws is in force.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from pydantic import ValidationError
+
+from topology.load import rules_of, tenants_of
+from topology.model import Key, Residency, Rule, Tenant, Topology
+from topology.problems import Problem, TopologyError, path_of
+from topology.reach import stranded_problems
+from topology.references import law_problems
+from topology.schema import PolicyDoc, problems_of
+
+DOCUMENT_LIMIT_BYTES = 1024 * 1024  # what a key of etcd holds: some 4,000 tenants
+PROBLEMS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A law read: what `over` puts in the place of a topology's own. `at` is the author's clock, for people alone."""
+
+    epoch: int
+    author: str
+    why: str
+    at: str
+    tenants: Mapping[str, Tenant]
+    models: Mapping[str, Rule]
+
+    def over(self, world: Topology) -> Topology:
+        """The map of that world under this law."""
+        return replace(world, epoch=self.epoch, tenants=self.tenants, models=self.models)
+
+
+def read(document: bytes, world: Topology, source: str) -> Policy:
+    """The law in a JSON document, for this world's map. TopologyError holds (at most 100) problems at once."""
+    raw, doubles = _decoded(document, source)
+    law = {"models": raw.get("models"), "tenants": raw.get("tenants")}
+    problems = list(doubles)
+    try:
+        doc = PolicyDoc.model_validate(raw)
+    except ValidationError as error:
+        doc = None
+        problems += problems_of(error, PolicyDoc)[:PROBLEMS_MAX]
+    whole = {**_map_of(world), **law}
+    problems += islice(law_problems(whole), PROBLEMS_MAX)
+    problems += stranded_problems(whole, problems)
+    if doc is None or problems:
+        raise TopologyError(source, problems[:PROBLEMS_MAX])
+    return Policy(doc.epoch, doc.author, doc.why, doc.at, tenants_of(doc.tenants), rules_of(doc.models))
+
+
+def _decoded(document: bytes, source: str) -> tuple[dict[str, Any], list[Problem]]:
+    if len(document) > DOCUMENT_LIMIT_BYTES:
+        fault = Problem("", f"{len(document)} bytes, at most {DOCUMENT_LIMIT_BYTES}", "drop tenants, or shorten rules")
+        raise TopologyError(source, [fault])
+    doubles: list[Problem] = []
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in made:  # JSON would silently keep the last
+                doubles.append(Problem(path_of(name), "given twice in one mapping", "keep one"))
+            made[name] = value
+        return made
+
+    try:
+        raw = json.loads(document, object_pairs_hook=mapping)
+    except (ValueError, RecursionError) as error:
+        said = str(error) if isinstance(error, json.JSONDecodeError) else "bytes that are no text, or nested too deeply"
+        raise TopologyError(source, [Problem("", f"not JSON: {said}", "write it with `farhop law set`")]) from None
+    if not isinstance(raw, dict):
+        fault = Problem("", "a law is a mapping, with `tenants` in it", "write it with `farhop law set`")
+        raise TopologyError(source, [fault])
+    return raw, doubles[:PROBLEMS_MAX]
+
+
+def _map_of(world: Topology) -> dict[str, Any]:
+    """The map as a topology's document has it, as far as rules refer to it."""
+    regions = world.regions.values()
+    known: dict[str, dict[str, list[str]]] = {
+        "jurisdiction": {name: [] for region in regions for name in sorted(region.jurisdictions)},
+        "country": {region.country: [] for region in regions},
+    }
+    for place in world.places.values():
+        known[place.kind][place.name] = list(place.within)
+    return {
+        "jurisdictions": [{"name": name, "within": within} for name, within in known["jurisdiction"].items()],
+        "countries": [{"name": name, "within": within} for name, within in known["country"].items()],
+        "regions": [
+            {"name": one.name, "country": one.country, "jurisdictions": sorted(one.jurisdictions)} for one in regions
+        ],
+    }
+
+
+def document_of(world: Topology) -> dict[str, Any]:
+    """The law of a topology as a document: `models` and `tenants`, and of those what differs from the defaults."""
+    return {
+        "models": {name: _rule(rule) for name, rule in world.models.items()},
+        "tenants": [_tenant(tenant) for tenant in world.tenants.values()],
+    }
+
+
+def _tenant(tenant: Tenant) -> dict[str, Any]:
+    said: dict[str, Any] = {"name": tenant.name}
+    if tenant.keys:
+        said["keys"] = [_key(key) for key in tenant.keys]
+    if tenant.residency is not None:
+        said["residency"] = _residency(tenant.residency)
+    plain = Tenant(tenant.name)
+    for field in ("priority", "weight", "share_prefixes"):
+        if getattr(tenant, field) != getattr(plain, field):
+            said[field] = getattr(tenant, field)
+    if tenant.models:
+        said["models"] = {name: _rule(rule) for name, rule in tenant.models.items()}
+    return said
+
+
+def _key(key: Key) -> dict[str, Any]:
+    return {"name": key.name, "sha256": key.sha256, **({"within": list(key.within)} if key.within else {})}
+
+
+def _residency(residency: Residency) -> dict[str, Any]:
+    said: dict[str, Any] = {"processing": _rule(residency.processing)}
+    for scope in ("entry", "logging", "hints"):
+        rule: Rule | None = getattr(residency, scope)
+        if rule is not None:
+            said[scope] = _rule(rule)
+    if residency.on_exhausted == "wait":
+        said |= {"on_exhausted": "wait", "wait_max_s": residency.wait_max_s}
+    return said
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    return {"allow": list(rule.allow), **({"deny": list(rule.deny)} if rule.deny else {})}
+
+
+def encode(law: Mapping[str, Any], epoch: int, author: str, why: str, at: str) -> bytes:
+    """A law (`tenants`, and maybe `models`) as its document. What it says is not checked: `read` does that."""
+    return json.dumps({**law, "epoch": epoch, "author": author, "why": why, "at": at}, default=str).encode()
+
+
+def changed(before: Topology, after: Topology) -> dict[str, list[str]]:
+    """The tenants that one law has and the other has not or differently: `added`, `removed`, `changed`, sorted."""
+    old, new = before.tenants, after.tenants
+    return {
+        "added": sorted(new.keys() - old.keys()),
+        "removed": sorted(old.keys() - new.keys()),
+        "changed": sorted(name for name in old.keys() & new.keys() if old[name] != new[name]),
+        "models": sorted(m for m in {*before.models, *after.models} if before.models.get(m) != after.models.get(m)),
+    }
