@@ -391,7 +391,9 @@ class Regions:
         if len(able) < 2:
             return able[0] if able else None
         waits = [
-            reckoned_wait_ms(self._instances.capacity(i, model), self._reckonings[region, i.name].outstanding_bytes)
+            reckoned_wait_ms(
+                self._instances.capacity(i, model), self._reckonings[region, i.name].outstanding_uncached_bytes
+            )
             for i in able
         ]
         return able[waits.index(min(waits))]

@@ -192,7 +192,7 @@ class GlobalFlow:
         self.ledger.began(live.request.id)
         self._regions.liveness_of(live.region).relay_succeeded()
         if live.reckoning is not None:
-            live.reckoning.settled(live.request.prompt_bytes)
+            live.reckoning.settled(live.request.prompt_bytes, live.uncached_bytes)
             self._regions.settled(live.region)
         # The region holds this prefix now: known here only if the law lets a hint of it be kept here.
         if status < 400 and admission.hints_allowed(live.request, self.config.region, self.law):
@@ -309,7 +309,8 @@ class GlobalFlow:
         live.region, live.reckoning = chosen.region, self._regions.reckoning_of(instance)
         live.instance, promised_ms = instance, None if live.last_resort else chosen.ttft_ms
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
-        live.reckoning.sent(request.prompt_bytes)
+        live.uncached_bytes = chosen.uncached_share * request.prompt_bytes
+        live.reckoning.sent(request.prompt_bytes, live.uncached_bytes)
         return [
             self._timer(live, live.look_again(now)),
             machine.Forward(request.id, live.attempts, chosen.region, instance.tier, promised_ms, lawful, decision),
@@ -392,7 +393,7 @@ class GlobalFlow:
         self.ledger.release(live.request.id)
         if live.reckoning is not None and not live.started:
             settle = live.reckoning.settled if counted else live.reckoning.came_back
-            settle(live.request.prompt_bytes)
+            settle(live.request.prompt_bytes, live.uncached_bytes)
             self._regions.settled(live.region)
         region, live.region, live.reckoning = live.region, "", None
         return region

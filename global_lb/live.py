@@ -23,9 +23,10 @@ LOOK_SOON_S = 0.5
 class Live:
     """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
 
-    `region` and `reckoning` are those of the attempt under way, "" and None without one; `instance` was asked last;
-    `last_resort`: no promise is made any more; `due` is what its timer is set for; `held_until` is when its patience
-    ends, once it began. `waits_ms` is how long it would wait in regions that refused it, by their own word.
+    `region` and `reckoning` are those of the attempt under way, "" and None without one, `uncached_bytes` what that was
+    reckoned with; `instance` was asked last; `last_resort`: no promise is made any more; `due` is what its timer is set
+    for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions that
+    refused it, by their own word.
     """
 
     request: Request
@@ -36,6 +37,7 @@ class Live:
     started: bool = False
     region: str = ""
     reckoning: Reckoning | None = None
+    uncached_bytes: float = 0.0
     instance: Instance | None = None
     last_resort: bool = False
     decision: Decision | None = None

@@ -69,20 +69,20 @@ class Hits(msgspec.Struct):
     actual_tokens: float = 0.0
 
 
-def reckoned_wait_ms(capacity: Capacity, outstanding_bytes: float) -> float:
+def reckoned_wait_ms(capacity: Capacity, uncached_bytes: float) -> float:
     """The wait an instance published, and what was sent there since: shared by as many replicas as are ready."""
-    if outstanding_bytes <= 0.0:
+    if uncached_bytes <= 0.0:
         return capacity.wait_ms
     ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
-    return cost.reckoned_wait_ms(capacity.wait_ms, outstanding_bytes / capacity.bytes_per_token, 0.0, ms_per_token)
+    return cost.reckoned_wait_ms(capacity.wait_ms, uncached_bytes / capacity.bytes_per_token, 0.0, ms_per_token)
 
 
 def sent_of(capacity: Capacity, reckoning: Outstanding) -> tuple[float, float]:
     """An instance's wait in ms and its slots left, with what was sent since it reported to all who share them."""
-    outstanding_bytes = reckoning.outstanding_bytes
-    if not outstanding_bytes:
+    if not reckoning.outstanding_bytes:
         return capacity.wait_ms, float(capacity.slots_free)
-    return reckoned_wait_ms(capacity, outstanding_bytes), capacity.slots_free - reckoning.outstanding_requests
+    wait_ms = reckoned_wait_ms(capacity, reckoning.outstanding_uncached_bytes)
+    return wait_ms, capacity.slots_free - reckoning.outstanding_requests
 
 
 def row_of(

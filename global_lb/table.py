@@ -69,6 +69,12 @@ class Scored(msgspec.Struct, frozen=True):
     bias_ms: float = 0.0
     crowding_ms: float = 0.0
 
+    @property
+    def uncached_share(self) -> float:
+        """What of the prompt is not believed to be cached there, 0..1."""
+        tokens = self.uncached_tokens + self.hit_tokens
+        return self.uncached_tokens / tokens if tokens > 0.0 else 1.0
+
 
 class Table:
     """All regions that serve one model: `names`, each one's place (`at`), and the block of columns, a row per COLUMN.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farhop.balance import machine, outcome, retry
+from farhop.balance import chain, machine, outcome, retry
 from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from regional_lb import admission
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from regional_lb.live import Live
     from regional_lb.outlook import Outlook
     from regional_lb.pairs import Pairs
+    from regional_lb.pick import Scored
     from regional_lb.queue import WaitingRoom
     from regional_lb.table import Subset, Table
     from regional_lb.view import View
@@ -72,14 +73,22 @@ class Placing:
         choice.policy.placed(chosen.replica, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
-        kv_tokens, ttft_ms = uncached + int(live.need.output_tokens), choice.prefill_ms
-        self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens))
+        ttft_ms, marks = choice.prefill_ms, chain.marks(request.chain)
+        kv_tokens = self._own_tokens(live, chosen, marks) + int(live.need.output_tokens)
+        self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens, marks))
         live.prefilled_at = now + ttft_ms / 1e3
         address = self.view.replicas[chosen.replica].address
         return [
             self._timer(live, request.deadline if request.stream else min(request.deadline, live.prefilled_at)),
             machine.Forward(request.id, live.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
         ]
+
+    def _own_tokens(self, live: Live, chosen: Scored, marks: tuple[int, ...]) -> int:
+        """Of its prompt, what is in the replica's KV cache for its sake: a cached prefix cannot be evicted while it is
+        used, so a hit takes room as well, but for what somebody else there holds anyway."""
+        need = live.need
+        shared = chain.bytes_at(chain.marked_depth(self.ledger.shared(chosen.replica, marks))) / need.bytes_per_token
+        return int(max(chosen.uncached_tokens, need.prompt_tokens - shared))
 
     def _hold(self, live: Live, now: float) -> list[Command]:
         request, tokens = live.request, live.need.prompt_tokens

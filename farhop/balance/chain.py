@@ -71,3 +71,16 @@ def bytes_at(depth: int) -> int:
 def depth_at(n_bytes: int) -> int:
     """Whole blocks in the first `n_bytes` of a prompt: the greatest depth with bytes_at(depth) <= n_bytes, or 0."""
     return max(bisect_right(_ENDS, n_bytes) - 1, 0)
+
+
+_MARKED = 4  # all of the first so many nodes are marks, and of the others every so many
+
+
+def marks(nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """Some of a chain's nodes, to tell about how far two prompts agree at a third of the cost of all."""
+    return nodes[:_MARKED] + nodes[2 * _MARKED - 1 :: _MARKED]
+
+
+def marked_depth(count: int) -> int:
+    """The depth of the last of a chain's first `count` marks."""
+    return count if count <= _MARKED else _MARKED * (count - _MARKED + 1)

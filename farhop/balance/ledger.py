@@ -7,6 +7,7 @@ size is bounded by whoever admits requests (farhop.balance.limits).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What one request takes at a target: `prefill_tokens` until its prefill is done, `kv_tokens` until it is over."""
+    """What one request takes at a target: `prefill_tokens` until its prefill is done, `kv_tokens` until it is over.
+
+    `marks` name its prompt's beginnings (chain.marks), for others to know what they share with it.
+    """
 
     target: str
     prefill_tokens: int
     kv_tokens: int
+    marks: tuple[int, ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -40,13 +45,14 @@ class Ledger:
     `on_change(target, load)` is told each new sum.
     """
 
-    __slots__ = ("_held", "_loads", "_on_change")
+    __slots__ = ("_held", "_loads", "_on_change", "_prompts")
 
     def __init__(self, on_change: Callable[[str, Load], None] | None = None) -> None:
         self._on_change = on_change
         self._held: dict[str, Reservation] = {}
         # A Load is replaced, not changed: a pick reads many loads and writes one, so reading must not allocate.
         self._loads: dict[str, Load] = {}
+        self._prompts: dict[str, dict[int, int]] = {}  # by target, how many requests there have each mark
 
     def reserve(self, request_id: str, reservation: Reservation) -> None:
         """Debit `reservation`. ValueError if the request holds one already or a token count is negative."""
@@ -56,6 +62,10 @@ class Ledger:
             raise ValueError(f"prefill_tokens and kv_tokens must be 0 or more: {reservation}")
         self._held[request_id] = reservation
         target = reservation.target
+        if reservation.marks:
+            prompts = self._prompts.setdefault(target, {})
+            for mark in reservation.marks:
+                prompts[mark] = prompts.get(mark, 0) + 1
         load = self._loads.get(target, _IDLE)
         self._set(
             target,
@@ -75,7 +85,7 @@ class Ledger:
         if held is None or held.prefill_tokens == 0:
             return
         target = held.target
-        self._held[request_id] = Reservation(target, 0, held.kv_tokens)
+        self._held[request_id] = Reservation(target, 0, held.kv_tokens, held.marks)
         load = self._loads[target]
         self._set(target, Load(load.in_flight, load.prefill_tokens - held.prefill_tokens, load.kv_tokens))
 
@@ -87,8 +97,10 @@ class Ledger:
         target = held.target
         load = self._loads[target]
         if load.in_flight == 1:
+            self._prompts.pop(target, None)
             self._set(target, _IDLE)
         else:
+            self._unmark(target, held.marks)
             self._set(
                 target,
                 Load(
@@ -98,6 +110,15 @@ class Ledger:
                 ),
             )
         return held
+
+    def _unmark(self, target: str, marks: tuple[int, ...]) -> None:
+        prompts = self._prompts.get(target, {})
+        for mark in marks:
+            left = prompts[mark] - 1
+            if left:
+                prompts[mark] = left
+            else:
+                del prompts[mark]
 
     def _set(self, target: str, load: Load) -> None:
         if load is _IDLE:
@@ -110,6 +131,14 @@ class Ledger:
     def load(self, target: str) -> Load:
         """The target's sums; a target never heard of is idle."""
         return self._loads.get(target, _IDLE)
+
+    def shared(self, target: str, marks: tuple[int, ...]) -> int:
+        """How many of a prompt's marks, from its beginning, some request under way at the target has, too."""
+        prompts = self._prompts.get(target)
+        if not prompts:
+            return 0
+        # Each mark names all that is before it: who has one has those before.
+        return bisect_left(marks, True, key=lambda mark: mark not in prompts)
 
     def held(self, request_id: str) -> Reservation | None:
         """What the request holds now, or None."""

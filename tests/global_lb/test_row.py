@@ -28,6 +28,12 @@ def test_what_was_sent_takes_slots_until_it_is_acknowledged() -> None:
     assert sent_of(capacity(), reckoning) == (5.0, 16.0)
 
 
+def test_what_is_cached_there_is_not_waited_for() -> None:
+    reckoning = Reckoning()
+    reckoning.sent(4000.0, 400.0)
+    assert sent_of(capacity(), reckoning) == (pytest.approx(5.0 + 100 * 0.1 / 2), 15.0)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_costs_hardware_by_time_and_traffic_by_size(stream: bool) -> None:
     asked = request("a", 4096, stream=stream)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from worlds import MODEL, regional, replica, request
 
-from farhop.balance.machine import Forward, Hold, RequestArrived
+from farhop.balance.chain import bytes_at
+from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived
 from regional_lb.placing import K_WAITING
 
 
@@ -13,6 +14,29 @@ def test_who_finds_room_goes_and_who_does_not_waits_and_nobody_is_both() -> None
     commands = [c for n in range(3) for c in flow.handle(RequestArrived(request(f"q{n}")), 0.0)]
     assert [type(c) for c in commands if isinstance(c, Forward | Hold)] == [Forward, Hold, Hold]
     assert (flow.queue.waiting(MODEL), len(flow.ledger), flow.under_way) == (2, 1, 3)
+
+
+def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
+    flow = regional(replica("r1", slots=8))
+    stem = tuple(range(1, 9))  # 8 blocks of 256 B, 512 tokens
+    taken = []
+    for n, own in enumerate(((), (101, 102, 103, 104), (), (201, 202, 203, 204))):
+        asked = request(f"q{n}", prompt_bytes=bytes_at(len(stem + own)), chain=stem + own, max_tokens=10)
+        flow.handle(RequestArrived(asked), 0.0)
+        held = flow.ledger.held(f"q{n}")
+        assert held is not None
+        taken.append(held.kv_tokens - 10)
+        flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.1)
+    assert taken == [512, 256, 0, 256]
+    for n in range(3):
+        flow.handle(ClientLeft(f"q{n}"), 0.2)
+    flow.handle(
+        RequestArrived(request("last", prompt_bytes=bytes_at(12), chain=(*stem, 301, 302, 303, 304), max_tokens=10)),
+        0.3,
+    )
+    last = flow.ledger.held("last")
+    assert last is not None
+    assert last.kv_tokens == 256 + 10  # the stem is cached, and somebody under way holds it anyway
 
 
 def test_as_many_are_compared_as_are_worth_it() -> None:

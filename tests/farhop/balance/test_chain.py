@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from farhop.balance.chain import BLOCK_BYTES, DEPTH_MAX, bytes_at, chain, depth_at, seed_of
+from farhop.balance.chain import BLOCK_BYTES, DEPTH_MAX, bytes_at, chain, depth_at, marked_depth, marks, seed_of
 
 RUN = settings(max_examples=150, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 2**64 - 1)
@@ -104,3 +104,12 @@ def test_words_that_spell_the_same_run_together_have_other_seeds() -> None:
     quads = [("ab", "c", "", ""), ("a", "bc", "", ""), ("abc", "", "", ""), ("", "abc", "", ""), ("1:a", "", "", "")]
     assert len({seed_of(*quad) for quad in quads}) == len(quads)
     assert seed_of("\ud800", "", "", "") != seed_of("", "", "", "")
+
+
+@given(LENGTHS, SEEDS)
+@RUN
+def test_marks_are_nodes_at_known_depths_and_none_is_far(n_bytes: int, seed: int) -> None:
+    nodes = chain(text(n_bytes), seed)
+    found = marks(nodes)
+    assert [nodes[marked_depth(n + 1) - 1] for n in range(len(found))] == list(found)
+    assert len(nodes) - marked_depth(len(found)) < 4

@@ -10,6 +10,10 @@ from farhop.balance.ledger import Ledger, Load, Reservation
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
 TARGETS = st.sampled_from(["a", "b", "c"])
 TOKENS = st.integers(0, 10**6)
+# Marks as prompts have them: each names all before it, so that two prompts agree up to where they part.
+MARKS = st.lists(st.integers(0, 1), max_size=5).map(
+    lambda turns: tuple(hash((0, *turns[: n + 1])) for n in range(len(turns)))
+)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -18,9 +22,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.live: dict[str, Reservation] = {}
 
-    @rule(request_id=IDS, place=TARGETS, prefill=TOKENS, kv=TOKENS)
-    def reserve(self, request_id: str, place: str, prefill: int, kv: int) -> None:
-        reservation = Reservation(place, prefill, kv)
+    @rule(request_id=IDS, place=TARGETS, prefill=TOKENS, kv=TOKENS, marks=MARKS)
+    def reserve(self, request_id: str, place: str, prefill: int, kv: int, marks: tuple[int, ...]) -> None:
+        reservation = Reservation(place, prefill, kv, marks)
         if request_id in self.live:
             with pytest.raises(ValueError, match=request_id):
                 self.ledger.reserve(request_id, reservation)
@@ -33,11 +37,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.began(request_id)
         if request_id in self.live:
             held = self.live[request_id]
-            self.live[request_id] = Reservation(held.target, 0, held.kv_tokens)
+            self.live[request_id] = Reservation(held.target, 0, held.kv_tokens, held.marks)
 
     @rule(request_id=IDS)
     def release(self, request_id: str) -> None:
         assert self.ledger.release(request_id) == self.live.pop(request_id, None)
+
+    @rule(place=TARGETS, marks=MARKS)
+    def shared(self, place: str, marks: tuple[int, ...]) -> None:
+        there = {mark for r in self.live.values() if r.target == place for mark in r.marks}
+        assert self.ledger.shared(place, marks) == sum(mark in there for mark in marks)
 
     @precondition(lambda self: self.live)
     @rule()

@@ -36,6 +36,19 @@ def test_what_came_back_is_not_waited_for() -> None:
     assert known.outstanding_bytes == 0.0
 
 
+def test_what_is_cached_there_is_sent_but_not_prefilled() -> None:
+    known = Reckoning()
+    known.sent(100, 10)
+    known.sent(100, 50)
+    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (200.0, 60.0)
+    known.acknowledged(1, 100.0)  # of which of the two is not known: half of both
+    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (100.0, 30.0)
+    known.settled(100, 10)
+    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (100.0, 50.0)
+    known.came_back(100, 50)
+    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (0.0, 0.0)
+
+
 def test_a_late_or_repeated_report_undoes_nothing() -> None:
     known = Reckoning()
     known.sent(100)
@@ -78,6 +91,19 @@ def test_an_error_in_the_counts_does_not_outlive_rest() -> None:
     known.sent(10)
     known.acknowledged(1, 10.0)
     assert known.outstanding_bytes == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 1e6), st.floats(0.0, 1.0), st.booleans()), max_size=20))
+@RUN
+def test_what_is_to_be_prefilled_is_a_part_of_what_is_outstanding(sent: list[tuple[float, float, bool]]) -> None:
+    known = Reckoning()
+    for n_bytes, share, _ in sent:
+        known.sent(n_bytes, share * n_bytes)
+        assert 0.0 <= known.outstanding_uncached_bytes <= known.outstanding_bytes * (1.0 + 1e-9)
+    for n_bytes, share, arrived in sent:
+        (known.settled if arrived else known.came_back)(n_bytes, share * n_bytes)
+        assert 0.0 <= known.outstanding_uncached_bytes <= known.outstanding_bytes + 1e-6
+    assert known.outstanding_uncached_bytes == 0.0
 
 
 @given(STEPS)
