@@ -24,7 +24,7 @@ SAID_BYTES_MAX = 64 * 1024  # as JSON writes them
 
 # A string is found without decoding its event. In a string the key's quotes would be escaped; as a list or an object
 # (`"content":[` in logprobs) and as null it is not what is looked for.
-_STRING = rb'''": ?"([^"\\]*(?:\\.[^"\\]*)*)"'''
+_STRING = rb'''": ?"([^"\\]*+(?:\\.[^"\\]*+)*+)"'''
 _PIECES = {key: re.compile(b'"' + key.encode() + _STRING).findall for key in ("content", "text")}
 
 _string = msgspec.json.Decoder(str)
@@ -58,9 +58,9 @@ class Transcript:
 
     def hear(self, events: bytes) -> None:
         """Whole events of a stream."""
-        for piece in self._find(events):
-            self._pieces += piece
-        if len(self._pieces) > SAID_BYTES_MAX:
+        pieces = self._pieces
+        pieces += b"".join(self._find(events))
+        if len(pieces) > SAID_BYTES_MAX:
             self.miss()
 
     def read(self, document: bytes) -> None:
