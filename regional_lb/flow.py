@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 
+HEARD_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
+
+
 class FlowConfig(msgspec.Struct, frozen=True):
     """Bounds of one region's balancer. `instance` is its name among those with whom it shares replicas; "": alone."""
 
@@ -167,8 +170,11 @@ class RegionalFlow(Placing):
             self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
         if event.fault is not None or event.status >= 500:
             self._fleet.lingers(held, live.forwarded_at, now)
-        if event.status < 400 and event.usage is not None:
-            self._learn(live, event.usage, now)
+        if event.status < 400:
+            lacks = event.usage is not None and self._learn(live, event.usage, now)
+            chain = event.chain if self._keeps(live, event) else live.request.chain if lacks else ()
+            if chain:
+                self._fleet.caches(live.replica, chain, admission.hints(live.request, self.law))
         return self._fill(live.replica, now)
 
     def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:
@@ -302,17 +308,26 @@ class RegionalFlow(Placing):
 
     # -- learning
 
-    def _learn(self, live: Live, usage: Usage, now: float) -> None:
-        request = live.request
+    def _keeps(self, live: Live, event: machine.AttemptEnded) -> bool:
+        """Whether the replica holds the answer behind its prompt, as it was heard and the next turn will bring it. If
+        it generated far more, it was thinking, and that stands between the two."""
+        if event.fault is not None or live.replica in self.view.bound or len(event.chain) <= len(live.request.chain):
+            return False
+        tokens = event.usage.completion_tokens if event.usage is not None else 0
+        return event.said_bytes >= HEARD_SHARE * tokens * self.estimates.bytes_per_token(live.request.model)
+
+    def _learn(self, live: Live, usage: Usage, now: float) -> bool:
+        """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
+        request, lacks = live.request, False
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
         self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens)
         if usage.cached_tokens is not None and live.chosen is not None and not live.paired:
             self.predicted_tokens += live.chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
-            if not live.chosen.exact and self._fleet.memory.overrated(
+            lacks = not live.chosen.exact and self._fleet.memory.overrated(
                 live.replica, live.need, live.chosen.hit_tokens, usage.cached_tokens
-            ):
-                self._fleet.caches(live.replica, request.chain, admission.hints(request, self.law))
+            )
         if request.tokens is not None:
             self._fleet.memory.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
+        return lacks

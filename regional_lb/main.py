@@ -191,12 +191,13 @@ class RegionalBalancer:
         )
         marks = MarkReader(splits)
         self.tokenizers = _tokenizers(config)
-        self.hop_door = Door(self.hop_keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
+        common = (self.observer, self.clock, rng, session, marks, self.tokenizers)
+        self.hop_door = Door(self.hop_keeper, *common, listens=True)
         self.keeper = KeyKeeper(config.region, lambda: self.flow.law, self._offered, config.limits.request_s)
         self.observer.may_record = self.keeper.recorded
         passes = PassVerifier(config.hop.secrets(), config.region, holder(config.instance, self._incarnation))
         pass_keeper = PassKeeper(self.keeper, passes, self.flow, self.clock)
-        self.key_door = Door(pass_keeper, self.observer, self.clock, rng, session, marks, self.tokenizers)
+        self.key_door = Door(pass_keeper, *common, listens=True)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,

@@ -1,4 +1,4 @@
-"""What each replica is thought to hold in its KV cache: a mirror of what it was sent, and its own word if it gives it.
+"""What each replica is thought to hold in its KV cache: a mirror of what it was sent and answered, and its own word.
 
 Invariants: a mirror is no larger than its cache; what a replica says of itself goes before what we think; a tokenizer
 that counts wrong is not gone by. Never chooses, and keeps nothing of replicas that left.

@@ -9,6 +9,7 @@ misleads a guess about a cache and nothing else.
 from bisect import bisect_right
 from itertools import accumulate, pairwise
 from struct import Struct
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -59,6 +60,34 @@ def chain(data: bytes, seed: int) -> tuple[int, ...]:
         view = memoryview(data)
         nodes += [node := xxh3_64_intdigest(view[block], node) for block in _COARSE[: depth - _FINE]]
     return tuple(nodes)
+
+
+class Tail(NamedTuple):
+    """Where the chain of a text goes on: its nodes, the seed of the next one, and what no whole block holds yet.
+
+    What is known to follow may be added to `rest` before the remainder comes.
+    """
+
+    nodes: tuple[int, ...]
+    seed: int
+    rest: bytes
+
+
+def tail(data: bytes, nodes: tuple[int, ...], seed: int) -> Tail:
+    """The tail of a text whose chain is known: `nodes` is `chain(data, seed)`. Keeps less than a block of the text."""
+    if not nodes:
+        return Tail(nodes, seed, data)
+    return Tail(nodes, nodes[-1], data[_ENDS[len(nodes)] :] if len(nodes) < DEPTH_MAX else b"")
+
+
+def go_on(tail: Tail, more: bytes) -> tuple[int, ...]:
+    """The chain of the text and `more`, without the text: as `chain` would give it."""
+    nodes, node, rest = tail
+    data = rest + more
+    start = _ENDS[len(nodes)]
+    cuts = _ENDS[len(nodes) : depth_at(start + len(data)) + 1]
+    added = tuple(node := xxh3_64_intdigest(data[a - start : b - start], node) for a, b in pairwise(cuts))
+    return nodes + added if added else nodes
 
 
 def bytes_at(depth: int) -> int:

@@ -133,13 +133,18 @@ class AttemptBegan(Event, frozen=True):
 
 
 class AttemptEnded(Event, frozen=True):
-    """The upstream's answer was relayed whole. `fault`: what it said of the engine that gave it, if that is broken."""
+    """The upstream's answer was relayed whole. `fault`: what it said of the engine that gave it, if that is broken.
+
+    `chain` is that of the prompt and, behind it, the `said_bytes` of the answer; () where that was not listened to.
+    """
 
     id: str
     attempt: int
     status: int
     usage: Usage | None
     fault: Outcome | None = None
+    chain: tuple[int, ...] = ()
+    said_bytes: int = 0
 
 
 class AttemptRefused(Event, frozen=True):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farhop.balance import outcome
+from farhop.balance import machine, outcome
 from farhop.relay import answers, faults
 from farhop.relay.tap import BodyTap, StreamTap
+from farhop.relay.transcript import Transcript
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Address, Usage
@@ -37,6 +38,7 @@ class AttemptRun:
         "_relay",
         "_status",
         "_tap",
+        "_transcript",
         "began",
         "journey",
         "number",
@@ -51,6 +53,7 @@ class AttemptRun:
         self._onward = b""
         self._length: int | None = None
         self._tap: StreamTap | BodyTap | faults.FaultTap | None = None
+        self._transcript = Transcript(journey.continuation) if journey.continuation is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
         self.began = False
@@ -94,9 +97,9 @@ class AttemptRun:
         if faults.looks_at(answer.status) and not self._relay.upstream_is_tier:
             self._tap, self._length = faults.FaultTap(), answer.length
         elif content_type.startswith(b"text/event-stream"):
-            self._tap = StreamTap(self.journey.hide_usage)
+            self._tap = StreamTap(self.journey.hide_usage, self._transcript)
         elif content_type.startswith(b"application/json"):
-            self._tap, self._length = BodyTap(), answer.length
+            self._tap, self._length = BodyTap(self._transcript), answer.length
         else:
             self._length = answer.length
 
@@ -126,8 +129,7 @@ class AttemptRun:
             self._begin(rest)
         elif rest:
             self.journey.exchange.write(rest)
-        fault = self._tap.fault if self._tap is not None else None
-        self._relay.ended(self, self._status, self.usage, fault)
+        self._relay.ended(self, self._ended())
 
     def lost(self, reason: Outcome) -> None:
         """The upstream is gone, or never came."""
@@ -205,6 +207,12 @@ class AttemptRun:
     def _give_up(self, reason: Outcome) -> None:
         self.abort()
         self._relay.failed(self, reason)
+
+    def _ended(self) -> machine.AttemptEnded:
+        fault = self._tap.fault if self._tap is not None else None
+        chain, said_bytes = self._transcript.told() if self._transcript is not None else ((), 0)
+        request_id, usage = self.journey.request.id, self.usage
+        return machine.AttemptEnded(request_id, self.number, self._status, usage, fault, chain, said_bytes)
 
     def _begin(self, first: bytes) -> None:
         self.began = True

@@ -20,6 +20,7 @@ from farhop.relay.prompt import (
     TOOLS,
     JsonBody,
     Prompt,
+    Said,
     in_order,
     invalid,
     json_reader,
@@ -27,6 +28,9 @@ from farhop.relay.prompt import (
     texts,
 )
 
+_SAID_IN_CHAT = Said("content", ITEM + b"assistant" + FIELD)  # a message of its own
+_SAID_ON = Said("content", b"")  # the last message goes on
+_SAID_IN_COMPLETION = Said("text", b"")
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
 
 
@@ -58,6 +62,7 @@ class _Chat(_Body, kw_only=True):
     messages: list[Message]
     tools: list[Any] | None = None
     max_completion_tokens: int | None = None
+    continue_final_message: Any = None
 
 
 class _Completion(_Body, kw_only=True):
@@ -82,9 +87,18 @@ def _read_chat(body: _Chat) -> Prompt:
     if not body.messages:
         raise invalid("messages", "`messages` must hold at least one message")
     canonical, media_bytes = spell(body.messages, body.tools)
-    if body.max_completion_tokens is not None:
-        return _prompt(body, canonical, body.max_completion_tokens, "max_completion_tokens", media_bytes)
-    return _prompt(body, canonical, body.max_tokens, "max_tokens", media_bytes)
+    limit, param = body.max_completion_tokens, "max_completion_tokens"
+    if limit is None:
+        limit, param = body.max_tokens, "max_tokens"
+    return _prompt(body, canonical, limit, param, media_bytes, _said_in(body))
+
+
+def _said_in(body: _Chat) -> Said | None:
+    if not body.continue_final_message:
+        return _SAID_IN_CHAT
+    last = body.messages[-1]  # its further fields, if it has any, come after its text
+    plain = isinstance(last.content, str) and not (last.name or last.tool_call_id or last.tool_calls)
+    return _SAID_ON if plain else None
 
 
 def spell(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]:
@@ -131,16 +145,25 @@ def _read_completion(body: _Completion) -> Prompt:
     prompt = body.prompt
     canonical = texts(prompt, "prompt")  # not empty from here on
     one = isinstance(prompt, str) or len(prompt) == 1 or isinstance(prompt[0], int)
-    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0, divisible=one and not body.echo)
+    said = _SAID_IN_COMPLETION if isinstance(prompt, str) or isinstance(prompt[0], str) else None  # not of token ids
+    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0, said, divisible=one and not body.echo)
 
 
 def _prompt(
-    body: _Body, canonical: bytes, limit: int | None, param: str, unspelled_bytes: int, *, divisible: bool = True
+    body: _Body,
+    canonical: bytes,
+    limit: int | None,
+    param: str,
+    unspelled_bytes: int,
+    said: Said | None,
+    *,
+    divisible: bool = True,
 ) -> Prompt:
     if limit is not None and limit < 1:
         raise invalid(param, f"`{param}` must be at least 1")
     options = body.stream_options
     stream = bool(body.stream)
+    divisible = divisible and body.n in (None, 1) and body.prompt_logprobs is None
     return Prompt(
         model=body.model,
         canonical=canonical,
@@ -149,7 +172,8 @@ def _prompt(
         max_tokens=limit,
         cache_salt=body.cache_salt or "",
         unspelled_bytes=unspelled_bytes,
-        divisible=divisible and body.n in (None, 1) and body.prompt_logprobs is None,
+        divisible=divisible,
+        said=said if divisible else None,
     )
 
 
@@ -185,6 +209,36 @@ def ask_for_usage(body: bytes) -> bytes:
     options["include_usage"] = msgspec.Raw(b"true")
     document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     return msgspec.json.encode(document)
+
+
+class _Spoken(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    """Of a chat or of a completion."""
+
+    message: _Spoken | None = None
+    text: str | None = None
+
+
+class _Document(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+_document = msgspec.json.Decoder(_Document)
+
+
+def said_in(document: bytes) -> bytes:
+    """The text of the answer in a document that is not a stream; b"" where there is none, or more than one."""
+    try:
+        choices = _document.decode(document).choices
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return b""
+    if len(choices) != 1:
+        return b""
+    text = choices[0].message.content if choices[0].message is not None else choices[0].text
+    return text.encode() if text else b""
 
 
 class _PromptDetails(msgspec.Struct):

@@ -34,6 +34,14 @@ class BodyError(Exception):
         self.outcome, self.detail, self.param = reason, detail, param
 
 
+class Said(msgspec.Struct, frozen=True):
+    """How a text answer goes on from its prompt: the member that holds it, in a stream's events as in a document, and
+    what comes before it in the canonical text of the next turn."""
+
+    key: str
+    opening: bytes
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """What routing needs of a body.
 
@@ -41,7 +49,8 @@ class Prompt(msgspec.Struct, frozen=True):
     what an engine computes before its first token, in bytes of text that cost as much: images and audio, a query
     repeated for each document. `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
     of its stream, so that we ask (`openai.ask_for_usage`) and keep the answer to ourselves. `divisible`: one prompt and
-    one answer that tells nothing of the prompt, so that one engine may prefill and another decode.
+    one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `said` is None where
+    it cannot be told how the next turn's text will go on from this one.
     """
 
     model: str
@@ -52,6 +61,7 @@ class Prompt(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     unspelled_bytes: int = 0
     divisible: bool = False
+    said: Said | None = None
 
 
 # Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.head). A reader raises

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from farhop.relay.inbound import Exchange
     from farhop.relay.outbound import Pool
-
+    from farhop.relay.transcript import Continuation
 
 _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: who passes a request on says so
 
@@ -55,7 +55,7 @@ class Tier(Protocol):
 
 
 class Journey:
-    """One request under way. `context` belongs to the tier."""
+    """One request under way. `context` belongs to the tier. With a `continuation` its answer is listened to."""
 
     __slots__ = (
         "_relay",
@@ -64,6 +64,7 @@ class Journey:
         "began_at",
         "body",
         "context",
+        "continuation",
         "due",
         "exchange",
         "forward",
@@ -79,10 +80,11 @@ class Journey:
     )
 
     def __init__(
-        self, relay: Relay, exchange: Exchange, request: Request, body: bytes, hide_usage: bool, context: Any
-    ) -> None:
+        self, relay: Relay, exchange: Exchange, request: Request, body: bytes, hide_usage: bool, context: Any,
+        continuation: Continuation | None,
+    ) -> None:  # fmt: skip
         self._relay, self.exchange, self.request, self.body = relay, exchange, request, body
-        self.hide_usage, self.context = hide_usage, context
+        self.hide_usage, self.context, self.continuation = hide_usage, context, continuation
         self.attempt: AttemptRun | PrefillRun | None = None
         self.forward: machine.Forward | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -167,9 +169,10 @@ class Relay:
         hide_usage: bool,
         context: Any,
         arrived_at: float | None = None,
+        continuation: Continuation | None = None,
     ) -> None:
         """Take a request that was read whole and identified; `arrived_at` if that was not just now."""
-        journey = Journey(self, exchange, request, body, hide_usage, context)
+        journey = Journey(self, exchange, request, body, hide_usage, context, continuation)
         if arrived_at is not None:
             journey.arrived_at = arrived_at
         exchange.body = b""  # the journey has it, perhaps changed
@@ -226,17 +229,16 @@ class Relay:
         self.react(machine.AttemptBegan(journey.request.id, attempt.number, status))
         return journey.attempt is attempt
 
-    def ended(self, attempt: AttemptRun, status: int, usage: Usage | None, fault: Outcome | None = None) -> None:
-        """The answer is whole. `fault`: what it said of its engine."""
+    def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
+        """The answer is whole."""
         journey = attempt.journey
-        if journey.attempt is not attempt:
-            return
-        reason = fault or (outcome.SERVED if status < 400 else outcome.ENGINE_ERROR)
-        self._forget(journey)
-        journey.exchange.finish()
-        self._end_attempt(journey, reason)
-        self.react(machine.AttemptEnded(journey.request.id, attempt.number, status, usage, fault))
-        self._conclude(journey, reason)
+        if journey.attempt is attempt:
+            reason = event.fault or (outcome.SERVED if event.status < 400 else outcome.ENGINE_ERROR)
+            self._forget(journey)
+            journey.exchange.finish()
+            self._end_attempt(journey, reason)
+            self.react(event)
+            self._conclude(journey, reason)
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below said no."""

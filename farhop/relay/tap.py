@@ -1,7 +1,8 @@
 """Listening to an answer as it passes: whole events, the engine's usage, and whether it ends in an engine's error.
 
 Payload passes as received. Two things are held: an event not yet complete (so that a broken stream ends between
-events), and the usage chunk that only we asked for. Never keeps an answer beyond what finding its usage needs.
+events), and the usage chunk that only we asked for. A transcript, where there is one, gets whole events or the body.
+Never keeps an answer beyond what finding its usage needs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from farhop.relay.openai import usage_of
 if TYPE_CHECKING:
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
+    from farhop.relay.transcript import Transcript
 
 EVENT_BYTES_MAX = 256 * 1024  # an event longer than this passes in pieces: it is not usage, and memory is bounded
 BODY_BYTES_MAX = 256 * 1024  # of a longer body only the end is kept: where usage is the last member, it is found there
@@ -32,10 +34,10 @@ class StreamTap:
     for `[DONE]`, so the last two segments' events are kept and looked at then: searching each would cost every chunk.
     """
 
-    __slots__ = ("_before", "_hide", "_last", "_tail", "fault", "usage")
+    __slots__ = ("_before", "_hide", "_last", "_tail", "_transcript", "fault", "usage")
 
-    def __init__(self, hide_usage: bool) -> None:
-        self._hide = hide_usage
+    def __init__(self, hide_usage: bool, transcript: Transcript | None = None) -> None:
+        self._hide, self._transcript = hide_usage, transcript
         self._tail = self._before = self._last = b""
         self.usage: Usage | None = None
         self.fault: Outcome | None = None
@@ -45,6 +47,8 @@ class StreamTap:
         # Nearly always a segment is a whole number of events without usage: two comparisons, no copy.
         if not self._tail and data.endswith(_END) and not _has_usage(data):
             self._before, self._last = self._last, data
+            if self._transcript is not None:
+                self._transcript.hear(data)
             return data
         return self._slow(data)
 
@@ -53,8 +57,12 @@ class StreamTap:
         events, self._tail = _split(data)
         if events:
             self._before, self._last = self._last, b"".join(events)
+            if self._transcript is not None:
+                self._transcript.hear(self._last)
         if len(self._tail) > EVENT_BYTES_MAX:
             events, self._tail = [*events, self._tail], b""
+            if self._transcript is not None:
+                self._transcript.miss()
         return b"".join(event for event in events if not self._is_ours(event))
 
     def _is_ours(self, event: bytes) -> bool:
@@ -96,12 +104,13 @@ def _split(data: bytes) -> tuple[list[bytes], bytes]:
 class BodyTap:
     """For one JSON answer: keeps a bounded copy until its usage can be read. `fault`: a failure has another tap."""
 
-    __slots__ = ("_parts", "_size", "usage")
+    __slots__ = ("_parts", "_size", "_transcript", "usage")
 
     fault = None
 
-    def __init__(self) -> None:
+    def __init__(self, transcript: Transcript | None = None) -> None:
         self._parts: list[bytes] = []
+        self._transcript = transcript
         self._size = 0
         self.usage: Usage | None = None
 
@@ -121,6 +130,8 @@ class BodyTap:
             if self._size > BODY_BYTES_MAX:
                 # Valid JSON again only if `usage` was a member of the outermost object: nobody's text can imitate it.
                 document = b"{" + document[document.rfind(b'"usage"') :]
+            elif self._transcript is not None:
+                self._transcript.read(document)
             self.usage = usage_of(document)
             self._parts.clear()
         return b""

@@ -139,4 +139,4 @@ class TogetherRun(AttemptRun):
         self._status, self._tap, self._length = told.status, None, len(told.body)
         self._onward = b"content-type: %b\r\n" % told.content_type if told.content_type else b""
         self._begin(told.body)
-        self._relay.ended(self, told.status, None)
+        self._relay.ended(self, self._ended())

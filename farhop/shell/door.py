@@ -18,6 +18,7 @@ from farhop.balance.machine import Request
 from farhop.identity import passes
 from farhop.relay import answers, bodies, openai, paths
 from farhop.relay.paths import Kind, PathRefusal
+from farhop.relay.transcript import continuation
 from farhop.shell.marks import VERSION_HEADER
 from farhop.shell.observe import Visit
 from farhop.shell.tokens import INLINE_BYTES_MAX
@@ -86,7 +87,7 @@ class Advisor(Protocol):
 
 class Door:
     """A listener's gate. `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone
-    may be asked for here, too."""
+    may be asked for here, too. `listens`: what engines answer is of use here, as they hold it behind its prompt."""
 
     def __init__(
         self,
@@ -98,8 +99,10 @@ class Door:
         marks: MarkReader | None = None,
         tokenizers: Tokenizers | None = None,
         advisor: Advisor | None = None,
+        *,
+        listens: bool = False,
     ) -> None:
-        self._advisor = advisor
+        self._advisor, self._listens = advisor, listens
         self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
         self._session, self._marks, self._tokenizers = session, marks, tokenizers
         self.relay: Relay | None = None
@@ -185,8 +188,11 @@ class Door:
         """Begin the journey; `since` when it would have begun, had its prompt not been read before."""
         assert self.relay is not None
         body = openai.ask_for_usage(exchange.body) if prompt.hide_usage else exchange.body
+        visit: Visit = exchange.context
+        assert visit.caller is not None  # `head` let it pass
+        more = continuation(prompt, request.chain, _seed(visit.caller, prompt)) if self._listens else None
         self.relay.start(
-            exchange, request, body, hide_usage=prompt.hide_usage, context=exchange.context, arrived_at=since
+            exchange, request, body, hide_usage=prompt.hide_usage, context=visit, arrived_at=since, continuation=more
         )
 
     def spelled(self, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
@@ -217,7 +223,6 @@ class Door:
         Raises bodies.BodyError.
         """
         prompt, marks = bodies.read(kind, body, path, headers), self._marks
-        seed = chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
         request = Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
             id=f"{self._rng.getrandbits(64):016x}",
@@ -225,7 +230,7 @@ class Door:
             model=prompt.model,
             prompt_bytes=len(prompt.canonical) + prompt.unspelled_bytes,
             body_bytes=len(body),
-            chain=chain.chain(prompt.canonical, seed),
+            chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
             deadline=self._clock.now() + caller.deadline_s,
             max_tokens=prompt.max_tokens,
             stream=prompt.stream,
@@ -293,6 +298,10 @@ def narrow_of(value: bytes | None) -> tuple[str, ...] | None:
     places = tuple(place.strip(" \t") for place in value.decode("latin-1").split(","))
     fits = len(value) <= NARROW_BYTES_MAX and len(places) <= NARROW_PLACES_MAX
     return places if fits and all(map(_PLACE.fullmatch, places)) else None
+
+
+def _seed(caller: Caller, prompt: Prompt) -> int:
+    return chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
 
 
 def _model_list(models: list[str]) -> Reply:

@@ -88,7 +88,8 @@ def _row(what: str, make: Callable[[], Flow]) -> Row:
             now = 100.0 + i * 0.01
             flow.handle(machine.RequestArrived(request), now)
             flow.handle(machine.AttemptBegan(request.id, 1, 200), now + 0.001)
-            flow.handle(machine.AttemptEnded(request.id, 1, 200, Usage(8192, 100, 4096)), now + 0.002)
+            heard = ((*request.chain, i + 1), 400) if isinstance(flow, regional_flow.RegionalFlow) else ((), 0)
+            flow.handle(machine.AttemptEnded(request.id, 1, 200, Usage(8192, 100, 4096), None, *heard), now + 0.002)
         samples.append((time.process_time() - began) / REQUESTS * 1e6)
     return Row(what, statistics.median(samples), min(samples), max(samples))
 

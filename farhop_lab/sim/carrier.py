@@ -73,12 +73,13 @@ class Attempt(Protocol):
 
 
 class Prompt:
-    """What a machine does not see of a request. `answer_tokens` None: as long as the model likes."""
+    """What a machine does not see of a request. `answer_tokens` None: as long as the model likes. `seed` is that of its
+    chain."""
 
-    __slots__ = ("answer_tokens", "text")
+    __slots__ = ("answer_tokens", "seed", "text")
 
-    def __init__(self, text: bytes, answer_tokens: int | None) -> None:
-        self.text, self.answer_tokens = text, answer_tokens
+    def __init__(self, text: bytes, answer_tokens: int | None, seed: int = 0) -> None:
+        self.text, self.answer_tokens, self.seed = text, answer_tokens, seed
 
 
 class Journey:
@@ -167,12 +168,18 @@ class Carrier:
                 journey.started = True
                 journey.client.began(status)
 
-    def ended(self, journey: Journey, attempt: Attempt, status: int, usage: Usage | None) -> None:
+    def ended(
+        self, journey: Journey, attempt: Attempt, status: int, usage: Usage | None,
+        chain: tuple[int, ...] = (), said_bytes: int = 0,
+    ) -> None:  # fmt: skip
         """The answer is whole."""
         if journey.attempt is attempt:
             self._forget(journey)
             journey.attempt = None
-            self.react(machine.AttemptEnded(journey.request.id, attempt.number, status, usage))
+            ended = machine.AttemptEnded(
+                journey.request.id, attempt.number, status, usage, chain=chain, said_bytes=said_bytes
+            )
+            self.react(ended)
             journey.client.ended(status, usage)
 
     def refused(self, journey: Journey, attempt: Attempt, reason: Outcome, wait_ms: float | None) -> None:

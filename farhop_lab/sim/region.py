@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
+from farhop.balance.chain import go_on, tail
 from farhop.store import report as reports
 from farhop_lab.sim.carrier import Carrier
+from farhop_lab.sim.engines import Spoken
 from farhop_lab.sim.measures import use_of
 from farhop_lab.sim.statutes import Statutes
 from regional_lb.report import LONGEST_GAP_S, LOOK_S, Reporter, moved
@@ -60,8 +62,11 @@ class EngineAttempt:
         self._timeline.after(self._away_s, self._carrier.began, self._journey, self, 200)
 
     def done(self, usage: Usage) -> None:
-        """See engines.Job."""
-        self._timeline.after(self._away_s, self._carrier.ended, self._journey, self, 200, usage)
+        """See engines.Job. What it said goes on from the prompt, as the relay would hear it."""
+        journey, said = self._journey, usage.text if isinstance(usage, Spoken) else b""
+        end = tail(self.prompt, journey.request.chain, journey.prompt.seed)
+        chain = go_on(end, said) if said else ()
+        self._timeline.after(self._away_s, self._carrier.ended, journey, self, 200, usage, chain, len(said))
 
     def abort(self) -> None:
         """See carrier.Attempt."""

@@ -242,13 +242,14 @@ class World:
         self._arrivals += 1
         request_id, text = f"r{self._arrivals}", prompt.text
         carrier: Entrance = self.regions[entry].carrier if balancer is None else balancer.carrier
+        prompt.seed = self._scope(who.tenant)
         request = Request(
             id=request_id,
             tenant=who.tenant,
             model=MODEL,
             prompt_bytes=len(text),
             body_bytes=len(text) + 200,
-            chain=chain.chain(text, self._scope(who.tenant)),
+            chain=chain.chain(text, prompt.seed),
             deadline=carrier.clock() + who.deadline_s,
             priority=who.priority,
             max_tokens=max_tokens,

@@ -74,7 +74,9 @@ def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> Non
     book.at(0.07).on(PrefillEnded("q", 1)).expect()
     assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, 1100))
     assert set(flow.trie.match(request("q", BYTES).chain)) == {"p1"}  # what the other took over it does not keep
-    book.at(1.06).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 0))).expect()
+    whole = (*request("q", BYTES).chain, 1)
+    book.at(1.06).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 0), chain=whole, said_bytes=204)).expect()
+    assert set(flow.trie.match(whole)) == {"p1"}  # nor what it answered
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
     assert flow.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty, from its first token on
     assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)

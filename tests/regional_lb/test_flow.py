@@ -159,11 +159,12 @@ class RegionalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
 
     @precondition(lambda self: self.referee.states("started"))
-    @rule(n=st.integers(0, 9), told=st.booleans(), fault=st.sampled_from((None, None, *FAULTS)))
-    def attempt_ends(self, n: int, told: bool, fault: outcome.Outcome | None) -> None:
+    @rule(n=st.integers(0, 9), told=st.booleans(), heard=st.booleans(), fault=st.sampled_from((None, None, *FAULTS)))
+    def attempt_ends(self, n: int, told: bool, heard: bool, fault: outcome.Outcome | None) -> None:
         if rider := self._one(n, "started"):
             usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if told else None
-            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage, fault))
+            said = ((*rider.request.chain, 1 + n), 300) if heard else ((), 0)
+            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage, fault, *said))
 
     @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
@@ -333,6 +334,66 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
     assert flow.trie.match_one("r1", first.chain) == 20  # the first was gone, but for what the second brought back
     assert flow.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
+
+
+SAID = 4096  # bytes of an answer: 1,024 tokens
+
+
+def _turn(flow: Any, asked: machine.Request, said: tuple[int, ...], now: float = 0.0, **ended: Any) -> Forward:
+    """One request, served whole."""
+    (forward,) = [c for c in flow.handle(machine.RequestArrived(asked), now) if isinstance(c, Forward)]
+    flow.handle(machine.AttemptBegan(asked.id, 1, 200), now + 0.1)
+    last = {"status": 200, "usage": Usage(asked.prompt_bytes // 4, SAID // 4), "chain": said, "said_bytes": SAID}
+    flow.handle(machine.AttemptEnded(asked.id, 1, **last | ended), now + 0.2)
+    return forward
+
+
+def _turns(prompt_bytes: int = 4096) -> tuple[machine.Request, machine.Request]:
+    """A request, and the next, which goes on from its prompt and an answer."""
+    return request("a", prompt_bytes), request("b", prompt_bytes + SAID, says="a")
+
+
+def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_finds_it() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
+    first, second = _turns()
+    target = _turn(flow, first, second.chain).target
+    assert flow.trie.match(second.chain) == {target: len(second.chain)}
+    again = _turn(flow, second, (), 1.0)
+    assert again.target == target
+    assert again.reasons.chosen.hit_tokens == (4096 + SAID) / 4
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        {"chain": (), "said_bytes": 0},
+        {"fault": outcome.ENGINE_ERROR},
+        {"status": 500},
+        {"said_bytes": SAID // 2 - 1},  # as much was thought as was said
+        {"usage": Usage(1024, 2 * SAID // 4 + 1)},
+    ],
+    ids=["unheard", "fault", "error", "thought", "thought too"],
+)
+def test_what_was_not_heard_whole_or_not_all_it_generated_is_not_thought_to_be_held(ended: dict[str, Any]) -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = _turns()
+    _turn(flow, first, second.chain, **ended)
+    assert flow.trie.match(second.chain) == {"r1": len(first.chain)}
+
+
+def test_without_a_count_of_tokens_what_was_heard_counts() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = _turns()
+    _turn(flow, first, second.chain, usage=None)
+    assert flow.trie.match_one("r1", second.chain) == len(second.chain)
+
+
+def test_an_answer_to_a_prompt_that_was_not_found_cached_is_held_with_it() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = _turns(64 * 1024)
+    flow.trie.insert("r1", first.chain)
+    _turn(flow, first, second.chain, usage=Usage(16 * 1024, SAID // 4, 0))
+    assert flow.trie.match_one("r1", second.chain) == len(second.chain)
 
 
 def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:

@@ -5,7 +5,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from farhop.balance.chain import BLOCK_BYTES, DEPTH_MAX, bytes_at, chain, depth_at, marked_depth, marks, seed_of
+from farhop.balance.chain import (
+    BLOCK_BYTES,
+    DEPTH_MAX,
+    bytes_at,
+    chain,
+    depth_at,
+    go_on,
+    marked_depth,
+    marks,
+    seed_of,
+    tail,
+)
 
 RUN = settings(max_examples=150, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 2**64 - 1)
@@ -52,6 +63,30 @@ def test_a_node_is_its_block_hashed_over_the_node_before(n_bytes: int, seed: int
         start += size
     assert chain(data, seed) == tuple(expected)
     assert chain(bytes(bytearray(data)), seed) == chain(data, seed)
+
+
+@given(LENGTHS, LENGTHS, SEEDS, st.data())
+@RUN
+def test_a_chain_goes_on_from_its_tail_wherever_it_is_cut(
+    length: int, known: int, seed: int, data: st.DataObject
+) -> None:
+    whole = text(length)
+    cut = data.draw(st.integers(0, length))
+    prompt, more = whole[:cut], whole[cut:]
+    end = tail(prompt, chain(prompt, seed), seed)
+    assert go_on(end, more) == chain(whole, seed)
+    assert len(end.rest) < max(BLOCK_BYTES)
+    # What is known to follow may be put before the rest, however long it is.
+    opening = more[: min(known, len(more))]
+    assert go_on(end._replace(rest=end.rest + opening), more[len(opening) :]) == chain(whole, seed)
+
+
+@pytest.mark.parametrize("cut", [0, 100, bytes_at(DEPTH_MAX) - 1, bytes_at(DEPTH_MAX), bytes_at(DEPTH_MAX) + 5000])
+def test_a_bounded_chain_goes_on_to_its_bound(cut: int) -> None:
+    whole = text(bytes_at(DEPTH_MAX) + 10_000)
+    end = tail(whole[:cut], chain(whole[:cut], 1), 1)
+    assert go_on(end, whole[cut:]) == chain(whole, 1)
+    assert len(end.rest) <= max(BLOCK_BYTES)
 
 
 @given(st.integers(0, 5_000_000))

@@ -20,6 +20,7 @@ from farhop.relay.inbound import Exchange, InboundLimits
 from farhop.relay.listener import Listener
 from farhop.relay.outbound import OutboundLimits, Pool
 from farhop.relay.relay import Relay
+from farhop.relay.transcript import Continuation
 
 
 def no_tls() -> ssl.SSLContext:
@@ -125,6 +126,7 @@ class ScriptedGate:
         self.exchanges: list[Exchange] = []
         self.abandoned: list[tuple[str, int]] = []
         self.hide_usage = False
+        self.continuation: Continuation | None = None
         self.break_at = ""
 
     def head(self, exchange: Exchange) -> answers.Reply | None:
@@ -153,7 +155,9 @@ class ScriptedGate:
             chain=(),
             deadline=time.monotonic() + 60.0,
         )
-        self.relay.start(exchange, request, exchange.body, hide_usage=self.hide_usage, context=None)
+        self.relay.start(
+            exchange, request, exchange.body, hide_usage=self.hide_usage, context=None, continuation=self.continuation
+        )
 
 
 class Stage:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from relay_wire import SSE, Line, chunk, plain, post, until
 
+from farhop.balance.chain import chain, tail
+from farhop.balance.machine import AttemptEnded
 from farhop.relay.outbound import OutboundLimits
+from farhop.relay.transcript import Continuation
 
 
 async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) -> None:
@@ -50,6 +53,27 @@ async def test_the_version_that_served_is_the_tiers_below_to_say_and_no_engines(
     s = await stage(over_tier=over_tier)
     s.upstream.answer = lambda _m: plain(b"{}", headers=b"Content-Type: application/json\r\nX-Farhop-Version: v2\r\n")
     assert (await s.ask(post())).get("x-farhop-version") == ("v2" if over_tier else None)
+
+
+PROMPT = b"p" * 1000
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("listens", [True, False])
+async def test_where_it_is_listened_to_the_machine_is_told_prompt_and_answer(
+    stage: Any, stream: bool, listens: bool
+) -> None:
+    s = await stage()
+    known = chain(PROMPT, 7)
+    s.gate.continuation = Continuation(tail(PROMPT, known, 7), "text") if listens else None
+    body = b'{"choices":[{"index":0,"text":"%b"}]}' % (b"a" * 400)
+    events = chunk(b"data: " + body[:50]) + chunk(body[50:] + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    json = b"content-type: application/json\r\n"
+    s.upstream.answer = lambda _m: SSE + events if stream else plain(body, headers=json)
+    assert body in (await s.ask(post())).body
+    ended = s.flow.heard[-1]
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.chain, ended.said_bytes) == ((chain(PROMPT + b"a" * 400, 7), 400) if listens else ((), 0))
 
 
 async def test_a_large_body_arrives_whole_both_ways(stage: Any) -> None:

@@ -353,3 +353,50 @@ def test_one_prompt_and_one_answer_can_be_divided(prompt: Any, more: dict[str, A
     assert completion(prompt, **more).divisible is divisible
     assert chat([user("hi")], **more).divisible is (more.get("n") in (None, 1) and "prompt_logprobs" not in more)
     assert not completion(prompt, **{**more, "echo": True}).divisible
+
+
+@given(st.lists(MESSAGE, min_size=1, max_size=3), TEXT, st.lists(MESSAGE, max_size=2), st.data())
+@RUN
+def test_a_chats_next_turn_begins_with_what_was_said(
+    messages: list[Any], answer: str, more: list[Any], data: Any
+) -> None:
+    """Whether the answer is a message of its own or the end of the last one, and whatever it has beside its text."""
+    goes_on = data.draw(st.booleans())
+    asked = chat(messages, continue_final_message=goes_on, add_generation_prompt=not goes_on)
+    if asked.said is None:
+        assert goes_on
+        return
+    if goes_on:
+        said = [{**messages[-1], "content": messages[-1]["content"] + answer}]
+        turn = [*messages[:-1], *said, *more]
+    else:
+        calls = data.draw(st.sampled_from([{}, {"tool_calls": [{"id": "1"}]}, {"name": "n"}]))
+        turn = [*messages, {"role": "assistant", "content": answer, **calls}, *more]
+    assert asked.said.key == "content"
+    assert chat(turn).canonical.startswith(asked.canonical + asked.said.opening + answer.encode())
+
+
+@given(TEXT.filter(bool), TEXT, TEXT)
+@RUN
+def test_a_completions_next_turn_begins_with_what_was_said(prompt: str, answer: str, more: str) -> None:
+    for asked in (completion(prompt), completion([prompt])):
+        assert asked.said == openai.Said("text", b"")
+        assert completion(prompt + answer + more).canonical.startswith(asked.canonical + answer.encode())
+
+
+def test_whose_answer_is_not_listened_to() -> None:
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
+    for heard in (chat([user("a")]), chat([user("a")], n=1), chat([parts]), completion("a")):
+        assert heard.said is not None
+    for unheard in (
+        chat([user("a")], n=2),
+        chat([user("a")], prompt_logprobs=1),
+        chat([parts], continue_final_message=True),
+        chat([{"role": "assistant", "content": "a", "name": "b"}], continue_final_message=True),
+        completion("a", echo=True),
+        completion(["a", "b"]),
+        completion([1, 2]),
+        completion([[1, 2]]),
+        bodies.read(Kind.EMBEDDINGS, b'{"model":"m","input":"a"}'),
+    ):
+        assert unheard.said is None

@@ -12,6 +12,7 @@ import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, topology, until
 
 from farhop.balance import outcome
+from farhop.balance.machine import AttemptEnded, Event, RequestArrived
 from farhop.shell.door import NARROW_BYTES_MAX, NARROW_PLACES_MAX, _Reading, narrow_of
 
 
@@ -46,6 +47,32 @@ async def test_a_stream_is_asked_for_its_usage_and_keeps_it_to_itself(up: Both, 
     assert engine.seen[-1][1]["stream_options"] == {"include_usage": True}
     asked = await send(up.entry, chat(body={**streaming(), "stream_options": {"include_usage": True}}))
     assert b'"usage"' in asked.body
+
+
+@pytest.mark.parametrize(("stream", "said"), [(False, "hello"), (True, "onetwothree")])
+async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_does_not(
+    up: Both, monkeypatch: pytest.MonkeyPatch, stream: bool, said: str
+) -> None:
+    heard: dict[str, list[Event]] = {"regional": [], "global": []}
+    for tier, flow in (("regional", up.regional.flow), ("global", up.global_.flow)):
+
+        def handle(event: Event, now: float, tier: str = tier, real: Any = flow.handle) -> Any:
+            heard[tier].append(event)
+            return real(event, now)
+
+        monkeypatch.setattr(flow, "handle", handle)
+    talk = [{"role": "user", "content": "x" * 500}]
+    turn = [*talk, {"role": "assistant", "content": said}, {"role": "user", "content": "y" * 500}]
+    for messages in (talk, turn):
+        body = {"model": MODEL, "messages": messages, "stream": stream}
+        assert (await send(up.entry, chat(body=body))).status == 200
+        await up.at_rest()
+    first, second = (event.request for event in heard["regional"] if isinstance(event, RequestArrived))
+    ended, _ = (event for event in heard["regional"] if isinstance(event, AttemptEnded))
+    assert (len(first.chain), len(ended.chain), ended.said_bytes) == (1, 2, len(said))  # blocks of 256 bytes
+    assert second.chain[:2] == ended.chain
+    above = [event for event in heard["global"] if isinstance(event, AttemptEnded)]
+    assert [(event.chain, event.said_bytes) for event in above] == [((), 0)] * 2
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ class Script:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, float]] = []
+        self.last: Event | None = None
         self.says: dict[str, list[Command]] = {}
 
     def handle(self, event: Event, now: float) -> list[Command]:
         kind = type(event).__name__
         self.heard.append((kind, round(now, 3)))
+        self.last = event
         return self.says.pop(kind, [])
 
 
@@ -90,7 +92,8 @@ def test_a_request_served(stand: Stand) -> None:
     (attempt,) = stand.tries
     stand.timeline.run(1.0)
     stand.carrier.began(stand.journey, attempt, 200)
-    stand.carrier.ended(stand.journey, attempt, 200, None)
+    stand.carrier.ended(stand.journey, attempt, 200, None, (1, 2), 300)
+    assert stand.flow.last == machine.AttemptEnded(stand.journey.request.id, 1, 200, None, None, (1, 2), 300)
     assert stand.flow.heard == [("RequestArrived", 1000.0), ("AttemptBegan", 1001.0), ("AttemptEnded", 1001.0)]
     assert stand.someone.heard == [("began", 200), ("ended", 200)]
     assert stand.carrier.under_way == 0

@@ -3,7 +3,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from farhop.store.report import RegionReport
-from farhop_lab.sim.scenery import MODEL, Reporting, flat, station
+from farhop_lab.sim.measures import Fate
+from farhop_lab.sim.scenery import MODEL, Reporting, flat, gpus, station
 from farhop_lab.sim.world import World
 
 
@@ -54,6 +55,30 @@ def test_it_learns_what_its_engines_say() -> None:
     assert (sample.waiting, sample.running) == (0, 0)
     assert abs(flow.estimates.bytes_per_token(MODEL) - 4.0) < 0.1
     assert 1900.0 < flow.speeds["gpu-0"].service_ms < 26_000.0
+
+
+def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next_turn() -> None:
+    world = World(5, flat(["paris"]), {"paris": gpus("a100", 1)}, balancers={})
+    talk, turns = b"who are you? " * 100, list[Fate]()
+
+    def heard(fate: Fate, said: bytes) -> None:
+        nonlocal talk
+        turns.append(fate)
+        assert said
+        talk += said + b"and then? " * 10
+        if len(turns) < 3:
+            say()
+
+    def say() -> None:
+        world.arrive("paris", "t", direct=True, text=talk, answer_tokens=200, heard=heard)
+
+    world.at(1.0, say)
+    world.run(60.0)
+    assert [fate.outcome for fate in turns] == ["served"] * 3
+    flow = world.regions["paris"].flow
+    found = sum(fate.cached_tokens for fate in turns)
+    assert found > sum(fate.prompt_tokens + fate.answer_tokens - 32 for fate in turns[:2])
+    assert abs(flow.predicted_tokens - found) < 2 * (64 + 16)  # a block of ours and of theirs, twice
 
 
 def test_it_reports_in_step_however_it_lived() -> None:
