@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from farhop_lab.client import Result, answer
 from farhop_lab.world import World, WorldSettings
 
 T = TypeVar("T")
+
+# Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
+settings.register_profile("farhop", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("farhop")
 
 
 class RunningWorld:
@@ -51,6 +56,14 @@ class RunningWorld:
         }
         entries = [run.entry for run in self.world.regions.values()]
         return self.call(answer([self.entry(region)], f"sk-farhop-{tenant}", body, trusted=entries, **options))
+
+
+async def soonest(measure: Callable[[], Awaitable[float]], below_s: float, tries: int = 20) -> None:
+    """It takes less than this, at least once: a busy machine makes a try take longer, and never shorter."""
+    took_s: list[float] = []
+    while not took_s or took_s[-1] >= below_s:
+        assert len(took_s) < tries, f"never below {below_s} s: {took_s}"
+        took_s.append(await measure())
 
 
 @pytest.hookimpl(tryfirst=True)

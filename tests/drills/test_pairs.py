@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,7 @@ from farhop_lab.engine.faults import Fault
 from farhop_lab.engine.sequence import Sequence, Voice
 from farhop_lab.engine.text import write_all
 from regional_lb.main import RegionalBalancer
+from tests.conftest import soonest
 
 KEY = {"authorization": "Bearer sk-farhop-anywhere"}
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -194,16 +196,22 @@ async def test_a_frozen_prefill_engine_is_given_up_and_its_requests_are_served()
 async def test_a_client_that_leaves_stops_both_engines(half: str) -> None:
     async with _world() as world:
         first, second = world.p.replica.core, [gpu.replica.core for gpu in world.d]
-        asking = asyncio.create_task(world.ask(_prompt("gina", 4000), max_tokens=2000))
-        if half == "prefill":
-            await until(lambda: first.has_work)
-        else:
-            await until(lambda: any(core.running for core in second))
-        left_at = time.monotonic()
-        asking.cancel()
-        await until(lambda: not first.has_work and not any(core.has_work for core in second))
-        assert time.monotonic() - left_at < 1.0  # at once; the bound is for busy machines
-        await world.at_rest()
+        names = (f"gina {n}" for n in itertools.count())
+
+        async def leave() -> float:
+            asking = asyncio.create_task(world.ask(_prompt(next(names), 4000), max_tokens=2000))
+            if half == "prefill":
+                await until(lambda: first.has_work)
+            else:
+                await until(lambda: any(core.running for core in second))
+            left_at = time.monotonic()
+            asking.cancel()
+            await until(lambda: not first.has_work and not any(core.has_work for core in second))
+            took_s = time.monotonic() - left_at
+            await world.at_rest()
+            return took_s
+
+        await soonest(leave, 1.0)
 
 
 async def test_a_client_does_not_say_where_kv_is_fetched_from() -> None:

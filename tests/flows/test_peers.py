@@ -153,7 +153,7 @@ def _slots_seen(above: GlobalBalancer) -> list[int]:
 
 
 async def _stored(west: Region, n: int) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(10.0):
         while sum((await west.stored()).values()) != n:
             await asyncio.sleep(0.02)
 

@@ -109,7 +109,7 @@ async def test_a_closed_store_says_so():
 
 async def connected(link):
     """Until the link has a client; its first call is made in the same step."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(10.0):
         while link._client is None:
             await asyncio.sleep(0)
 
