@@ -11,11 +11,12 @@ import aiohttp
 import pytest
 
 from farhop_lab.client import Delta, Result, ask
+from tests.conftest import soonest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import RunningWorld, soonest
+    from tests.conftest import RunningWorld
 
 ALL = frozenset(("virginia", "frankfurt", "tokyo"))
 
