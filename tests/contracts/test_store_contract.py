@@ -19,7 +19,7 @@ from farhop.store.hubs import Hubs
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATIENCE_S = 8.0
-TIMEOUT_S = 0.6
+TIMEOUT_S = 1.2
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ class Terminal:
 
     def nothing_left(self) -> None:
         """No process, no file."""
-        self.until(lambda: not any(map(alive, self.children)), 5.0)
+        self.until(lambda: not any(map(alive, self.children)))
         assert list(self.folder.iterdir()) == []
         assert not self.world.exists()
 
