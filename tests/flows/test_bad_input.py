@@ -84,7 +84,7 @@ def _refused(tier: str, path: Path, **more: str) -> tuple[list[str], float]:
     process = subprocess.Popen(
         command(tier, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**more)
     )
-    hung = Timer(20.0, process.kill)
+    hung = Timer(60.0, process.kill)
     hung.start()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and its figures can still be read
     took_s = time.monotonic() - began - _kept_waiting_s(process.pid)
