@@ -59,7 +59,7 @@ class RunningWorld:
 
 
 async def soonest(measure: Callable[[], Awaitable[float]], below_s: float, tries: int = 20) -> None:
-    """It takes less than this, at least once: a busy machine makes a try take longer, and never shorter."""
+    """What is measured is below this at least once: what a busy machine adds to a time it does not add every time."""
     took_s: list[float] = []
     while not took_s or took_s[-1] >= below_s:
         assert len(took_s) < tries, f"never below {below_s} s: {took_s}"
