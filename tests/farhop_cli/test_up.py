@@ -145,7 +145,7 @@ class Terminal:
             while chunk := os.read(self._leader, 65536):
                 self.said += chunk
 
-    def until(self, true: Callable[[], object], within_s: float = 20.0) -> None:
+    def until(self, true: Callable[[], object], within_s: float = 60.0) -> None:
         """Poll a condition, with a bound, and keep an eye on the children."""
         end = time.monotonic() + within_s
         while not true():

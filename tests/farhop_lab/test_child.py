@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from farhop_lab import child
@@ -42,6 +44,30 @@ def script(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     path.write_text(f"#!{sys.executable}\nimport sys, time, os, signal\n{text}\n")
     path.chmod(0o755)
     monkeypatch.setattr(child.sys, "executable", str(path))
+
+
+async def test_children_live_though_grpc_speaks_as_they_are_started() -> None:
+    """It killed one in thirty before its program began (grpc/grpc#43055)."""
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    async def speaking(channel: grpc.aio.Channel) -> None:
+        call = channel.unary_unary("/nobody/Listens")
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call(b"?", timeout=10.0)
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        busy = asyncio.create_task(speaking(channel))
+        ends = []
+        for _ in range(150):
+            one = await asyncio.create_subprocess_exec("true", preexec_fn=child.bound_to_parent())
+            ends.append(await one.wait())
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+    await server.stop(0)
+    assert ends == [0] * 150
 
 
 async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
