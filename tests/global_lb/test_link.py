@@ -48,7 +48,7 @@ async def test_a_broken_stream_has_the_channel_asked_at_once(region: Region) -> 
         await region.stop()
         await until(lambda: heard.channels[-1] == ("tokyo", False))
         assert time.monotonic() - began < 8.0  # SILENCE alone would take 8 s at least
-        assert given_up == [Address("10.0.0.1", 80)]  # where requests go, not where pings go
+        assert set(given_up) == {Address("10.0.0.1", 80)}  # where requests go, not where pings go
 
 
 async def test_a_silent_channel_is_asked_before_its_next_ping_is_due(region: Region) -> None:
