@@ -145,7 +145,7 @@ async def test_both_engines_know_it_by_one_name_and_one_trace() -> None:
 
 
 async def test_a_conversation_stays_with_its_decode_engine_and_short_prompts_are_whole() -> None:
-    """On engines 4 times as fast as real ones: beside what a busy machine adds, sparing the prefill must be worth it."""
+    """On engines 4 times as fast as real ones: what a prefill costs must stand out of what a busy machine adds."""
     async with _world(4.0) as world:
         prompt = _prompt("bob")
         headers, said = await world.ask(prompt)
