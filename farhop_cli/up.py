@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import typer
 import uvloop
 
+import farhop_lab  # noqa: F401  (what it says to gRPC must come before gRPC)
 from farhop.store.contract import StoreError
 from farhop.store.etcd import EtcdStore
 from farhop_cli import fleet, live

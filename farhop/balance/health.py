@@ -335,10 +335,8 @@ class Liveness:
     def __init__(self, config: LivenessConfig = _LIVENESS) -> None:
         self._config = config
         self.override = Override()
-        self._report_at = -inf
-        self._channel_up = False
-        self._relay_fails = 0
-        self._relay_failed_at = -inf
+        self._report_at, self._channel_up = -inf, False
+        self._relay_fails, self._relay_failed_at = 0, -inf
         self._fine: Health | None = None  # the reading before `_fine.until`, where all signals agree: nearly always
 
     def reported(self, now: float, *, renewed: bool = False) -> None:
@@ -352,7 +350,9 @@ class Liveness:
         self._agree()
 
     def channel(self, up: bool) -> None:
-        """The gRPC channel to the region connected or broke."""
+        """The gRPC channel to the region connected or broke. What relaying met in an outage ends with the outage."""
+        if up and not self._channel_up:
+            self._relay_fails = 0
         self._channel_up = up
         self._agree()
 

@@ -14,7 +14,7 @@ from farhop.store.hubs import Hubs
 from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop_lab.etcd import EmbeddedEtcd
 
-TIMEOUT_S = 0.6
+TIMEOUT_S = 1.2
 
 
 class Wire:

@@ -19,7 +19,7 @@ from farhop.store.hubs import Hubs
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATIENCE_S = 8.0
-TIMEOUT_S = 0.6
+TIMEOUT_S = 1.2
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ async def test_publication_and_watch_survive(world, root, wipe):
         await watching.until(seen(root + "old", None if wipe else b"1"))
         await eventually(lambda: publication.update(b"2"))
         await watching.until(seen(root + "a", b"2"))
-        assert publication.trouble is None
+        await eventually(lambda: asyncio.sleep(0, publication.trouble is None))
 
 
 async def test_an_outage_is_told_once_and_ends_in_a_snapshot_of_what_happened_meanwhile(world, root):

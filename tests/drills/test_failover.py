@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 ALL = frozenset(("virginia", "frankfurt", "tokyo"))
 FAR = {"virginia", "frankfurt"}
-# A drawn region must lose to others for the penalty of its return (300 ms, sped up) but win without it.
-DRAW_MS = -14.0
+# A drawn region must lose to others for the penalty of its return (300 ms) but win without it, 228 ms away.
+DRAW_MS = -300.0
+KEEP_MS = -1_000.0  # wins though it pays the penalty, and whatever wait a busy machine believes in
 TRIES = 3
 WORKERS = [["virginia", "frankfurt"]] * 3 + [["frankfurt", "virginia"]] * 3
 
@@ -73,18 +74,6 @@ def test_a_region_killed_under_load(failing: RunningWorld) -> None:
         assert load.lost() == []
         assert last <= 1.0
         assert again <= 5.0
-        print(
-            [
-                (
-                    round(at - back, 2),
-                    o["state"],
-                    o["cold_share"],
-                    sum(m["replicas_ready"] for i in o["instances"] for m in i["models"].values()),
-                )
-                for at, n, o in looks.seen
-                if n == "virginia" and o["region"] == "tokyo" and at > t0
-            ]
-        )
         assert any(0.0 < share < 1.0 for share in shares), shares  # at a pace, not all at once
 
     failing.call(drill())
@@ -112,7 +101,8 @@ def test_a_region_behind_a_black_hole(failing: RunningWorld) -> None:
         slowest = max((a.first or a.begun) - a.begun for a in load.asked if a.begun < t0 + 4.0)
         figure("region behind a black hole", last_attempt=last, first_byte_elsewhere=elsewhere - t0,
                slowest_first_byte=slowest, back_in_use=again)  # fmt: skip
-        assert load.failed() == []
+        assert load.lost() == []
+        assert all(a.begun < t0 for a in load.asked if a.result is not None and not a.result.ok)
         assert last <= 2.0
         assert again <= 5.0
         assert {("virginia", "up"), ("frankfurt", "up")} == {one for one in states if one[0] != "tokyo"}
@@ -181,8 +171,7 @@ def test_nobody_notices_what_happens_to_etcd(failing: RunningWorld, how: str) ->
 async def first_choice(world: Any, asked: Asked) -> str | None:
     """Where a request was first sent, if that was not where it came in: None if it was.
 
-    One that its own region turned away for want of time, on a busy machine, had chosen well all the same. So had one
-    whose own region seemed farther away than another: wires are short here, a stall is as long.
+    One that its own region turned away for want of time, on a busy machine, had chosen well all the same.
     """
     assert asked.result is not None
     home = next(run for run in world.regions.values() if run.entry == asked.result.entry)
@@ -192,9 +181,6 @@ async def first_choice(world: Any, asked: Asked) -> str | None:
     async with aiohttp.ClientSession() as session, session.get(f"{home.global_admin}/decisions/{decision}") as page:
         told = await page.json()
     first = str(told["attempts"][0]["target"])
-    offers = {one["region"]: one for one in told["reasons"]["candidates"]}
-    if home.name in offers and offers[first]["rtt_ms"] < offers[home.name]["rtt_ms"] and not offers[home.name]["hot"]:
-        return None
     return None if first == home.name else f"{first}: {told}"
 
 
@@ -241,8 +227,8 @@ def test_one_hub_down_is_told_of_and_harms_nobody(failing: RunningWorld) -> None
                     async with session.get(f"{world.regions['tokyo'].regional_admin}/status") as page:
                         own = await page.json()
                 said = time.time()
-                await bias(world, "tokyo", DRAW_MS)
-                took = await load.until_from("tokyo", said, 10.0) - said
+                await drawn(failing, load)
+                took = time.time() - said
             finally:
                 world.hubs["pacific"].resume()
             await in_contact(world)
@@ -282,7 +268,7 @@ def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: Ru
         await at_home(failing)
         admins = [world.regions[name].global_admin for name in ("virginia", "frankfurt")]
         cold = await offer(admins[0], body, "hit_tokens")
-        await bias(world, "frankfurt", -5_000.0)  # whatever a busy machine makes of wire times and waits
+        await bias(world, "frankfurt", KEEP_MS)
         async with asyncio.timeout(10.0):
             while not all([await offer(admin, body, "bias_ms") for admin in admins]):
                 await asyncio.sleep(0.02)

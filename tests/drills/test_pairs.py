@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
-from classic import Gpu, gpus, l4, region
+from classic import SPEEDUP, Gpu, gpus, l4, region
 from inprocess import HOP_KEY, MODEL, until
 
 from farhop_lab.engine.api import Transfer
@@ -20,6 +21,7 @@ from farhop_lab.engine.faults import Fault
 from farhop_lab.engine.sequence import Sequence, Voice
 from farhop_lab.engine.text import write_all
 from regional_lb.main import RegionalBalancer
+from tests.conftest import soonest
 
 KEY = {"authorization": "Bearer sk-farhop-anywhere"}
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -71,8 +73,8 @@ class World:
 
 
 @asynccontextmanager
-async def _world() -> AsyncIterator[World]:
-    profile = l4()
+async def _world(speedup: float = SPEEDUP) -> AsyncIterator[World]:
+    profile = l4(speedup)
     async with (
         AsyncExitStack() as alive,
         gpus(profile, profile) as others,
@@ -143,7 +145,8 @@ async def test_both_engines_know_it_by_one_name_and_one_trace() -> None:
 
 
 async def test_a_conversation_stays_with_its_decode_engine_and_short_prompts_are_whole() -> None:
-    async with _world() as world:
+    """On engines 4 times as fast as real ones: what a prefill costs must stand out of what a busy machine adds."""
+    async with _world(4.0) as world:
         prompt = _prompt("bob")
         headers, said = await world.ask(prompt)
         again, _ = await world.ask(prompt + said["text"] + " and then?")
@@ -194,16 +197,22 @@ async def test_a_frozen_prefill_engine_is_given_up_and_its_requests_are_served()
 async def test_a_client_that_leaves_stops_both_engines(half: str) -> None:
     async with _world() as world:
         first, second = world.p.replica.core, [gpu.replica.core for gpu in world.d]
-        asking = asyncio.create_task(world.ask(_prompt("gina", 4000), max_tokens=2000))
-        if half == "prefill":
-            await until(lambda: first.has_work)
-        else:
-            await until(lambda: any(core.running for core in second))
-        left_at = time.monotonic()
-        asking.cancel()
-        await until(lambda: not first.has_work and not any(core.has_work for core in second))
-        assert time.monotonic() - left_at < 1.0  # at once; the bound is for busy machines
-        await world.at_rest()
+        names = (f"gina {n}" for n in itertools.count())
+
+        async def leave() -> float:
+            asking = asyncio.create_task(world.ask(_prompt(next(names), 4000), max_tokens=2000))
+            if half == "prefill":
+                await until(lambda: first.has_work)
+            else:
+                await until(lambda: any(core.running for core in second))
+            left_at = time.monotonic()
+            asking.cancel()
+            await until(lambda: not first.has_work and not any(core.has_work for core in second))
+            took_s = time.monotonic() - left_at
+            await world.at_rest()
+            return took_s
+
+        await soonest(leave, 1.0)
 
 
 async def test_a_client_does_not_say_where_kv_is_fetched_from() -> None:

@@ -125,7 +125,7 @@ def test_it_goes_with_its_lease(cli, stage):
     assert stage.word().over_s == 0.0
 
     async def gone(store):
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(10.0):
             while await store.get(override_key("virginia")) is not None:
                 await asyncio.sleep(0.02)
 

@@ -145,7 +145,7 @@ class Terminal:
             while chunk := os.read(self._leader, 65536):
                 self.said += chunk
 
-    def until(self, true: Callable[[], object], within_s: float = 20.0) -> None:
+    def until(self, true: Callable[[], object], within_s: float = 60.0) -> None:
         """Poll a condition, with a bound, and keep an eye on the children."""
         end = time.monotonic() + within_s
         while not true():
@@ -162,7 +162,7 @@ class Terminal:
 
     def nothing_left(self) -> None:
         """No process, no file."""
-        self.until(lambda: not any(map(alive, self.children)), 5.0)
+        self.until(lambda: not any(map(alive, self.children)))
         assert list(self.folder.iterdir()) == []
         assert not self.world.exists()
 

@@ -12,7 +12,7 @@ from farhop_lab import etcd as module
 from farhop_lab.etcd import EmbeddedEtcd, EtcdLabError, find_binary
 
 
-async def healthy(etcd, timeout_s=1.0):
+async def healthy(etcd, timeout_s=10.0):
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,

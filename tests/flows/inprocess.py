@@ -30,7 +30,7 @@ HOP_KEY = "x" * 32
 PAGE = 'vllm:num_requests_waiting{engine="0"} 0\nvllm:num_requests_running{engine="0"} 0\n'
 
 
-async def until(true: Callable[[], Any], within_s: float = 5.0) -> None:
+async def until(true: Callable[[], Any], within_s: float = 10.0) -> None:
     """Poll a condition, with a bound."""
     async with asyncio.timeout(within_s):
         while not true():

@@ -71,12 +71,20 @@ def command(tier: str, path: Path) -> list[str]:
 
 
 def refused(tier: str, path: Path, **more: str) -> list[str]:
-    """Run it, expecting it not to start; the lines it says."""
+    """Run it, expecting it not to start; the lines it says. Soon enough, at least once: machines may be busy."""
+    for _ in range(3):
+        lines, took_s = _refused(tier, path, **more)
+        if took_s < START_S:
+            return lines
+    pytest.fail(f"it took {took_s:.1f} s to say {lines}")
+
+
+def _refused(tier: str, path: Path, **more: str) -> tuple[list[str], float]:
     began = time.monotonic()
     process = subprocess.Popen(
         command(tier, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**more)
     )
-    hung = Timer(20.0, process.kill)
+    hung = Timer(60.0, process.kill)
     hung.start()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and its figures can still be read
     took_s = time.monotonic() - began - _kept_waiting_s(process.pid)
@@ -85,8 +93,7 @@ def refused(tier: str, path: Path, **more: str) -> list[str]:
     assert process.returncode == 2, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
-    assert took_s < START_S
-    return stderr.splitlines()
+    return stderr.splitlines(), took_s
 
 
 def _kept_waiting_s(pid: int) -> float:
@@ -187,20 +194,29 @@ def test_two_balancers_cannot_share_a_port(tmp_path: Path, etcd: str) -> None:
 @pytest.mark.parametrize(("tier", "number"), [("global", signal.SIGINT), ("regional", signal.SIGTERM)])
 def test_told_to_stop_it_stops_in_order(tier: str, number: signal.Signals, tmp_path: Path, etcd: str) -> None:
     """At rest at once, and with a client that stays when the drain of 1 s is over."""
-    for stays in (False, True):
-        with started(tier, written(tmp_path, document(tier, etcd))) as (process, line), ExitStack() as stack:
-            assert line.startswith(f"{tier}: region virginia: ")
-            if stays:
-                port = int(line.split("clients on 127.0.0.1:")[1].split(",")[0])
-                client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
-            began = time.monotonic()
-            process.send_signal(number)
-            assert process.wait(10.0) == 0
-            took_s = time.monotonic() - began
-            assert (0.9 if stays else 0.0) < took_s < 4.0
-            assert process.stderr is not None
-            assert process.stderr.read() == ""
+    path = written(tmp_path, document(tier, etcd))
+    for least_s in (0.0, 0.9):
+        took_s = [_stopped(tier, path, number, stays=bool(least_s))]
+        while took_s[-1] >= 4.0 and len(took_s) < 3:  # a busy machine's: never all of them
+            took_s.append(_stopped(tier, path, number, stays=bool(least_s)))
+        assert least_s < took_s[-1] < 4.0, took_s
+
+
+def _stopped(tier: str, path: Path, number: signal.Signals, *, stays: bool) -> float:
+    """How long a balancer took to end in order once it was told to; `stays`: a client of it did."""
+    with started(tier, path) as (process, line), ExitStack() as stack:
+        assert line.startswith(f"{tier}: region virginia: ")
+        if stays:
+            port = int(line.split("clients on 127.0.0.1:")[1].split(",")[0])
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
+        began = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(20.0) == 0
+        took_s = time.monotonic() - began
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        return took_s
 
 
 def test_told_to_stop_before_it_was_up_it_stops(tmp_path: Path) -> None:
@@ -215,7 +231,7 @@ def test_told_to_stop_before_it_was_up_it_stops(tmp_path: Path) -> None:
             while "SigCgt:\t0000000000000000" in status.read_text() or not _handles(status, signal.SIGTERM):
                 time.sleep(0.01)
             process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=5.0)
+            out, err = process.communicate(timeout=10.0)
         finally:
             process.kill()
             process.wait(5.0)

@@ -174,9 +174,17 @@ class Life:
         return liveness.read(asyncio.get_running_loop().time()).state if liveness is not None else "unheard"
 
     async def stays(self, state: str, for_s: float) -> None:
-        until_at = asyncio.get_running_loop().time() + for_s
-        while asyncio.get_running_loop().time() < until_at:
-            assert self.state() == state
+        """But for what a pause of this process makes of it: then nobody has said or heard anything."""
+        clock = asyncio.get_running_loop().time
+        until_at = calm_at = seen_at = clock()
+        until_at += for_s
+        looks = 0
+        while (now := clock()) < until_at or not looks:
+            calm_at = now + 0.2 if now - seen_at > 0.1 else calm_at
+            if now >= calm_at:
+                looks += 1
+                assert self.state() == state
+            seen_at = now
             await asyncio.sleep(0.02)
 
 
@@ -208,12 +216,13 @@ async def test_without_grpc_a_region_is_suspect(life: Life) -> None:
 
 
 async def test_without_both_it_is_down_within_the_reports_age(life: Life) -> None:
-    began = asyncio.get_running_loop().time()
     life.store.outage()
     life.by_store = False
     await life.region.stop()
     await until(lambda: life.state() == "down")
-    assert asyncio.get_running_loop().time() - began <= 0.5 + 0.3
+    liveness = life.flow.liveness["tokyo"]
+    assert liveness.read(liveness._report_at + 0.499).state == "suspect"
+    assert liveness.read(liveness._report_at + 0.5).state == "down"
     life.store.restore()
     life.by_store = True
     await life.region.start()

@@ -1,6 +1,7 @@
-"""Overload in virtual time, on the live engine's physics: goodput stays flat where sending blindly loses nearly all.
+"""Overload in virtual time, on the live engine's physics: goodput stays flat where sending blindly loses most of it.
 
 Good is what is answered whole within its deadline. Two L4s, prompts of 512 tokens, answers of 100: about 4.3 a second.
+Sent blindly 3 times as much, over the seeds 1 to 6: 0.02 to 0.29 of the capacity, and 4 to 12 waiting in each engine.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 
 import msgspec
+import pytest
 
 from farhop_lab.sim.measures import quantile
 from farhop_lab.sim.scenery import flat, gpus
@@ -21,7 +23,7 @@ CAPACITY_PER_S, DEADLINE_S, LONG_S, WARM_S = 4.3, 20.0, 90.0, 30.0
 class Run(msgspec.Struct):
     good_per_s: float
     ttft_p90_ms: float
-    engine_waiting_mean: float
+    waiting_per_engine: float
     violations: int
     by_tenant: dict[str, float]
 
@@ -53,7 +55,7 @@ def run(load: float, *, blind: bool = False, high_share: float = 0.0, deadline_s
     return Run(
         good_per_s=len(good) / (LONG_S - WARM_S),
         ttft_p90_ms=quantile(measures.ttft_ms(since=WARM_S), 0.9),
-        engine_waiting_mean=sum(waiting) / len(waiting),
+        waiting_per_engine=sum(waiting) / len(waiting) / len(engines(world)),
         violations=measures.violations,
         by_tenant={t: sum(f.tenant == t for f in good) / n for t, n in came.items() if n},
     )
@@ -76,12 +78,14 @@ def test_goodput_stays_flat_at_three_times_the_capacity() -> None:
 
 
 def test_what_waits_waits_here_and_not_in_an_engine() -> None:
-    assert run(3.0).engine_waiting_mean < 1.0  # of two engines: what waits for their next step
-    assert run(3.0, blind=True).engine_waiting_mean > 5.0
+    here, blind = run(3.0).waiting_per_engine, run(3.0, blind=True).waiting_per_engine
+    assert here < 1.0  # that waits for its engine's next step
+    assert blind > max(3.0, 5.0 * here)
 
 
-def test_sending_blindly_loses_nearly_all_of_it() -> None:
-    assert run(3.0, blind=True).good_per_s < 0.3 * CAPACITY_PER_S
+@pytest.mark.parametrize("load", [3.0, 4.0])
+def test_sending_blindly_loses_more_than_two_thirds_of_the_capacity(load: float) -> None:
+    assert run(load, blind=True).good_per_s < CAPACITY_PER_S / 3
 
 
 def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:

@@ -89,7 +89,7 @@ class Reader:
         else:
             self.nodes.clear()
 
-    async def until(self, true: Any, within_s: float = 5.0) -> None:
+    async def until(self, true: Any, within_s: float = 10.0) -> None:
         async with asyncio.timeout(within_s):
             while not true(self):
                 await self.read()
@@ -164,7 +164,7 @@ async def test_a_region_nobody_knows_is_told_nothing() -> None:
     serve(flow, "x")
     async with calling(told_by(flow)) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Prefixes(asked("atlantis"), timeout=5.0).read()
+            await stub.Prefixes(asked("atlantis"), timeout=10.0).read()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -235,7 +235,7 @@ async def test_a_slow_replica_does_not_hold_up_another(monkeypatch: pytest.Monke
         served(_text(PAGE)) as quick,
         watching(monkeypatch, {"slow": slow, "quick": quick}, timeout_s=5.0) as heard,
     ):
-        await until(lambda: heard.probes.count(("quick", True)) >= 5 and heard.waiting("quick") == 3, within_s=3.0)
+        await until(lambda: heard.probes.count(("quick", True)) >= 5 and heard.waiting("quick") == 3)
         assert heard.waiting("slow") is None
         assert not [name for name, _ in heard.probes if name == "slow"]
 

@@ -309,6 +309,7 @@ def test_a_region_is_down_on_two_signals_suspect_on_one_and_up_on_none(events: l
             liveness.reported(now)
             reported_at = now
         elif event in ("connected", "broke"):
+            failures = [] if event == "connected" and not connected else failures
             connected = event == "connected"
             liveness.channel(connected)
         elif event == "failed":
@@ -343,6 +344,23 @@ def test_a_region_begins_down_and_comes_up_by_report_and_channel() -> None:
     assert liveness.read(0.0) == Health(State.SUSPECT, "channel broken", 3.0)
     liveness.channel(True)
     assert liveness.read(0.0) == Health(State.UP, "reports, channel and relay agree", 3.0)
+
+
+def test_a_channel_that_is_back_takes_what_relaying_met_in_the_outage_with_it() -> None:
+    life = Liveness(LivenessConfig(relay_streak=2))
+    life.channel(True)
+    life.reported(0.0)
+    life.relay_failed(0.0)
+    life.relay_failed(0.0)
+    life.channel(True)  # it never broke: it says nothing of the path that relaying takes
+    assert life.read(0.0).why == "relay failures"
+    life.channel(False)
+    assert life.read(0.0).why == "channel broken and relay failures"
+    life.channel(True)
+    assert life.read(0.0).state is State.UP
+    life.relay_failed(1.0)
+    life.relay_failed(1.0)
+    assert life.read(1.0).state is State.SUSPECT
 
 
 def test_a_drained_region_says_so_whatever_the_signals() -> None:

@@ -14,6 +14,7 @@ from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdClient, EtcdLink, EtcdSettings
 from farhop_lab.certs import Authority
 from farhop_lab.etcd import EmbeddedEtcd
+from tests.conftest import soonest
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_settings_never_show_the_password():
 
 
 @contextlib.asynccontextmanager
-async def opened(*endpoints, timeout_s=1.0, **fields):
+async def opened(*endpoints, timeout_s=5.0, **fields):
     store = EtcdStore(EtcdSettings(endpoints, timeout_s=timeout_s, **fields), Random(1))
     try:
         await store.open()
@@ -71,15 +72,19 @@ def black_hole():
 
 async def test_nobody_there_is_one_clear_line_in_time():
     with refused() as first, black_hole() as second:
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(StoreUnreachable) as caught:
-            async with opened(first, second, timeout_s=0.5):
-                pass
-        assert asyncio.get_running_loop().time() - began < 1.0
-    assert first in str(caught.value)
-    assert second in str(caught.value)
-    assert "is it running" in str(caught.value)
-    assert "\n" not in str(caught.value)
+
+        async def nobody() -> float:
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(StoreUnreachable) as caught:
+                async with opened(first, second, timeout_s=0.5):
+                    pass
+            assert first in str(caught.value)
+            assert second in str(caught.value)
+            assert "is it running" in str(caught.value)
+            assert "\n" not in str(caught.value)
+            return asyncio.get_running_loop().time() - began
+
+        await soonest(nobody, 1.0)
 
 
 async def test_a_name_that_does_not_resolve_is_unreachable():
@@ -91,7 +96,7 @@ async def test_a_name_that_does_not_resolve_is_unreachable():
 async def test_dead_endpoints_are_passed_over():
     async with EmbeddedEtcd() as etcd:
         with refused() as first, black_hole() as second:
-            async with opened(first, second, etcd.endpoint) as store:
+            async with opened(first, second, etcd.endpoint, timeout_s=1.0) as store:
                 await store.put("/a", b"1")
                 assert (await store.get("/a")).value == b"1"
 
@@ -109,7 +114,7 @@ async def test_a_closed_store_says_so():
 
 async def connected(link):
     """Until the link has a client; its first call is made in the same step."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(10.0):
         while link._client is None:
             await asyncio.sleep(0)
 

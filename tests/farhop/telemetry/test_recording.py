@@ -159,11 +159,11 @@ async def test_the_standard_names_win_over_ours(collector, monkeypatch):
 async def test_closing_is_bounded_though_the_collector_never_answers(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
         made = Tracing("farhop-global", "virginia", "g1")
         made.begin(None, None, "farhop.global", NOW_NS, random.Random(1)).end(NOW_NS + MS)
         began = time.monotonic()
         assert not await made.close(timeout_s=0.05)
-        assert time.monotonic() - began < 0.9  # well below the export's own second
+        assert time.monotonic() - began < 1.8  # below the export's own two seconds
         assert await made.close()

@@ -9,6 +9,7 @@ import pytest
 from bench_runs import Refuses, listening, sent
 
 from farhop_lab.bench import client
+from tests.conftest import soonest
 
 
 class HangsUp(Refuses):
@@ -19,22 +20,30 @@ class HangsUp(Refuses):
 
 
 async def test_windows_follow_each_other(engines: int) -> None:
-    told = await sent(engines, windows=2)
-    assert len(told.windows) == 2
-    for window in told.windows:
-        assert window.seconds == pytest.approx(0.2, abs=0.15)
-        assert window.requests > 10
-        assert 0.0 < window.cpu_s < 2.0
-        assert window.rss_bytes > 1_000_000
-        assert window.errors == 0
+    async def off_s() -> float:
+        """How much longer or shorter a window was than asked for."""
+        told = await sent(engines, windows=2)
+        assert len(told.windows) == 2
+        for window in told.windows:
+            assert window.requests > 10
+            assert 0.0 < window.cpu_s < 2.0
+            assert window.rss_bytes > 1_000_000
+            assert window.errors == 0
+        return max(abs(window.seconds - 0.2) for window in told.windows)
+
+    await soonest(off_s, 0.15)
 
 
 async def test_chunks_of_streams_are_counted(engines: int) -> None:
-    told = await sent(engines, connections=8, chunks=1000, pace_ms=10.0, window_s=0.3)
-    (window,) = told.windows
-    assert window.streams == 8
-    assert window.requests == 0  # none has ended
-    assert 0.4 * 8 * 30 < window.chunks <= 1.5 * 8 * 30
+    async def off() -> float:
+        """The share by which there were more or fewer than eight times one every 10 ms."""
+        told = await sent(engines, connections=8, chunks=1000, pace_ms=10.0, window_s=0.3)
+        (window,) = told.windows
+        assert window.streams == 8
+        assert window.requests == 0  # none has ended
+        return abs(window.chunks / (8 * 30) - 1.0)
+
+    await soonest(off, 0.5)
 
 
 async def test_idle_streams_are_open_and_silent(engines: int) -> None:
@@ -44,9 +53,13 @@ async def test_idle_streams_are_open_and_silent(engines: int) -> None:
 
 
 async def test_an_open_loop_keeps_its_rate(engines: int) -> None:
-    told = await sent(engines, mode="open", rate_per_s=300.0, window_s=0.3)
-    assert 40 < told.windows[0].requests < 170
-    assert 0.0 < told.p50_ms <= told.p99_ms
+    async def off() -> float:
+        """The share by which it was missed."""
+        told = await sent(engines, mode="open", rate_per_s=300.0, window_s=0.3)
+        assert 0.0 < told.p50_ms <= told.p99_ms
+        return abs(told.windows[0].requests / 90 - 1.0)
+
+    await soonest(off, 0.5)
 
 
 async def test_an_open_loop_counts_what_is_never_answered() -> None:

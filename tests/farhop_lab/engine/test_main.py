@@ -30,7 +30,7 @@ def test_it_says_when_it_is_ready_and_stops_when_told(how: signal.Signals) -> No
             addresses = line.split(" on ")[1].split()
             assert len(set(addresses)) == 2
             for address in addresses:
-                with urllib.request.urlopen(f"http://{address}/health", timeout=5) as response:
+                with urllib.request.urlopen(f"http://{address}/health", timeout=10.0) as response:
                     assert response.status == 200
             process.send_signal(how)
             out, err = process.communicate(timeout=10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from farhop_lab.engine.server import BODY_BYTES_MAX, shape_errors
+from tests.conftest import soonest
 
 Start = Callable[..., Awaitable[Any]]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -27,7 +29,7 @@ def _said(events: list[dict[str, Any]]) -> str:
 
 async def _until(true: Callable[[], Awaitable[bool]]) -> None:
     """Poll a condition, for five seconds at most."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 10
     while not await true():
         assert time.monotonic() < deadline, "never came true"
         await asyncio.sleep(0.01)
@@ -138,13 +140,18 @@ async def test_a_client_that_leaves_aborts_its_sequence(replica: Start, stream: 
 
 async def test_the_head_of_a_stream_comes_before_its_first_token(replica: Start) -> None:
     client = await replica(speedup=1)
-    began = time.monotonic()
-    async with client.post(COMPLETION, prompt="x" * 4_000, max_tokens=1, stream=True) as response:
-        head_s = time.monotonic() - began
-        await response.read()
-    # 1,000 tokens of 0.59 ms: a GPU may be late on a busy host, but never early.
-    assert time.monotonic() - began >= 0.59
-    assert head_s < 0.5
+    prompts = (f"{number} " + "x" * 4_000 for number in itertools.count())
+
+    async def head() -> float:
+        began = time.monotonic()
+        async with client.post(COMPLETION, prompt=next(prompts), max_tokens=1, stream=True) as response:
+            head_s = time.monotonic() - began
+            await response.read()
+        # 1,000 tokens of 0.59 ms: a GPU may be late on a busy host, but never early.
+        assert time.monotonic() - began >= 0.59
+        return head_s
+
+    await soonest(head, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +200,7 @@ async def test_a_stream_over_http_1_0_is_refused(replica: Start) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"prompt": "x", "stream": True}).encode()
     writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), 10.0)
     writer.close()
     await writer.wait_closed()
     assert b" 400 " in answer.split(b"\r\n")[0]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import soonest
+
 Start = Callable[..., Awaitable[Any]]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -35,7 +37,7 @@ async def _held(client: Any) -> float:
 
 
 async def _until_none_is_held(client: Any) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 10
     while await _held(client):
         assert time.monotonic() < deadline, "it is held for ever"
         await asyncio.sleep(0.01)
@@ -93,15 +95,19 @@ async def test_the_transfer_takes_its_time(replica: Start) -> None:
     began = time.monotonic()
     await _cached(decode, kv_transfer_params=params)
     assert time.monotonic() - began > 0.4
-    params, began = await _prefilled(prefill), time.monotonic()
-    await _cached(decode, kv_transfer_params=params)
-    assert time.monotonic() - began < 0.4  # it is here: nothing travels
+
+    async def here() -> float:
+        params, began = await _prefilled(prefill), time.monotonic()
+        await _cached(decode, kv_transfer_params=params)
+        return time.monotonic() - began
+
+    await soonest(here, 0.4)  # it is here: nothing travels
 
 
 async def test_a_client_that_leaves_leaves_nothing_held(replica: Start) -> None:
     client = await replica(speedup=2)  # 410 tokens: 120 ms
     asking = asyncio.create_task(_prefilled(client))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 10
     while not await _held(client):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)

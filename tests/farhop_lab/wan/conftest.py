@@ -16,7 +16,7 @@ import uvloop
 from farhop_lab.wan.link import Link
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-PATIENCE_S = 5.0
+PATIENCE_S = 10.0
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -10,6 +10,7 @@ import pytest
 
 from farhop_lab.wan.link import LinkError, LinkState
 from farhop_lab.wan.ocean import Ocean
+from tests.conftest import soonest
 
 RTT_MS = {("virginia", "frankfurt"): 91.0, ("virginia", "tokyo"): 166.0, ("tokyo", "frankfurt"): 230.0}
 
@@ -67,15 +68,19 @@ async def test_it_is_as_far_as_the_world_says_sped_up(lab: Any) -> None:
     async with Ocean(RTT_MS, speedup=5, jitter_share=0.0) as ocean:
         ports = [link.port for link in ocean.links.values()]
         assert len(set(ports)) == 6
-        began = time.monotonic()
-        near = await lab.connect(ocean.link("tokyo", "frankfurt"), address)
-        assert await near.head() == (200, "")
-        assert 0.0455 < time.monotonic() - began < 0.150
+
+        async def connecting(least_s: float) -> float:
+            began = time.monotonic()
+            near = await lab.connect(ocean.link("tokyo", "frankfurt"), address)
+            assert await near.head() == (200, "")
+            took_s = time.monotonic() - began
+            assert took_s > least_s
+            return took_s
+
+        await soonest(lambda: connecting(0.0455), 0.080)
         ocean.set_rtt("frankfurt", "tokyo", 50.0)
         assert ocean.rtt_ms("tokyo", "frankfurt") == pytest.approx(10.0)
-        began = time.monotonic()
-        assert await (await lab.connect(ocean.link("tokyo", "frankfurt"), address)).head() == (200, "")
-        assert 0.0095 < time.monotonic() - began < 0.045
+        await soonest(lambda: connecting(0.0095), 0.040)
         ocean.blackhole("tokyo")
         assert await (await lab.connect(ocean.link("virginia", "tokyo"), address)).silent(0.05)
     for port in ports:

@@ -29,7 +29,7 @@ def value(host: str, **more: object) -> bytes:
 async def test_engines_come_and_go_with_their_keys_through_an_outage() -> None:
     assert replica_prefix("virginia") == PREFIX
     async with EmbeddedEtcd() as etcd:
-        store = EtcdStore(EtcdSettings((etcd.endpoint,), timeout_s=0.5), Random(1))
+        store = EtcdStore(EtcdSettings((etcd.endpoint,), timeout_s=1.5), Random(1))
         await store.open()
         try:
             await store.put(PREFIX + "a", value("10.0.0.1", models=["own"]))

@@ -40,7 +40,7 @@ def asking(**fields: Any) -> peers_pb2.FollowRequest:
 
 
 async def until_said(stream: Any, true: Any) -> peers_pb2.PeerNews:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(10.0):
         while True:
             news = await stream.read()
             if true(news):

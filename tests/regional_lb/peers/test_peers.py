@@ -37,7 +37,7 @@ async def test_nobody_there_and_nobody_answering_hold_up_no_start(monkeypatch: p
         port = swallowing.getsockname()[1]
         async with stage(opened=False, peers={"addresses": ["127.0.0.1:9", f"127.0.0.1:{port}"]}) as here:
             await here.reports("r4", "127.0.0.1:9")
-            async with asyncio.timeout(1.5):
+            async with asyncio.timeout(10.0):
                 await here.peers.open("127.0.0.1:1")
             assert (here.peers.warm, here.owned) == (True, 3)
             assert not here.one("r4")["takes_part"]  # it reports, but told us nothing of what it serves

@@ -166,12 +166,12 @@ def test_no_page_can_do_more_than_be_refused(noise: str, cut: int, at: int) -> N
 
 
 def test_a_line_that_tempts_the_parser_to_backtrack_is_quick() -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(PageError):
         read('vllm:num_requests_waiting{a="' + '\\"' * 200_000 + "\n")
     with pytest.raises(PageError):
         read("vllm:num_requests_waiting{" + 'a="b",' * 100_000 + "\n")
-    assert time.perf_counter() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 LORA = 'vllm:lora_requests_info{max_lora="%s",running_lora_adapters="%s",waiting_lora_adapters="%s"} %s\n'
