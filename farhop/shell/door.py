@@ -128,7 +128,7 @@ class Door:
         if isinstance(kind, PathRefusal):
             extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
             return answers.refusal(kind.outcome, kind.detail, extra=extra)
-        if head.get(b"content-encoding") not in (None, b"identity"):
+        if head.known.get(b"content-encoding", b"identity") != b"identity":
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
         caller = self._keeper.caller(head)
@@ -163,7 +163,7 @@ class Door:
             return _model_list(self._keeper.models(caller))
         try:
             head = exchange.head
-            version = head.get(VERSION_HEADER)
+            version = head.known.get(VERSION_HEADER)
             request, prompt = self.compose(caller, kind, exchange.body, head.path, head.onward, version)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
@@ -181,8 +181,8 @@ class Door:
             _Reading(self, exchange, request, prompt).begin(self._tokenizers, kind)
         return None
 
-    def _start(self, exchange: Exchange, request: Request, prompt: Prompt, since: float | None = None) -> None:
-        """Begin the journey; `since` when it would have begun, had its prompt not been read before."""
+    def _start(self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0) -> None:
+        """Begin the journey; `since` when it would have begun, had its prompt not been read before, else 0."""
         assert self.relay is not None
         body = openai.ask_for_usage(exchange.body) if prompt.hide_usage else exchange.body
         self.relay.start(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
-from farhop.identity.keys import Keyring
+from farhop.identity.keys import Keyring, Principal
 from farhop.relay import answers
 from farhop.shell.door import NARROW_PLACES_MAX, Caller, narrow_of
 from topology.law import Scope, narrowing
@@ -47,16 +47,31 @@ class KeyKeeper:
         self._region, self._law, self._under = region, law, law()
         self._keyring = Keyring(self._under.topology.key)
         self._offered, self._request_s = offered, request_s
+        self._callers: dict[Principal, Caller] = {}  # under this law, of those who wish for nothing: as many as keys
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
         law = self._law()
         if law is not self._under:
             self._keyring.replace(law.topology.key)
+            self._callers.clear()
             self._under = law
-        principal = self._keyring.identify(head.get(b"authorization"))
+        told = head.known
+        principal = self._keyring.identify(told.get(b"authorization"))
         if isinstance(principal, Outcome):
             return answers.refusal(principal, _SAYS[principal])
+        if b"x-farhop-allow" in told or b"x-farhop-timeout-ms" in told:
+            return self._let_in(principal, head)
+        known = self._callers.get(principal)
+        if known is not None:
+            return known
+        caller = self._let_in(principal, head)
+        if isinstance(caller, Caller):
+            self._callers[principal] = caller
+        return caller
+
+    def _let_in(self, principal: Principal, head: Head) -> Caller | Reply:
+        """The caller that this makes, with what the request's head wishes for; or why not."""
         elsewhere = self._entry(principal.tenant, head.target)
         if elsewhere is not None:
             return elsewhere
