@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
+_MODELS = Kind.MODELS  # to look up an enum's member is a call, and this is asked for every request
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -123,7 +124,7 @@ class Door:
         if asked is not None:
             visit.advised, head.path = True, asked
         kind = paths.classify(head.method, head.path)
-        if kind is Kind.MODELS and visit.advised:
+        if visit.advised and kind is Kind.MODELS:
             kind = PathRefusal(outcome.PATH_NOT_ALLOWED, "only inference paths have a route")
         if isinstance(kind, PathRefusal):
             extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
@@ -159,7 +160,7 @@ class Door:
         assert caller is not None  # `head` let it pass
         assert kind is not None
         assert self.relay is not None
-        if kind is Kind.MODELS:
+        if kind is _MODELS:
             return _model_list(self._keeper.models(caller))
         try:
             head = exchange.head

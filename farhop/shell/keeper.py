@@ -29,6 +29,7 @@ _SAYS = {
     outcome.UNKNOWN_KEY: "this API key is not known",
 }
 _TIMEOUT_DIGITS_MAX = 12
+_LOGGING = Scope.LOGGING  # to look up an enum's member is a call, and this is asked for every request
 
 
 class KeyKeeper:
@@ -144,4 +145,4 @@ def hint_scope(topology: Topology, tenant: str) -> str:
 
 def recorded(law: Law, tenant: str, model: str, narrow: tuple[tuple[str, ...], ...], region: str) -> bool:
     """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model."""
-    return region in law.verdict(tenant, model, Scope.LOGGING, narrow).lawful
+    return region in law.verdict(tenant, model, _LOGGING, narrow).lawful
