@@ -6,10 +6,12 @@ whichever replica frees first. Never reserves: the flow does, in the same breath
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 import numpy as np
+from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-up of its own
 
 from farhop.balance import chain
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from regional_lb.table import Column, Hits, Rows, Table
 
 _PART_MIN = 16
+_MASK = np.dtype(np.bool_)
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
@@ -133,12 +136,12 @@ def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING
 
     `hits` gives the matched depth of its chain by place, by our mirrors; what is `known` goes before.
     """
-    uncached = np.empty(len(table.of.names))
+    uncached: Column = empty(len(table.of.names))
     uncached.fill(need.prompt_tokens)  # np.full takes three times as long
     for depth, places in hits:
         left = max(need.prompt_tokens - chain.bytes_at(depth) / need.bytes_per_token, 0.0)
-        if isinstance(places, np.ndarray) and places.dtype == np.bool_:
-            np.putmask(uncached, places.view(np.bool_), left)  # a masked assignment takes three times as long
+        if isinstance(places, ndarray) and places.dtype is _MASK:
+            np.putmask(uncached, cast("NDArray[np.bool_]", places), left)  # a masked assignment takes thrice as long
         else:
             uncached[places] = left
     if known is not NOTHING:
@@ -174,11 +177,11 @@ def pick(
     room = table.room(uncached, need.output_tokens, now)
     # Mostly all have room: to ask for the first without costs a sixth of what masking does.
     all_room = room.item(room.argmin())
-    ready = score if all_room else np.where(room, score, np.inf)
+    ready = score if all_room else np.where(room, score, inf)
     best = int(ready.argmin())
     names, prompt_tokens, exact = table.of.names, need.prompt_tokens, known.exact
     chosen = None
-    if ready.item(best) < np.inf:
+    if ready.item(best) < inf:
         row = policy.choose(best, ready, need, table, rng)
         chosen = _scored(
             names[row], prompt_tokens, uncached.item(row), score.item(row), table.rates_of(row), names[row] in exact,

@@ -210,7 +210,7 @@ def _lines(page: Page, series: Series) -> list[tuple[object, bytes]]:
         return [(place, number) for place, (_, number) in enumerate(found)]
     lines: list[tuple[object, bytes]] = []
     for place, (labels, number) in enumerate(found):
-        told = labels_of(labels)
+        told = page.labels(labels)
         if not label or told.get(label) == series.value:
             lines.append((told.get(per) if per else place, number))
     return lines
@@ -229,7 +229,7 @@ def _kv_tokens(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> 
     parts = [sum(_first(page, (series,), COUNT_MAX, dropped)) for series in dialect.capacity]
     tokens = prod(parts) if parts else 0.0
     if not tokens and dialect.info is not None:
-        tokens = sum(_blocks(labels_of(labels), dialect.info) for labels, _ in page.series(dialect.info.name))
+        tokens = sum(_blocks(page.labels(labels), dialect.info) for labels, _ in page.series(dialect.info.name))
     return int(tokens) if 1 <= tokens <= COUNT_MAX else None
 
 

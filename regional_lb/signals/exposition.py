@@ -28,15 +28,16 @@ class PageError(Exception):
 
 class Places:
     """Where the lines of each name asked for stood on a page that was searched whole: of the next pages from there only
-    what lies about is looked at.
+    what lies about is looked at. `labels`: those read by then, since a line's are the same on the next page.
 
     Trusted for pages about as long, since a line more or less changes a page by more, and so many times at most.
     """
 
-    __slots__ = ("_left", "_size", "of")
+    __slots__ = ("_left", "_size", "labels", "of")
 
     def __init__(self) -> None:
         self.of: dict[bytes, list[int]] = {}
+        self.labels: dict[bytes, dict[bytes, bytes]] = {}
         self._size, self._left = 0, 0
 
     def expect(self, size: int) -> None:
@@ -44,6 +45,7 @@ class Places:
         self._left -= 1
         if self._left < 0 or abs(size - self._size) > _SAME_BYTES:
             self.of.clear()
+            self.labels.clear()
             self._size, self._left = size, _TRUSTED_PAGES
 
 
@@ -76,6 +78,13 @@ class Page:
                 raise PageError("line", f"{name.decode()}: not a line of metrics")
             found.append((match[1] or b"", match[2]))
         return found
+
+    def labels(self, text: bytes) -> dict[bytes, bytes]:
+        """As `labels_of`, for those that stay as they are. Not to be changed."""
+        known = self._places.labels.get(text)
+        if known is None:
+            known = self._places.labels[text] = labels_of(text)
+        return known
 
     def _ends(self, name: bytes, start: int, stop: int) -> list[int]:
         """Where the name ends in each of its lines that begins within a part of the page."""
