@@ -224,7 +224,7 @@ class Table:
         if eased is not None:
             slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
         self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
-        self._crowd(row)
+        self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.crowd_ms.item(row) * in_flight
         # Nothing is being prefilled: one prompt may exceed the bound, or it would never be served.
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
         if in_flight >= slots:
@@ -236,11 +236,9 @@ class Table:
         """How fast a replica works."""
         self.prefill_ms_per_token[row] = speed.prefill_ms_per_token
         self.service_ms[row] = speed.service_ms
-        self.crowd_ms[row], self.tpot_alone_ms[row] = speed.crowd_ms, speed.tpot_at(1.0)
-        self._crowd(row)
-
-    def _crowd(self, row: int) -> None:
-        self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.crowd_ms.item(row) * self.in_flight.item(row)
+        crowd_ms, alone_ms = speed.crowd_ms, speed.tpot_at(1.0)
+        self.crowd_ms[row], self.tpot_alone_ms[row] = crowd_ms, alone_ms
+        self.tpot_ms[row] = alone_ms + crowd_ms * self.in_flight.item(row)
 
 
 class _Part(Table):

@@ -13,6 +13,7 @@ import msgspec
 from farhop.balance import outcome
 from farhop.balance.outcome import Source
 from farhop.telemetry import attributes as a
+from farhop.telemetry import context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +96,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
     """
 
     decision_id: str
-    trace_id: str
+    traceparent: bytes
     at_ns: int
     tenant: str
     model: str
@@ -113,7 +114,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
         usage = self.usage
         return {
             "decision": self.decision_id,
-            "trace_id": self.trace_id,
+            "trace_id": context.trace_id(self.traceparent),
             "at_unix_ms": self.at_ns // 1_000_000,
             "tenant": self.tenant,
             "model": self.model,
@@ -330,7 +331,7 @@ class Observer:
         # Of the request only this: the ring holds many records, and a chain or a stranger's long name is large.
         record = Record(
             decision_id=visit.decision_id,
-            trace_id=visit.trace.trace_id,
+            traceparent=visit.trace.traceparent,
             at_ns=self._clock.wall_ns(arrived_at),
             tenant=request.tenant,
             model=request.model[:MODEL_CHARS_MAX],

@@ -55,7 +55,7 @@ class RequestTrace(Span):
     @property
     def trace_id(self) -> str:
         """32 hex digits, the same on every tier: for logs, answers and `farhop explain`."""
-        return self.traceparent[3:35].decode("ascii")
+        return context.trace_id(self.traceparent)
 
     def child(
         self,
