@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from topology.law import Law, Verdict
     from topology.model import Topology
 
+_HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
+
 
 class EntryForbidden(msgspec.Struct, frozen=True):
     """This balancer may not read the tenant's requests. `elsewhere` is an entry that may, if there is one."""
@@ -56,7 +58,7 @@ def may_read(tenant: str, region: str, law: Law) -> bool:
 
 def hints_allowed(request: Request, region: str, law: Law) -> bool:
     """Whether a trace of the request's prefix may be kept in `region`."""
-    return region in law.verdict(request.tenant, request.model, Scope.HINTS, request.narrow, request.key).lawful
+    return region in law.verdict(request.tenant, request.model, _HINTS, request.narrow, request.key).lawful
 
 
 def records_allowed(request: Request, region: str, law: Law) -> bool:

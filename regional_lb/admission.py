@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from regional_lb.view import View
     from topology.law import Law, Verdict
 
+_HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
+
 
 class Foreign(msgspec.Struct, frozen=True):
     """`reserve_share` of slots and KV tokens is kept for own work; a promise is broken beyond factor * it + slack."""
@@ -48,7 +50,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 def hints(request: Request, law: Law) -> Verdict:
     """Where a trace of the request's prefix may be known."""
-    return law.verdict(request.tenant, request.model, Scope.HINTS, request.narrow, request.key)
+    return law.verdict(request.tenant, request.model, _HINTS, request.narrow, request.key)
 
 
 def unlawful(request: Request, region: str, law: Law) -> Refusal | None:

@@ -190,7 +190,8 @@ class Fleet:
         if now >= self._able_until:
             self._able.clear()
             self._ease(now)
-        return self._able.get(line) or self._find_able(line, now)
+        known = self._able.get(line)
+        return known if known is not None and known.names else self._find_able(line, now)
 
     def mode(self, model: str, now: float) -> Mode:
         """How the replicas of a model may be used."""

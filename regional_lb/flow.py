@@ -150,9 +150,9 @@ class RegionalFlow(Placing):
                 self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
             if live.pick is not None:
                 live.pick.policy.answered(live.replica, (now - live.forwarded_at) * 1e3, now)
-            if live.request.stream and live.chosen is not None:
-                live.prefilled_at = now
-                chosen, elapsed_ms = live.chosen, (now - live.forwarded_at) * 1e3
+            chosen = live.chosen if live.request.stream else None
+            if chosen is not None:
+                live.prefilled_at, elapsed_ms = now, (now - live.forwarded_at) * 1e3
                 ahead_tokens = 0.0 if live.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
@@ -322,11 +322,12 @@ class RegionalFlow(Placing):
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
         self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens)
-        if usage.cached_tokens is not None and live.chosen is not None and not live.paired:
-            self.predicted_tokens += live.chosen.hit_tokens
+        chosen = live.chosen
+        if usage.cached_tokens is not None and chosen is not None and not live.paired:
+            self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
-            lacks = not live.chosen.exact and self._fleet.memory.overrated(
-                live.replica, live.need, live.chosen.hit_tokens, usage.cached_tokens
+            lacks = not chosen.exact and self._fleet.memory.overrated(
+                live.replica, live.need, chosen.hit_tokens, usage.cached_tokens
             )
         if request.tokens is not None:
             self._fleet.memory.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)

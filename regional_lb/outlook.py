@@ -116,7 +116,7 @@ class Outlook:
         if view.bound:
             half = self._half(request, need, now, without) if request.divisible and not whole else None
             able = able if half is not None else able.without(view.bound)
-        if not able:
+        if not able.names:
             return None
         hits, known = self.hits(need, able)
         table = self._fleet.table(able)
@@ -228,7 +228,9 @@ class Outlook:
         able = self._fleet.able(line, now)
         if without:
             able = able.without(without)
-        model = line if able else model_of(line)
+        if able.names:
+            return able
+        model = model_of(line)
         if model == line:
             return able
         split = self._splits.of(model)

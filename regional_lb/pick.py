@@ -6,10 +6,12 @@ whichever replica frees first. Never reserves: the flow does, in the same breath
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 import numpy as np
+from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-up of its own
 
 from farhop.balance import chain
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from regional_lb.table import Column, Hits, Rows, Table
 
 _PART_MIN = 16
+_MASK = np.dtype(np.bool_)
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
@@ -74,7 +77,7 @@ class Pick:
         uncached: Column,
         score: Column,
         rates: Column,
-        room: NDArray[np.bool_],
+        room: NDArray[np.bool_] | None,
         chosen: Scored | None = None,
         exact: Collection[str] = (),
         delay_ms: Column | None = None,
@@ -123,6 +126,8 @@ class Pick:
     @property
     def full(self) -> tuple[str, ...]:
         """Those of the field without room."""
+        if self._room is None:
+            return ()
         return tuple(name for name, room in zip(self._names, self._room.tolist(), strict=True) if not room)
 
 
@@ -131,12 +136,12 @@ def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING
 
     `hits` gives the matched depth of its chain by place, by our mirrors; what is `known` goes before.
     """
-    uncached = np.empty(len(table))
+    uncached: Column = empty(len(table.of.names))
     uncached.fill(need.prompt_tokens)  # np.full takes three times as long
     for depth, places in hits:
         left = max(need.prompt_tokens - chain.bytes_at(depth) / need.bytes_per_token, 0.0)
-        if isinstance(places, np.ndarray) and places.dtype == np.bool_:
-            np.putmask(uncached, places.view(np.bool_), left)  # a masked assignment takes three times as long
+        if isinstance(places, ndarray) and places.dtype is _MASK:
+            np.putmask(uncached, cast("NDArray[np.bool_]", places), left)  # a masked assignment takes thrice as long
         else:
             uncached[places] = left
     if known is not NOTHING:
@@ -171,23 +176,27 @@ def pick(
         score = score + delay_ms
     room = table.room(uncached, need.output_tokens, now)
     # Mostly all have room: to ask for the first without costs a sixth of what masking does.
-    ready = score if room.item(room.argmin()) else np.where(room, score, np.inf)
+    all_room = room.item(room.argmin())
+    ready = score if all_room else np.where(room, score, inf)
     best = int(ready.argmin())
     names, prompt_tokens, exact = table.of.names, need.prompt_tokens, known.exact
     chosen = None
-    if ready.item(best) < np.inf:
+    if ready.item(best) < inf:
         row = policy.choose(best, ready, need, table, rng)
         chosen = _scored(
             names[row], prompt_tokens, uncached.item(row), score.item(row), table.rates_of(row), names[row] in exact,
             delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
     if len(names) <= FIELD_MAX:
-        return Pick(policy, names, prompt_tokens, uncached, score, table.rates(), room, chosen, exact, delay_ms)
+        return Pick(
+            policy, names, prompt_tokens, uncached, score, table.rates(), None if all_room else room, chosen, exact,
+            delay_ms,
+        )  # fmt: skip
     kept = least(score, FIELD_MAX)
     names = tuple([names[place] for place in kept.tolist()])
     return Pick(
-        policy, names, prompt_tokens, uncached[kept], score[kept], table.rates(kept), room[kept], chosen, exact,
-        delay_ms[kept] if delay_ms is not None else None,
+        policy, names, prompt_tokens, uncached[kept], score[kept], table.rates(kept),
+        None if all_room else room[kept], chosen, exact, delay_ms[kept] if delay_ms is not None else None,
     )  # fmt: skip
 
 

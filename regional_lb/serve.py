@@ -89,7 +89,7 @@ class RegionalTier(ObservedTier):
         """See relay.Tier. What a version served is counted, once."""
         visit: Visit = journey.context
         pick: Pick | None = None if visit.over else journey.reasons
-        super().concluded(journey, reason, status, usage)
+        self.observer.concluded(journey, reason, status, usage)
         if pick is not None and pick.version:
             self.observer.versioned(journey, pick.version, pick.split, status)
 

@@ -121,12 +121,9 @@ def _runs(rows: Rows) -> list[slice]:
 
 
 class Table:
-    """One row per replica of `of`, which gives a replica's place by its name.
+    """One row per replica of `of`, which gives a replica's place by its name."""
 
-    A large part of another table takes each column from it when it is first read: most reads need half of them.
-    """
-
-    __slots__ = (*_COLUMNS, "_block", "_whole", "of", "queued_until")
+    __slots__ = (*_COLUMNS, "_block", "of", "queued_until")
 
     backlog_tokens: Column
     prefill_ms_per_token: Column
@@ -147,7 +144,6 @@ class Table:
 
     def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
         self.of = of
-        self._whole: Table | None = None
         self._block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
         (
             self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.crowd_ms, self.tpot_alone_ms,
@@ -158,27 +154,18 @@ class Table:
         self.queued_until = queued_until  # until then some engine's word that it queues is fresh
 
     def __len__(self) -> int:
-        return len(self.of)
+        return len(self.of.names)
 
     # -- reading
 
     def only(self, some: Subset) -> Table:
         """The rows of a subset of this table; this table itself if that is all of it."""
-        if len(some) == len(self.of):
+        n_rows = len(some.names)
+        if n_rows == len(self.of.names):
             return self
-        if len(some) < _MANY_ROWS:
+        if n_rows < _MANY_ROWS:
             return Table(some, self._block[:, some.rows], self.queued_until)
-        part = Table.__new__(Table)
-        part.of, part.queued_until, part._whole = some, self.queued_until, self
-        return part
-
-    def __getattr__(self, name: str) -> Column:
-        # Asked for what has no value yet: a column of a part.
-        if name not in _COLUMNS or self._whole is None:
-            raise AttributeError(name)
-        column = self.of.of_column(getattr(self._whole, name))
-        setattr(self, name, column)
-        return column
+        return _Part(some, self)
 
     def room(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
         """Which replicas would start on a request at once.
@@ -195,11 +182,10 @@ class Table:
 
     def rates(self, rows: Rows | None = None) -> Column:
         """A copy of three columns, of all rows or some: backlog in tokens, prefill per token and tpot in ms."""
-        if rows is None and self._whole is None:
+        if rows is None:
             rates: Column = self._block[_RATES].copy()
             return rates
-        three = self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms
-        return np.array(three if rows is None else [column[rows] for column in three])
+        return np.array([column[rows] for column in self._block[_RATES]])
 
     def rates_of(self, row: int) -> list[float]:
         """The same three of one row."""
@@ -207,7 +193,7 @@ class Table:
 
     def filled_at(self, place: int) -> float:
         """One row's, without the whole column."""
-        return self.filled.item(place) if self._whole is None else self._whole.filled.item(self.of.rows.item(place))
+        return self.filled.item(place)
 
     def heard(self, now: float) -> NDArray[np.bool_]:
         """Whose scrape is fresh."""
@@ -238,7 +224,7 @@ class Table:
         if eased is not None:
             slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
         self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
-        self._crowd(row)
+        self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.crowd_ms.item(row) * in_flight
         # Nothing is being prefilled: one prompt may exceed the bound, or it would never be served.
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
         if in_flight >= slots:
@@ -250,8 +236,35 @@ class Table:
         """How fast a replica works."""
         self.prefill_ms_per_token[row] = speed.prefill_ms_per_token
         self.service_ms[row] = speed.service_ms
-        self.crowd_ms[row], self.tpot_alone_ms[row] = speed.crowd_ms, speed.tpot_at(1.0)
-        self._crowd(row)
+        crowd_ms, alone_ms = speed.crowd_ms, speed.tpot_at(1.0)
+        self.crowd_ms[row], self.tpot_alone_ms[row] = crowd_ms, alone_ms
+        self.tpot_ms[row] = alone_ms + crowd_ms * self.in_flight.item(row)
 
-    def _crowd(self, row: int) -> None:
-        self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.crowd_ms.item(row) * self.in_flight.item(row)
+
+class _Part(Table):
+    """A large part of a table takes each column from it when it is first read: most reads need half of them.
+
+    A class of its own, since reading anything of one that has a `__getattr__` takes twice as long.
+    """
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, of: Subset, whole: Table) -> None:
+        self.of, self.queued_until, self._whole = of, whole.queued_until, whole
+
+    def __getattr__(self, name: str) -> Column:
+        # Asked for what has no value yet: a column.
+        if name not in _COLUMNS:
+            raise AttributeError(name)
+        column = self.of.of_column(getattr(self._whole, name))
+        setattr(self, name, column)
+        return column
+
+    def rates(self, rows: Rows | None = None) -> Column:
+        """See Table."""
+        three = self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms
+        return np.array(three if rows is None else [column[rows] for column in three])
+
+    def filled_at(self, place: int) -> float:
+        """See Table."""
+        return self._whole.filled.item(self.of.rows.item(place))

@@ -29,7 +29,7 @@ from regional_lb.signals.exposition import PageError, Places
 from regional_lb.view import ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from random import Random
 
     from farhop.balance.machine import Address, Event
@@ -286,9 +286,9 @@ class Watcher:
     def _dropped(self, reason: str) -> None:
         self._refused(f"metrics_{reason}")
 
-    async def _pause(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> Coroutine[None, None, None]:
         # ±20 %, so that many balancers do not look at one engine in step.
-        await asyncio.sleep(seconds * (0.8 + 0.4 * self._rng.random()))
+        return asyncio.sleep(seconds * (0.8 + 0.4 * self._rng.random()))
 
     async def _page(self, address: Address, path: str) -> bytes:
         """The page, whole: what is cut short could say 1 where it meant 12. Raises PageError, FetchError."""

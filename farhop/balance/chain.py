@@ -43,7 +43,7 @@ def seed_of(model: str, adapter: str, cache_salt: str, scope: str) -> int:
 
     Each word goes with its length, so that no two different quadruples spell the same text.
     """
-    text = "".join(f"{len(word)}:{word}" for word in (model, adapter, cache_salt, scope))
+    text = f"{len(model)}:{model}{len(adapter)}:{adapter}{len(cache_salt)}:{cache_salt}{len(scope)}:{scope}"
     # A word read from JSON may hold lone surrogates; hashing it must not fail.
     return xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 

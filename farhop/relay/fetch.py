@@ -14,7 +14,7 @@ import msgspec
 from farhop.balance import outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from farhop.balance.machine import Address
     from farhop.balance.outcome import Outcome
@@ -108,19 +108,19 @@ class Collector:
             self._done(told)
 
 
-async def get(
+def get(
     pool: Pool, address: Address, path: str, timeout_s: float, bytes_max: int, bearer: str | None = None
-) -> Fetched:
+) -> Coroutine[None, None, Fetched]:
     """The whole answer, whatever its status; with a key where one is wanted. Raises FetchError."""
-    return await _ask(pool, address, f"GET {path}", _key(bearer) + b"\r\n", timeout_s, bytes_max)
+    return _ask(pool, address, f"GET {path}", _key(bearer) + b"\r\n", timeout_s, bytes_max)
 
 
-async def post(
+def post(
     pool: Pool, address: Address, path: str, body: bytes, timeout_s: float, bytes_max: int, bearer: str | None = None
-) -> Fetched:
+) -> Coroutine[None, None, Fetched]:
     """The same with a JSON body. Raises FetchError."""
     rest = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), _key(bearer), body)
-    return await _ask(pool, address, f"POST {path}", rest, timeout_s, bytes_max)
+    return _ask(pool, address, f"POST {path}", rest, timeout_s, bytes_max)
 
 
 def _key(bearer: str | None) -> bytes:

@@ -101,9 +101,9 @@ def keep_to_ours(asked: JsonBody) -> None:
     more = asked.vllm_xargs
     if asked.kv_transfer_params is not None or (isinstance(more, dict) and "kv_transfer_params" in more):
         raise not_yours("kv_transfer_params")
-    for name in BOOTSTRAP:
-        if getattr(asked, name) is not None:
-            raise not_yours(name)
+    if asked.bootstrap_host is None and asked.bootstrap_port is None and asked.bootstrap_room is None:
+        return
+    raise not_yours(next(name for name in BOOTSTRAP if getattr(asked, name) is not None))
 
 
 def not_yours(param: str) -> BodyError:

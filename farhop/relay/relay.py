@@ -81,7 +81,7 @@ class Journey:
 
     def __init__(
         self, relay: Relay, exchange: Exchange, request: Request, body: bytes, hide_usage: bool, context: Any,
-        continuation: Continuation | None,
+        arrived_at: float, continuation: Continuation | None,
     ) -> None:  # fmt: skip
         self._relay, self.exchange, self.request, self.body = relay, exchange, request, body
         self.hide_usage, self.context, self.continuation = hide_usage, context, continuation
@@ -89,7 +89,7 @@ class Journey:
         self.forward: machine.Forward | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.due = inf  # when the machine wants to hear of it
-        self.arrived_at = relay.clock()
+        self.arrived_at = arrived_at
         self.forwarded_at = self.began_at = 0.0
         self.hold_from: float | None = None
         self.reasons: Any = None  # the machine's last decision on it
@@ -146,7 +146,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, Journey] = {}
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        self._perform: dict[type[Command], Callable[[Journey, Any], None]] = {
+        self._perform: dict[type[Command], Callable[[Journey, Any, float], None]] = {
             machine.Forward: self._forward,
             machine.Hold: self._hold,
             machine.Answer: self._answer,
@@ -168,21 +168,21 @@ class Relay:
         *,
         hide_usage: bool,
         context: Any,
-        arrived_at: float | None = None,
+        arrived_at: float = 0.0,
         continuation: Continuation | None = None,
     ) -> None:
         """Take a request that was read whole and identified; `arrived_at` if that was not just now."""
-        journey = Journey(self, exchange, request, body, hide_usage, context, continuation)
-        if arrived_at is not None:
-            journey.arrived_at = arrived_at
+        now = self.clock()
+        journey = Journey(self, exchange, request, body, hide_usage, context, arrived_at or now, continuation)
         exchange.body = b""  # the journey has it, perhaps changed
         exchange.journey = self._live[request.id] = journey
-        self.react(machine.RequestArrived(request))
+        self.react(machine.RequestArrived(request), now)
 
-    def react(self, event: Event) -> None:
-        """Let the machine decide, then act."""
+    def react(self, event: Event, now: float | None = None) -> None:
+        """Let the machine decide, then act. `now`: what the clock says, if it was read just before."""
+        now = self.clock() if now is None else now
         try:
-            commands: list[Any] = self._flow.handle(event, self.clock())  # every command names its request as `id`
+            commands: list[Any] = self._flow.handle(event, now)  # every command names its request as `id`
         except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must not take the process or leak a trace
             name: str = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", "")
             self.fault(self._live.get(name), error)
@@ -192,7 +192,7 @@ class Relay:
             if journey is None:
                 continue
             try:
-                self._perform[type(command)](journey, command)
+                self._perform[type(command)](journey, command, now)
             except Exception as error:  # noqa: BLE001 - as above, and the commands after this one are other requests'
                 self.fault(journey, error)
 
@@ -224,9 +224,9 @@ class Relay:
 
     def began(self, attempt: AttemptRun, status: int) -> bool:
         """The first byte is here. False if it is no longer wanted."""
-        journey = attempt.journey
-        journey.began_at, journey.status, journey.streams = self.clock(), status, attempt.streams
-        self.react(machine.AttemptBegan(journey.request.id, attempt.number, status))
+        journey, now = attempt.journey, self.clock()
+        journey.began_at, journey.status, journey.streams = now, status, attempt.streams
+        self.react(machine.AttemptBegan(journey.request.id, attempt.number, status), now)
         return journey.attempt is attempt
 
     def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
@@ -285,9 +285,8 @@ class Relay:
 
     # -- what the machine wants done
 
-    def _forward(self, journey: Journey, command: machine.Forward) -> None:
+    def _forward(self, journey: Journey, command: machine.Forward, now: float) -> None:
         self._end_attempt(journey, outcome.CLIENT_LEFT)  # one at a time: the one before, if it runs, loses its client
-        now = self.clock()
         journey.forward, journey.forwarded_at, journey.reasons = command, now, command.reasons
         if command.prefill is not None and command.prefill.together:
             both = journey.attempt = TogetherRun(self, journey, command.attempt, now, command.prefill)
@@ -303,11 +302,11 @@ class Relay:
         self._tell(journey, self.tier.forwarded)
         attempt.start(command.address)
 
-    def _hold(self, journey: Journey, _command: machine.Hold) -> None:
+    def _hold(self, journey: Journey, _command: machine.Hold, now: float) -> None:
         if journey.hold_from is None:
-            journey.hold_from = self.clock()
+            journey.hold_from = now
 
-    def _answer(self, journey: Journey, command: machine.Answer) -> None:
+    def _answer(self, journey: Journey, command: machine.Answer, _now: float) -> None:
         journey.reasons = command.reasons or journey.reasons
         extra = b"" if journey.exchange.started else self.tier.answer_headers(journey)
         self._end_attempt(journey, command.outcome)
@@ -328,7 +327,7 @@ class Relay:
             journey.exchange.reply(reply)
         self._conclude(journey, command.outcome)
 
-    def _redirect(self, journey: Journey, command: machine.Redirect) -> None:
+    def _redirect(self, journey: Journey, command: machine.Redirect, _now: float) -> None:
         url, extra = command.url, b""
         if command.forward is not None:
             journey.forward, journey.reasons = command.forward, command.forward.reasons
@@ -340,27 +339,26 @@ class Relay:
         journey.exchange.reply(reply)
         self._conclude(journey, command.outcome)
 
-    def _cancel(self, journey: Journey, command: machine.Cancel) -> None:
+    def _cancel(self, journey: Journey, command: machine.Cancel, _now: float) -> None:
         if journey.attempt is not None and journey.attempt.number == command.attempt:
             self._end_attempt(journey, outcome.CLIENT_LEFT)  # as the engine sees it
 
-    def _set_timer(self, journey: Journey, command: machine.SetTimer) -> None:
+    def _set_timer(self, journey: Journey, command: machine.SetTimer, now: float) -> None:
         if journey.timer is not None:
             journey.timer.cancel()
             journey.timer = None
         journey.due = command.at
-        self._arm(journey, self.clock())
+        self._arm(journey, now)
 
     def _arm(self, journey: Journey, now: float) -> None:
         """Most timers are deadlines that never fire: only one due before the sweep comes by again gets a handle."""
         delay_s = journey.due - now
         if delay_s <= SWEEP_S and journey.timer is None:
-            fired = machine.TimerFired(journey.request.id)
-            journey.timer = self._loop.call_later(max(0.0, delay_s), self._fire, journey, fired)
+            journey.timer = self._loop.call_later(max(0.0, delay_s), self._fire, journey)
 
-    def _fire(self, journey: Journey, fired: machine.TimerFired) -> None:
+    def _fire(self, journey: Journey) -> None:
         journey.timer, journey.due = None, inf
-        self.react(fired)
+        self.react(machine.TimerFired(journey.request.id))
 
     # -- endings
 

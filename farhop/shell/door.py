@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
+_MODELS = Kind.MODELS  # to look up an enum's member is a call, and this is asked for every request
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -126,12 +127,12 @@ class Door:
         if asked is not None:
             visit.advised, head.path = True, asked
         kind = paths.classify(head.method, head.path)
-        if kind is Kind.MODELS and visit.advised:
+        if visit.advised and kind is Kind.MODELS:
             kind = PathRefusal(outcome.PATH_NOT_ALLOWED, "only inference paths have a route")
         if isinstance(kind, PathRefusal):
             extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
             return answers.refusal(kind.outcome, kind.detail, extra=extra)
-        if head.get(b"content-encoding") not in (None, b"identity"):
+        if head.known.get(b"content-encoding", b"identity") != b"identity":
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
         caller = self._keeper.caller(head)
@@ -162,11 +163,11 @@ class Door:
         assert caller is not None  # `head` let it pass
         assert kind is not None
         assert self.relay is not None
-        if kind is Kind.MODELS:
+        if kind is _MODELS:
             return _model_list(self._keeper.models(caller))
         try:
             head = exchange.head
-            version = head.get(VERSION_HEADER)
+            version = head.known.get(VERSION_HEADER)
             request, prompt = self.compose(caller, kind, exchange.body, head.path, head.onward, version)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
@@ -184,8 +185,8 @@ class Door:
             _Reading(self, exchange, request, prompt).begin(self._tokenizers, kind)
         return None
 
-    def _start(self, exchange: Exchange, request: Request, prompt: Prompt, since: float | None = None) -> None:
-        """Begin the journey; `since` when it would have begun, had its prompt not been read before."""
+    def _start(self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0) -> None:
+        """Begin the journey; `since` when it would have begun, had its prompt not been read before, else 0."""
         assert self.relay is not None
         body = openai.ask_for_usage(exchange.body) if prompt.hide_usage else exchange.body
         visit: Visit = exchange.context

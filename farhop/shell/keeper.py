@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
-from farhop.identity.keys import Keyring
+from farhop.identity.keys import Keyring, Principal
 from farhop.relay import answers
 from farhop.shell.door import NARROW_PLACES_MAX, Caller, narrow_of
 from topology.law import Scope, narrowing
@@ -29,6 +29,7 @@ _SAYS = {
     outcome.UNKNOWN_KEY: "this API key is not known",
 }
 _TIMEOUT_DIGITS_MAX = 12
+_LOGGING = Scope.LOGGING  # to look up an enum's member is a call, and this is asked for every request
 
 
 class KeyKeeper:
@@ -47,16 +48,31 @@ class KeyKeeper:
         self._region, self._law, self._under = region, law, law()
         self._keyring = Keyring(self._under.topology.key)
         self._offered, self._request_s = offered, request_s
+        self._callers: dict[Principal, Caller] = {}  # under this law, of those who wish for nothing: as many as keys
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
         law = self._law()
         if law is not self._under:
             self._keyring.replace(law.topology.key)
+            self._callers.clear()
             self._under = law
-        principal = self._keyring.identify(head.get(b"authorization"))
+        told = head.known
+        principal = self._keyring.identify(told.get(b"authorization"))
         if isinstance(principal, Outcome):
             return answers.refusal(principal, _SAYS[principal])
+        if b"x-farhop-allow" in told or b"x-farhop-timeout-ms" in told:
+            return self._let_in(principal, head)
+        known = self._callers.get(principal)
+        if known is not None:
+            return known
+        caller = self._let_in(principal, head)
+        if isinstance(caller, Caller):
+            self._callers[principal] = caller
+        return caller
+
+    def _let_in(self, principal: Principal, head: Head) -> Caller | Reply:
+        """The caller that this makes, with what the request's head wishes for; or why not."""
         elsewhere = self._entry(principal.tenant, head.target)
         if elsewhere is not None:
             return elsewhere
@@ -129,4 +145,4 @@ def hint_scope(topology: Topology, tenant: str) -> str:
 
 def recorded(law: Law, tenant: str, model: str, narrow: tuple[tuple[str, ...], ...], region: str) -> bool:
     """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model."""
-    return region in law.verdict(tenant, model, Scope.LOGGING, narrow).lawful
+    return region in law.verdict(tenant, model, _LOGGING, narrow).lawful

@@ -13,6 +13,7 @@ import msgspec
 from farhop.balance import outcome
 from farhop.balance.outcome import Source
 from farhop.telemetry import attributes as a
+from farhop.telemetry import context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +96,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
     """
 
     decision_id: str
-    trace_id: str
+    traceparent: bytes
     at_ns: int
     tenant: str
     model: str
@@ -113,7 +114,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
         usage = self.usage
         return {
             "decision": self.decision_id,
-            "trace_id": self.trace_id,
+            "trace_id": context.trace_id(self.traceparent),
             "at_unix_ms": self.at_ns // 1_000_000,
             "tenant": self.tenant,
             "model": self.model,
@@ -158,10 +159,10 @@ class Observer:
 
     def begin(self, head: Head) -> Visit:
         """A head is here."""
-        now = self._clock.now()
+        now, known = self._clock.now(), head.known
         self._metrics.begun()
         trace = self._tracing.begin(
-            head.get(b"traceparent"), head.get(b"tracestate"), self._name, self._clock.wall_ns(now), self._rng
+            known.get(b"traceparent"), known.get(b"tracestate"), self._name, self._clock.wall_ns(now), self._rng
         )
         return Visit(trace, now)
 
@@ -174,14 +175,15 @@ class Observer:
         """Over before its journey: answered from the door, cut short while it was read, or left by its client."""
         if reason.source is Source.LAW:
             self.mute(visit)  # who may not be read here is not recorded here either
-        self._finish(visit, reason, status, None, None, {})
+        self._finish(visit, reason, status, self._clock.now())
 
     def advised(self, visit: Visit, request: Request, decision: Any) -> None:
         """A decision was asked for; it is told and nothing else is done."""
+        now = self._clock.now()
         if visit.trace.sampled:
-            since_ns, now_ns = self._clock.wall_ns(visit.since), self._clock.wall_ns(self._clock.now())
+            since_ns, now_ns = self._clock.wall_ns(visit.since), self._clock.wall_ns(now)
             visit.trace.child(self._decide, since_ns, now_ns, self._reasons.attributes(decision))
-        self._keep(visit, request, decision, outcome.ADVISED, 200)
+        self._keep(visit, request, decision, outcome.ADVISED, 200, now)
 
     # -- the journey
 
@@ -223,12 +225,15 @@ class Observer:
     def attempt_over(self, journey: Journey, attempt: AttemptRun | PrefillRun, reason: Outcome) -> None:
         """An attempt ended."""
         visit: Visit = journey.context
-        self._metrics.attempted(attempt.target, reason)
-        visit.attempts.append((attempt.target, reason.reason))
-        visit.since = self._clock.now()
-        if visit.relay_span is None:
+        target, span = attempt.target, visit.relay_span
+        self._metrics.attempted(target, reason)
+        visit.attempts.append((target, reason.reason))
+        visit.relay_span = None
+        if not visit.trace.sampled:
             return
-        span, visit.relay_span = visit.relay_span, None
+        visit.since = self._clock.now()
+        if span is None:
+            return
         said: dict[str, Value] = {a.ATTEMPT: attempt.number, a.OUTCOME: reason.reason}
         if attempt.status:
             said[a.STATUS] = attempt.status
@@ -240,6 +245,7 @@ class Observer:
         visit: Visit = journey.context
         if visit.over:
             return
+        now = self._clock.now()
         if visit.recorded and visit.caller is not None and not self.may_record(visit.caller, journey.request.model):
             self.mute(visit)  # the law changed while it was under way
         if usage is not None:
@@ -249,14 +255,12 @@ class Observer:
                 predicted = reasons.predicted_hit_tokens(decision)
                 self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if visit.trace.sampled:
-            self._decided(journey, visit, self._clock.now())  # one that sent it nowhere, or that a later one overtook
+            self._decided(journey, visit, now)  # one that sent it nowhere, or that a later one overtook
         ttft_ms = (journey.began_at - visit.arrived_at) * 1e3 if journey.began_at else None
-        self._keep(visit, journey.request, journey.reasons, reason, status, usage, ttft_ms)
-        self._finish(visit, reason, status, journey, usage, self._request_attributes(journey, usage))
+        self._keep(visit, journey.request, journey.reasons, reason, status, now, usage, ttft_ms)
+        self._finish(visit, reason, status, now, journey, usage)
 
     def _request_attributes(self, journey: Journey, usage: Usage | None) -> dict[str, Value]:
-        if not journey.context.trace.sampled:
-            return {}
         request, visit = journey.request, journey.context
         said: dict[str, Value] = {
             a.OPERATION: visit.kind or "",
@@ -278,14 +282,13 @@ class Observer:
         visit: Visit,
         reason: Outcome,
         status: int,
-        journey: Journey | None,
-        usage: Usage | None,
-        said: dict[str, Value],
+        now: float,
+        journey: Journey | None = None,
+        usage: Usage | None = None,
     ) -> None:
         if visit.over:
             return
         visit.over = True
-        now = self._clock.now()
         ttft_s = tpot_s = None
         target = ""
         # An engine's error comes fast: as a first token it would make a broken replica look quick.
@@ -297,12 +300,13 @@ class Observer:
                 if usage is not None and usage.completion_tokens > 1 and reason is outcome.SERVED:
                     tpot_s = (now - journey.began_at) / (usage.completion_tokens - 1)
         self._metrics.finished(reason, status, now - visit.arrived_at, ttft_s, tpot_s, target)
-        if visit.trace.sampled:
-            said |= {a.OUTCOME: reason.reason, a.STATUS: status}
-            if ttft_s is not None:
-                said[a.TTFT_MS] = ttft_s * 1e3
-        error = None if reason in _WELL else reason.reason
-        visit.trace.end(self._clock.wall_ns(now), said, error)
+        if not visit.trace.sampled:
+            return
+        said = self._request_attributes(journey, usage) if journey is not None else {}
+        said |= {a.OUTCOME: reason.reason, a.STATUS: status}
+        if ttft_s is not None:
+            said[a.TTFT_MS] = ttft_s * 1e3
+        visit.trace.end(self._clock.wall_ns(now), said, None if reason in _WELL else reason.reason)
 
     def _compare(self, journey: Journey) -> None:
         """The promise that the choice rested on against what came of it."""
@@ -317,6 +321,7 @@ class Observer:
         decision: Any,
         reason: Outcome,
         status: int,
+        now: float,
         usage: Usage | None = None,
         ttft_ms: float | None = None,
     ) -> None:
@@ -326,7 +331,7 @@ class Observer:
         # Of the request only this: the ring holds many records, and a chain or a stranger's long name is large.
         record = Record(
             decision_id=visit.decision_id,
-            trace_id=visit.trace.trace_id,
+            traceparent=visit.trace.traceparent,
             at_ns=self._clock.wall_ns(arrived_at),
             tenant=request.tenant,
             model=request.model[:MODEL_CHARS_MAX],
@@ -334,7 +339,7 @@ class Observer:
             outcome=reason,
             status=status,
             ttft_ms=ttft_ms,
-            duration_ms=(self._clock.now() - arrived_at) * 1e3,
+            duration_ms=(now - arrived_at) * 1e3,
             attempts=visit.attempts,
             usage=usage,
             decision=decision,

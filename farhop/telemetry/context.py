@@ -61,6 +61,11 @@ def write(trace_id: bytes, span_id: bytes, flags: int) -> bytes:
     return b"00-%b-%b-%02x" % (trace_id, span_id, flags & KNOWN_FLAGS)
 
 
+def trace_id(traceparent: bytes) -> str:
+    """The 32 hex digits of the trace in a valid `traceparent`."""
+    return traceparent[3:35].decode("ascii")
+
+
 def state(tracestate: bytes | None) -> bytes | None:
     """A `tracestate` fit to be sent on as received, or None: missing, too long, or holding control characters."""
     if not tracestate or len(tracestate) > TRACESTATE_BYTES_MAX or not _TRACESTATE.fullmatch(tracestate):

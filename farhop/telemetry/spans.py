@@ -41,24 +41,21 @@ class Span:
 class RequestTrace(Span):
     """The trace of one request in one tier; itself the span that covers it whole. This class records nothing.
 
-    `traceparent` is this request's context, `tracestate` what goes upstream beside it (None: send none).
+    `traceparent` is this request's context, `tracestate` what goes upstream beside it (None: send none). `sampled`:
+    whether spans are recorded here; build attributes only if so.
     """
 
-    __slots__ = ("tracestate",)
+    __slots__ = ("sampled", "tracestate")
 
     def __init__(self, traceparent: bytes, tracestate: bytes | None) -> None:
         self.traceparent = traceparent
         self.tracestate = tracestate
+        self.sampled = False
 
     @property
     def trace_id(self) -> str:
         """32 hex digits, the same on every tier: for logs, answers and `farhop explain`."""
-        return self.traceparent[3:35].decode("ascii")
-
-    @property
-    def sampled(self) -> bool:
-        """Whether spans are recorded here. Build attributes only if so."""
-        return False
+        return context.trace_id(self.traceparent)
 
     def child(
         self,
@@ -115,6 +112,7 @@ class _RecordedTrace(RequestTrace):
     ) -> None:
         self.traceparent = context.write(trace_id, root.span_id, flags)
         self.tracestate = None
+        self.sampled = True
         self._recorder: Recorder | None = recorder
         self._parent = parent
         self._flags = flags
@@ -122,10 +120,6 @@ class _RecordedTrace(RequestTrace):
         self._root = root
         self._pieces = [root]
         self._skipped = 0
-
-    @property
-    def sampled(self) -> bool:
-        return self._recorder is not None
 
     def child(
         self,
@@ -146,13 +140,13 @@ class _RecordedTrace(RequestTrace):
         return _OpenSpan(context.write(self.traceparent[3:35], piece.span_id, self._flags), piece)
 
     def mute(self) -> None:
-        self._recorder = None
+        self._recorder, self.sampled = None, False
         self._pieces = []
         if self._parent is not None:  # the next tier hangs below the caller, not below a span that nobody will see
             self.traceparent = context.write(self._parent.trace_id, self._parent.span_id, self._flags)
 
     def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
-        recorder, self._recorder = self._recorder, None
+        recorder, self._recorder, self.sampled = self._recorder, None, False
         if recorder is None:
             return
         root = self._root

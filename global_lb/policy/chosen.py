@@ -139,6 +139,7 @@ class Routes:
         kept = {scope: before[scope] for scope, it in chosen.items() if scope in before and before[scope].route == it}
         self._rules = {scope: kept.get(scope) or Rule(route) for scope, route in chosen.items()}
         self._default = self._rules[ALL]
+        self._wants_session = any(rule.wants_session() for rule in self._rules.values())
         self._affine = any(rule.route.affinity_ms for rule in self._rules.values())
 
     def hear(self, event: RoutesChanged | Steered) -> None:
@@ -181,4 +182,4 @@ class Routes:
 
     def want_session(self) -> bool:
         """Whether any of them asks for a request's session."""
-        return any(rule.wants_session() for rule in self._rules.values())
+        return self._wants_session

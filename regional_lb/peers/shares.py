@@ -83,6 +83,7 @@ class Shares:
     def __init__(self, instance: str) -> None:
         self.instance = instance
         self.watched = False  # somebody follows us
+        self.alone = True  # nobody else is known to have anything under way
         self.recent = Recent()
         self._peers: dict[str, _Peer] = {}
         self._waiting: dict[str, _Peer] = {}  # of them, those with a queue
@@ -147,14 +148,10 @@ class Shares:
 
     # -- the others'
 
-    @property
-    def alone(self) -> bool:
-        """Whether nobody else is known to have anything under way."""
-        return not self._peers
-
     def heard(self, event: PeerHeard) -> frozenset[str] | None:
         """Take what a peer said. The replicas whose room it may have changed, None: any."""
         peer = self._peers.setdefault(event.peer, _Peer())
+        self.alone = False
         waited, changed = peer.queued.keys(), set(event.loads)
         if event.whole:
             changed |= peer.loads.keys()
@@ -186,6 +183,7 @@ class Shares:
             if name in event.live:  # it still reports to the world: what it serves stays its own
                 silent = self._peers[name] = _Peer()
                 silent.loads = {r: PeerLoad(load.address, known=load.known) for r, load in gone.loads.items()}
+        self.alone = not self._peers
         self._owned.clear()
 
     def serves(self, peer: str, replica: str) -> bool:

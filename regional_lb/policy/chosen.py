@@ -89,6 +89,7 @@ class Policies:
             policy.adopt(self._names)
         self._choices, self._by_model = chosen, {**fresh, **kept}
         self._default = self._by_model[""]
+        self._wants_session = any(policy.wants_session for policy in self._by_model.values())
 
     def told(self) -> dict[str, str]:
         """The names of those in force, by model; "" stands for all others."""
@@ -96,4 +97,4 @@ class Policies:
 
     def want_session(self) -> bool:
         """Whether any of them asks for a request's session."""
-        return any(policy.wants_session for policy in self._by_model.values())
+        return self._wants_session

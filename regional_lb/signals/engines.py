@@ -16,7 +16,7 @@ from regional_lb.signals.exposition import Page, PageError, Places, labels_of
 from regional_lb.view import Lora, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 COUNT_MAX = 1_000_000_000
 _COUNTER_MAX = 1e18
@@ -175,7 +175,7 @@ def _names(listed: bytes) -> frozenset[str]:
 
 def _needed(page: Page, series: Series) -> float | None:
     """The sum of a series, None if it is not there. Raises PageError if one of its values makes no sense."""
-    found = list(_lines(page, series))
+    found = _lines(page, series)
     if not found:
         return None
     ranks: dict[object, float] = {}
@@ -190,7 +190,7 @@ def _needed(page: Page, series: Series) -> float | None:
 def _first(page: Page, names: tuple[Series, ...], most: float, dropped: Callable[[str], None]) -> list[float]:
     """Each rank's value of the first series that is there."""
     for series in names:
-        found = list(_lines(page, series))
+        found = _lines(page, series)
         if found:
             ranks: dict[object, float] = {}
             for rank, number in found:
@@ -203,15 +203,17 @@ def _first(page: Page, names: tuple[Series, ...], most: float, dropped: Callable
     return []
 
 
-def _lines(page: Page, series: Series) -> Iterator[tuple[object, bytes]]:
+def _lines(page: Page, series: Series) -> list[tuple[object, bytes]]:
     """Rank and number of each line of a series."""
-    for place, (labels, number) in enumerate(page.series(series.name)):
-        if not series.label and not series.per:
-            yield place, number
-            continue
-        told = labels_of(labels)
-        if not series.label or told.get(series.label) == series.value:
-            yield told.get(series.per) if series.per else place, number
+    found, label, per = page.series(series.name), series.label, series.per
+    if not label and not per:
+        return [(place, number) for place, (_, number) in enumerate(found)]
+    lines: list[tuple[object, bytes]] = []
+    for place, (labels, number) in enumerate(found):
+        told = page.labels(labels)
+        if not label or told.get(label) == series.value:
+            lines.append((told.get(per) if per else place, number))
+    return lines
 
 
 def _sound(number: bytes, most: float) -> float | None:
@@ -227,7 +229,7 @@ def _kv_tokens(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> 
     parts = [sum(_first(page, (series,), COUNT_MAX, dropped)) for series in dialect.capacity]
     tokens = prod(parts) if parts else 0.0
     if not tokens and dialect.info is not None:
-        tokens = sum(_blocks(labels_of(labels), dialect.info) for labels, _ in page.series(dialect.info.name))
+        tokens = sum(_blocks(page.labels(labels), dialect.info) for labels, _ in page.series(dialect.info.name))
     return int(tokens) if 1 <= tokens <= COUNT_MAX else None
 
 

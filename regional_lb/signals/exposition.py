@@ -7,10 +7,6 @@ replica. Names match whole, never as a prefix. Never judges a value, and never k
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # What follows a name: labels whose values may hold anything but a bare quote, a value, and perhaps a timestamp.
 _VALUE = rb'"(?:[^"\\\n]++|\\.)*+"'
@@ -32,15 +28,16 @@ class PageError(Exception):
 
 class Places:
     """Where the lines of each name asked for stood on a page that was searched whole: of the next pages from there only
-    what lies about is looked at.
+    what lies about is looked at. `labels`: those read by then, since a line's are the same on the next page.
 
     Trusted for pages about as long, since a line more or less changes a page by more, and so many times at most.
     """
 
-    __slots__ = ("_left", "_size", "of")
+    __slots__ = ("_left", "_size", "labels", "of")
 
     def __init__(self) -> None:
         self.of: dict[bytes, list[int]] = {}
+        self.labels: dict[bytes, dict[bytes, bytes]] = {}
         self._size, self._left = 0, 0
 
     def expect(self, size: int) -> None:
@@ -48,6 +45,7 @@ class Places:
         self._left -= 1
         if self._left < 0 or abs(size - self._size) > _SAME_BYTES:
             self.of.clear()
+            self.labels.clear()
             self._size, self._left = size, _TRUSTED_PAGES
 
 
@@ -62,39 +60,53 @@ class Page:
     def __init__(self, text: bytes, places: Places | None = None) -> None:
         if text and not text.endswith(b"\n"):
             raise PageError("cut", "the page does not end with a line feed: it was cut short, or is no metrics page")
-        self._text = b"\n" + text
+        self._text = text
         self._places = places or Places()
         self._places.expect(len(text))
 
-    def series(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def series(self, name: bytes) -> list[tuple[bytes, bytes]]:
         """Labels (as they stand) and value of each line of exactly this name. Raises PageError."""
         text, known = self._text, self._places.of
-        ends = self._near(name, known[name]) if name in known else None
+        before = known.get(name)
+        ends = self._near(name, before) if before is not None else None
         if ends is None:
-            ends = known[name] = list(self._ends(name, 0, len(text)))
+            ends = known[name] = self._ends(name, 0, len(text))
+        found: list[tuple[bytes, bytes]] = []
         for end in ends:
             match = _REST.match(text, end)
             if match is None:
                 raise PageError("line", f"{name.decode()}: not a line of metrics")
-            yield match[1] or b"", match[2]
+            found.append((match[1] or b"", match[2]))
+        return found
 
-    def _ends(self, name: bytes, start: int, stop: int) -> Iterator[int]:
+    def labels(self, text: bytes) -> dict[bytes, bytes]:
+        """As `labels_of`, for those that stay as they are. Not to be changed."""
+        known = self._places.labels.get(text)
+        if known is None:
+            known = self._places.labels[text] = labels_of(text)
+        return known
+
+    def _ends(self, name: bytes, start: int, stop: int) -> list[int]:
         """Where the name ends in each of its lines that begins within a part of the page."""
         text, line = self._text, b"\n" + name
+        ends: list[int] = []
+        if not start and text.startswith(name) and text[len(name)] in _AFTER_NAME:
+            ends.append(len(name))
         at = text.find(line, start, stop)
         while at >= 0:
             end = at + len(line)
             if text[end] in _AFTER_NAME:
-                yield end
+                ends.append(end)
             at = text.find(line, end, stop)
+        return ends
 
     def _near(self, name: bytes, before: list[int]) -> list[int] | None:
         """The same of the whole page, if there are as many as before, each near where it was; else None."""
         ends: list[int] = []
         reached = 0
         for end in before:
-            start, reached = max(reached, end - _NEAR_BYTES), end + _NEAR_BYTES
-            ends += self._ends(name, max(start, 0), reached)
+            start, reached = max(reached, end - _NEAR_BYTES, 0), end + _NEAR_BYTES
+            ends += self._ends(name, start, reached)
         return ends if len(ends) == len(before) else None
 
 

@@ -97,6 +97,15 @@ def test_places_are_not_trusted_for_ever() -> None:
     assert all(seen[seen.index(True) :])
 
 
+def test_labels_are_read_once_and_not_kept_for_ever() -> None:
+    places = Places()
+    read = Page(PAGE, places).labels(b'x="1"')
+    assert read == labels_of(b'x="1"') == {b"x": b"1"}
+    assert Page(PAGE, places).labels(b'x="1"') is read
+    Page(PAGE + MORE, places)
+    assert not places.labels
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.tuples(st.sampled_from([b"a:b", b"a:bc", b"z"]), st.integers(0, 10**6)), max_size=30)))
 def test_with_places_no_line_is_told_that_is_not_there(pages: list[list[tuple[bytes, int]]]) -> None:
