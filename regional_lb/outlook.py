@@ -101,11 +101,12 @@ class Outlook:
         assigned: Assigned | None = None,
         *,
         whole: bool = False,
+        choosy: bool = True,
     ) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. `whole`: without one that prefills.
 
         `without` failed it before, another version's are better; `aside` are kept free. `assigned` is what `assign`
-        said, if it was asked before.
+        said, if it was asked before. `choosy`: see pick.
         """
         if assigned is None and self._splits.by_model:
             assigned = self.assign(request)
@@ -121,7 +122,8 @@ class Outlook:
         hits, known = self.hits(need, able)
         table = self._fleet.table(able)
         delay_ms = self._fleet.adapters.delay_ms(request.model, table)
-        choice = pick(need, table, hits, self._policies.of(request.model), now, self._rng, known, delay_ms)
+        policy = self._policies.of(request.model)
+        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy)
         choice.assigned = assigned
         chosen = choice.chosen
         if chosen is not None:

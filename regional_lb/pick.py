@@ -164,11 +164,13 @@ def pick(
     rng: Random,
     known: Known = NOTHING,
     delay_ms: Column | None = None,
+    *,
+    choosy: bool = True,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model.
 
     `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits at each row before its prefill can begin;
-    policies that score in ms count it.
+    policies that score in ms count it. `choosy`: better none than one much worse than who only has a prompt to finish.
     """
     uncached = uncached_tokens(need, table, hits, known)
     score = policy.score(need, table, uncached, now)
@@ -181,7 +183,9 @@ def pick(
     best = int(ready.argmin())
     names, prompt_tokens, exact = table.of.names, need.prompt_tokens, known.exact
     chosen = None
-    if ready.item(best) < inf:
+    if ready.item(best) < inf and not (
+        choosy and not all_room and _worth_waiting(need, table, uncached, score, policy, ready.item(best), now)
+    ):
         row = policy.choose(best, ready, need, table, rng)
         chosen = _scored(
             names[row], prompt_tokens, uncached.item(row), score.item(row), table.rates_of(row), names[row] in exact,
@@ -198,6 +202,19 @@ def pick(
         policy, names, prompt_tokens, uncached[kept], score[kept], table.rates(kept),
         None if all_room else room[kept], chosen, exact, delay_ms[kept] if delay_ms is not None else None,
     )  # fmt: skip
+
+
+def _worth_waiting(
+    need: Need, table: Table, uncached: Column, score: Column, policy: Policy, least: float, now: float
+) -> bool:
+    """Whether somebody who would start on it but for what is being prefilled there serves it sooner all the same.
+
+    A long context that goes to whoever is free at the moment is computed once more, and held twice from then on.
+    """
+    if policy.waits_ms is None:
+        return False
+    fits = table.fits(uncached, need.output_tokens, now)
+    return bool((score[fits] < least - policy.waits_ms).any())
 
 
 def least(score: Column, most: int) -> Rows:

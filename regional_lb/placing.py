@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
+CHOOSY_S = (
+    2.0  # how long a request that has room elsewhere waits for who serves it sooner: others may go on coming there
+)
 RETRY_AFTER_S = 1.0
 
 
@@ -59,7 +62,10 @@ class Placing:
         request = live.request
         if live.tried and not self.outlook.serving(live.line, now, live.tried):
             live.tried = ()  # better the same replica again than none
-        choice = self.outlook.consider(request, live.need, now, live.tried, aside, live.assigned, whole=live.whole)
+        choosy = live.held_at is None or now - live.held_at < CHOOSY_S
+        choice = self.outlook.consider(
+            request, live.need, now, live.tried, aside, live.assigned, whole=live.whole, choosy=choosy
+        )
         if choice is None or choice.chosen is None:
             return []
         chosen = choice.chosen
@@ -107,6 +113,7 @@ class Placing:
         self.queue.push(
             request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
         )
+        live.held_at = now if live.held_at is None else live.held_at
         commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + most_s))]
         # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
         return commands + self._fill_line(live.line, now) if self.queue.waiting(live.line) > 1 else commands

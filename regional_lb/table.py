@@ -173,12 +173,16 @@ class Table:
         Not while an engine says that it queues, its slots are taken, its KV cache would not hold the request, or a
         step's worth of prefill is on its way to it. An idle engine takes anything: what it can never hold it refuses.
         """
-        room: NDArray[np.bool_] = (self.prefill_room_tokens >= uncached_tokens) & (
-            self.kv_room_tokens >= uncached_tokens + output_tokens
-        )
-        if now < self.queued_until:
-            room &= (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
+        room = self.fits(uncached_tokens, output_tokens, now)
+        room &= self.prefill_room_tokens >= uncached_tokens
         return room
+
+    def fits(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
+        """The same, whatever is being prefilled there: that is over soon, and what it takes is known."""
+        fits: NDArray[np.bool_] = self.kv_room_tokens >= uncached_tokens + output_tokens
+        if now < self.queued_until:
+            fits &= (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
+        return fits
 
     def rates(self, rows: Rows | None = None) -> Column:
         """A copy of three columns, of all rows or some: backlog in tokens, prefill per token and tpot in ms."""

@@ -38,13 +38,15 @@ class Need(msgspec.Struct, frozen=True, gc=False):
 
 class Policy(ABC):
     """How a replica is preferred. `unit` is that of its scores, for people; `ties_share` and `ties_floor` say how much
-    worse than the best still counts as equal: of the best score, and at least, in its unit."""
+    worse than the best still counts as equal: of the best score, and at least, in its unit. `waits_ms`: by how much
+    sooner somebody who is still prefilling must serve it to be waited for; None: nobody is."""
 
     name: ClassVar[str]
     unit: ClassVar[str]
     ties_share: ClassVar[float] = 0.0
     ties_floor: ClassVar[float] = 0.0
     wants_session: ClassVar[bool] = False
+    waits_ms: ClassVar[float | None] = None
 
     @abstractmethod
     def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:

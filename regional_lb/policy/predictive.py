@@ -29,6 +29,9 @@ class Predictive(Policy):
     """The default."""
 
     name, unit = "predictive", "ms"
+    waits_ms = (
+        50.0  # its scores count what is being prefilled at each; that much is what a detour through the queue costs
+    )
     ties_share, ties_floor = 0.05, 1.0  # scores this close are equal within what prefill speed is known to
 
     def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
