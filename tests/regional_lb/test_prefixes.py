@@ -40,8 +40,7 @@ async def calling(told: Reporter, options: Any = ()) -> AsyncIterator[region_pb2
             yield region_pb2_grpc.RegionStub(channel)
     finally:
         await server.stop(None)
-        await until(lambda: told._prefixes.readers == 0)
-        told._prefixes.close()
+        await until(lambda: told.prefixes.readers == 0)
 
 
 def asked(region: str = "tokyo", incarnation: int = 0, seq: int = 0) -> region_pb2.PrefixesRequest:
@@ -152,11 +151,18 @@ async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tu
 async def test_an_idle_teller_forgets_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "REST_S", 0.05)
     flow = flow_of()
-    async with calling(told_by(flow)) as stub:
+    told = told_by(flow)
+
+    def at_rest() -> bool:
+        told.prefixes.tidy()
+        return flow.trie.listener is None
+
+    async with calling(told) as stub:
         first = Reader(stub, asked())
         await first.until(lambda r: r.snapshots)
+        assert not at_rest()
         first.call.cancel()
-        await until(lambda: flow.trie.listener is None)
+        await until(at_rest)
 
 
 async def test_a_region_nobody_knows_is_told_nothing() -> None:
