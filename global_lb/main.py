@@ -94,7 +94,7 @@ class GlobalBalancer:
         self._entry(rng, passes)
         self.store = store if store is not None else store_of(wiring.hubs(config, topology), rng)
         self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, log)
-        self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused)
+        self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
         self.flow.sent.append(prefixes.sent)
         self.watcher = Watcher(
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,

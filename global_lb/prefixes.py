@@ -104,13 +104,15 @@ class _Region:
 
 
 class Prefixes:
-    """All regions. `refused` is told of what is not believed, by reason."""
+    """All regions. `refused` is told of what is not believed, by reason; `law_epoch` is that of the law we go by."""
 
-    def __init__(self, trie: PrefixTrie, refused: Callable[[str], None], forget_s: float = FORGET_S) -> None:
+    def __init__(
+        self, trie: PrefixTrie, refused: Callable[[str], None], law_epoch: int = 0, forget_s: float = FORGET_S
+    ) -> None:
         self._trie, self._refused, self._forget_s = trie, refused, forget_s
         self._regions: dict[str, _Region] = {}
         self._graves: list[NodeMap] = []
-        self.law_epoch = 0  # whose law is older is asked to tell nothing
+        self.law_epoch = law_epoch
 
     # -- by the links
 
@@ -140,7 +142,9 @@ class Prefixes:
 
     def adopt(self, before: Law, law: Law, here: str) -> None:
         """A law follows another in the region where we are: what came under that one stands where nobody may know
-        less now."""
+        less now. Nothing is taken any more that was asked under that one: the law by which it is told may be a third,
+        which allowed what neither does."""
+        self.law_epoch = law.epoch
         if not law.widens(before, Scope.HINTS, frozenset((here,))):
             self.begin_anew(law.epoch)
 
@@ -254,7 +258,7 @@ class PrefixStream:
     def __init__(self, prefixes: Prefixes, name: tuple[str, str], region: _Region, instance: _Instance) -> None:
         self._prefixes, self._region, self._instance = prefixes, region, instance
         self._name, self._who = name
-        self._trie, self._session = prefixes._trie, instance.session
+        self._trie, self._session, self._law_epoch = prefixes._trie, instance.session, prefixes.law_epoch
         self.known_incarnation, self.known_seq = instance.incarnation, instance.seq
 
     def ended(self, now: float) -> None:
@@ -278,6 +282,8 @@ class PrefixStream:
             raise PrefixGapError(why)
         if not self._current:
             raise PrefixGapError("superseded, or forgotten meanwhile")
+        if self._law_epoch != self._prefixes.law_epoch:
+            raise PrefixGapError("asked under another law")
         self._instance.lost_at = None  # it speaks, even if not all is told yet
         if message.HasField("slice"):
             yield from self._slice(message)

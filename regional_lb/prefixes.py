@@ -1,8 +1,9 @@
 """Tells a global balancer what this region's caches hold: a snapshot in slices, then what changes, every 50 ms at most.
 
 A stream is an iterator of what to send and of how long to wait before it goes on. Invariants: nothing the law keeps
-from the asker's region is sent, as it comes or as it goes; between two waits no more is done than one slice takes; what
-a reader is sent is bounded in rate, and one that falls behind the journal begins anew. Never decides, never awaits.
+from the asker's region is sent, as it comes or as it goes, nor anything by another law than the asker's; between two
+waits no more is done than one slice takes; what a reader is sent is bounded in rate, and one that falls behind the
+journal begins anew. Never decides, never awaits.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class PrefixTeller:
         self._left_at: float | None = None
         self.readers = 0
 
+    def _under(self, request: region_pb2.PrefixesRequest) -> bool:
+        return self._flow.law.epoch == request.law_epoch
+
     def _delta(self, **fields: Any) -> region_pb2.PrefixDelta:
         return region_pb2.PrefixDelta(instance=self._instance, incarnation=self._incarnation, **fields)
 
@@ -56,18 +60,23 @@ class PrefixTeller:
             self._journal.rest()
 
     def tell(self, request: region_pb2.PrefixesRequest) -> Steps:
-        """Endless; deltas go on from `known_seq` where the journal still reaches it, else a snapshot comes first. Close
-        it when the reader is gone."""
+        """Deltas go on from `known_seq` where the journal still reaches it, else a snapshot comes first. Nothing is
+        told before our law is the asker's, and it ends when ours is a later one: the asker asks again, by what it has
+        heard by then. Close it when the reader is gone."""
         self.readers += 1
         self._journal.listen()
         try:
             same = request.known_incarnation == self._incarnation
             stream = _Stream(self, request.region, request.known_seq if same else None)
-            if same and self._journal.reaches(request.known_seq) and self._flow.law.epoch >= request.law_epoch:
+            while self._flow.law.epoch < request.law_epoch:
+                yield BATCH_S
+            if self._under(request) and same and self._journal.reaches(request.known_seq):
                 yield self._delta(seq=request.known_seq, after=request.known_seq)  # so that it knows at once
-            while True:
-                if self._flow.law.epoch >= request.law_epoch:
-                    yield from stream.news()
+            while self._under(request):
+                for step in stream.news():
+                    if not self._under(request):
+                        return
+                    yield step
                 yield BATCH_S
         finally:
             self.readers -= 1

@@ -170,7 +170,7 @@ class BalancerProcess:
         )
         self.prefixes: Prefixes | None = None
         if isinstance(self.flow, GlobalFlow):
-            self.prefixes = Prefixes(self.flow.trie, self._disbelieved)
+            self.prefixes = Prefixes(self.flow.trie, self._disbelieved, self.flow.law.epoch)
             self.flow.sent.append(self.prefixes.sent)
             stage.timeline.after(CONFIRM_S, self._tidy, self.prefixes)
         self.hearing = Hearing(

@@ -100,12 +100,13 @@ class PrefixCall:
             elif step > 0.0:
                 self._due = stage.timeline.after(step, self._tell)
                 return
+        self.cut()
 
     def _back(self, act: Callable[..., None], *args: object) -> None:
         self._stage.wire.send(self._region.name, self._line.here, act, *args)
 
     def cut(self) -> None:
-        """The region's process is gone; whoever is connected notices."""
+        """The region says no more, or its process is gone; whoever is connected notices."""
         self._left()
         self._back(self._end)
 

@@ -13,6 +13,7 @@ from farhop_wire import region_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import HOP_KEY, Engine, _serving, chat, global_config, regional_config, send, tenant, topology, until
+from worlds import law
 
 from farhop.balance.trie import PrefixTrie
 from farhop.shell.tasks import in_turns
@@ -21,6 +22,7 @@ from global_lb import prefixes as room
 from global_lb.main import GlobalBalancer
 from global_lb.prefixes import Prefixes, PrefixGapError, PrefixStream
 from regional_lb.main import RegionalBalancer
+from topology.model import Rule
 
 TOKYO = "tokyo"
 
@@ -464,6 +466,23 @@ async def test_under_a_law_that_forbids_hints_every_stream_begins_anew() -> None
     await in_turns(told.prefixes.tidy(100.0))
     assert told.held == {4}
     assert told.prefixes._graves == []
+
+
+async def test_under_a_law_that_only_widens_it_is_kept_and_asked_for_again() -> None:
+    told = Told()
+    stream = await whole(told, path(0, 1, 2))
+    told.prefixes.adopt(law(4), law(5, newcomer=Rule(allow=("eu",))), TOKYO)
+    assert told.held == {1, 2}
+    with pytest.raises(PrefixGapError):  # by which law it is told nobody knows
+        await in_turns(stream.take(delta(1, stored(2, 3))))
+    stream.ended(1.0)
+    again = told.stream()
+    assert (told.prefixes.law_epoch, again.known_seq) == (5, 1)
+    await in_turns(again.take(delta(1, stored(2, 3))))
+    assert told.held == {1, 2, 3}
+    told.prefixes.adopt(law(5), law(6, anyone=Rule(allow=("eu",))), TOKYO)
+    assert told.prefixes.law_epoch == 6
+    assert told.stream().known_seq == 0
 
 
 async def test_what_is_being_told_meanwhile_is_told_to_nobody() -> None:
