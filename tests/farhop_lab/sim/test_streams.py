@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +17,7 @@ from global_lb.flow import GlobalFlow
 from topology.model import Rule
 
 REGIONS = ("paris", "tokyo")
-PING_S = 1.0
-SETTLED_S = 30.0  # a broken call is noticed after 4 s, what was not confirmed goes within 10
+SETTLED_S = 15.0  # a broken call is noticed after 4 s, what was not confirmed goes within 10
 
 
 def site(kv_tokens: int = 10**9) -> Site:
@@ -173,15 +171,14 @@ FAULTS = st.lists(
     st.tuples(
         st.sampled_from(["kill", "revive", "freeze", "heal"]),
         st.sampled_from(REGIONS),
-        st.floats(2, 40),
+        st.floats(2, 20),
     ),
     max_size=8,
 )
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.integers(0, 1000), FAULTS, st.sampled_from([2000, 10**9]))
-@pytest.mark.filterwarnings("error")
 def test_once_all_is_well_again_everybody_knows_what_each_region_holds(
     seed: int, faults: list[tuple[str, str, float]], kv_tokens: int
 ) -> None:
@@ -195,11 +192,11 @@ def test_once_all_is_well_again_everybody_knows_what_each_region_holds(
     for what, region, at in faults:
         made.at(at, acts[what], region)
     turn = made.rng("who")
-    made.stream(4.0, lambda: made.arrive(turn.choice(REGIONS), "t", turn.choice((512, 4096))), since=1.0, until=45.0)
+    made.stream(4.0, lambda: made.arrive(turn.choice(REGIONS), "t", turn.choice((512, 4096))), since=1.0, until=24.0)
     for region in REGIONS:
         for what in ("heal", "revive"):
-            made.at(46.0, acts[what], region)
-    made.run(46.0 + SETTLED_S)
+            made.at(25.0, acts[what], region)
+    made.run(25.0 + SETTLED_S)
     for here in REGIONS:
         for of in REGIONS:
             assert state(made, here, of) == "connected"
