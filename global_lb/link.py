@@ -13,7 +13,7 @@ import grpc
 from farhop_wire import region_pb2, region_pb2_grpc
 
 from farhop.balance.machine import Address
-from farhop.shell.tasks import Tasks
+from farhop.shell.tasks import Tasks, in_turns
 from global_lb.prefixes import PrefixGapError
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Link:
             pause_s = config.watch.ping_s
             try:
                 async for message in call:
-                    await stream.take(message)
+                    await in_turns(stream.take(message))
             except PrefixGapError:
                 pass  # counted where it was seen; the next stream begins with what is missing
             except grpc.aio.AioRpcError as error:
@@ -179,6 +179,11 @@ class Link:
                 call.cancel()
                 stream.ended(watcher.now())
             await asyncio.sleep(pause_s * watcher.jitter())
+
+
+def silence_s(ping_s: float) -> float:
+    """How long a channel may be silent before gRPC pings it; as long again without an answer, and it is broken."""
+    return max(1.0, 2.0 * ping_s)
 
 
 def _loop_time() -> float:
@@ -194,7 +199,7 @@ def address_of(text: str) -> Address:
 def _channel(config: GlobalConfig, region: str, address: str, certificates: Certificates | None) -> grpc.aio.Channel:
     """The channel to a regional balancer, encrypted where the configuration says so."""
     # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
-    idle_ms = max(1000, int(2e3 * config.watch.ping_s))
+    idle_ms = int(1e3 * silence_s(config.watch.ping_s))
     waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     options = (*_OPTIONS, *((name, idle_ms) for name in waits), *_proxy_options(config.proxy(region)))
     host = address_of(address).host

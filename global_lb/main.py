@@ -47,7 +47,7 @@ from global_lb.row import Price
 from global_lb.serve import DecisionReasons, GlobalDesk, GlobalTier
 from global_lb.steering import Steering, routes_of
 from global_lb.watch import Watcher
-from topology.law import Law, Scope
+from topology.law import Law
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +94,7 @@ class GlobalBalancer:
         self._entry(rng, passes)
         self.store = store if store is not None else store_of(wiring.hubs(config, topology), rng)
         self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, log)
-        self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused)
+        self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
         self.flow.sent.append(prefixes.sent)
         self.watcher = Watcher(
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
@@ -138,10 +138,9 @@ class GlobalBalancer:
         return self.flow.law.patience_s(tenant)
 
     def _adopt(self, law: Law) -> None:
-        widens = law.widens(self.flow.law, Scope.HINTS, frozenset((self.config.region,)))
+        before = self.flow.law
         self.relay.react(LawChanged(law))
-        if not widens:
-            self.prefixes.begin_anew(law.epoch)
+        self.prefixes.adopt(before, law, self.config.region)
 
     def _gauges(self) -> None:
         gauge = self.metrics.gauge

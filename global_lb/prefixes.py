@@ -2,34 +2,38 @@
 
 Invariants: a region holds a node while any of its instances does, or while we sent it there and it may yet be
 confirmed; a new snapshot replaces the old when it is whole, so that there is no moment in which all is forgotten; of a
-message that is not what it must be, nothing is applied and the stream begins anew; work between two awaits is bounded.
-Never decides.
+message that is not what it must be, nothing is applied and the stream begins anew; work between two turns is bounded:
+whatever may be long is an iterator that stops where others may run, and whoever drives it says what runs there. Never
+decides, never awaits.
 
 Memory: beside the trie's entry, one of a NodeMap per node and instance (27 to 54 B; the integer is shared).
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from farhop.balance.chain import DEPTH_MAX
 from farhop.balance.nodes import NodeMap
+from topology.law import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from farhop_wire import region_pb2
 
     from farhop.balance.trie import PrefixTrie
+    from topology.law import Law
+
+    Count = Generator[None, None, int]
 
 FORGET_S = 60.0  # what an instance said is kept for this long after its stream ended
 CONFIRM_S = 5.0  # what we sent, and its region has not confirmed after once to twice this, is gone
 MESSAGE_NODES_MAX = 16_384
 INSTANCE_NODES_MAX = 1 << 20
 SENT_NODES_MAX = 262_144  # beyond it what we send a region stands until its next snapshot, or is evicted with age
-_TURN_NODES = 256  # applied between two awaits: some 0.5 ms
-_TURN_FREED = 4000  # given back between two awaits
+_TURN_NODES = 256  # applied in one turn: some 0.5 ms
+_TURN_FREED = 4000  # given back in one turn
 _STALE_MAX = 8
 
 
@@ -100,13 +104,15 @@ class _Region:
 
 
 class Prefixes:
-    """All regions. `refused` is told of what is not believed, by reason."""
+    """All regions. `refused` is told of what is not believed, by reason; `law_epoch` is that of the law we go by."""
 
-    def __init__(self, trie: PrefixTrie, refused: Callable[[str], None], forget_s: float = FORGET_S) -> None:
+    def __init__(
+        self, trie: PrefixTrie, refused: Callable[[str], None], law_epoch: int = 0, forget_s: float = FORGET_S
+    ) -> None:
         self._trie, self._refused, self._forget_s = trie, refused, forget_s
         self._regions: dict[str, _Region] = {}
         self._graves: list[NodeMap] = []
-        self.law_epoch = 0  # whose law is older is asked to tell nothing
+        self.law_epoch = law_epoch
 
     # -- by the links
 
@@ -134,6 +140,14 @@ class Prefixes:
 
     # -- by the law
 
+    def adopt(self, before: Law, law: Law, here: str) -> None:
+        """A law follows another in the region where we are: what came under that one stands where nobody may know
+        less now. Nothing is taken any more that was asked under that one: the law by which it is told may be a third,
+        which allowed what neither does."""
+        self.law_epoch = law.epoch
+        if not law.widens(before, Scope.HINTS, frozenset((here,))):
+            self.begin_anew(law.epoch)
+
     def begin_anew(self, law_epoch: int) -> None:
         """What was told or sent under the law before may not be known here any more: each tells anew what may be."""
         self.law_epoch = law_epoch
@@ -160,74 +174,70 @@ class Prefixes:
 
     # -- from time to time
 
-    async def keep(self, clock: Callable[[], float]) -> None:
-        """Endless: take back what was not confirmed, forget what nobody has spoken for."""
-        while True:
-            await asyncio.sleep(CONFIRM_S)
-            await self.tidy(clock())
-
-    async def tidy(self, now: float) -> None:
-        """One period is over."""
+    def tidy(self, now: float) -> Iterator[None]:
+        """A period of CONFIRM_S is over: take back what was not confirmed, forget what nobody has spoken for."""
         while self._graves:
-            await _free(self._graves.pop())
+            yield from _free(self._graves.pop())
         for name, region in tuple(self._regions.items()):
             if not region.connected:
                 region.steady = False  # what comes first when it is back is not silence about what we sent
             elif not region.steady:
                 region.steady = True
             else:
-                await self._take_back(name, region)
+                yield from self._take_back(name, region)
             for who, instance in tuple(region.instances.items()):
                 if instance.lost_at is not None and now - instance.lost_at > self._forget_s:
                     del region.instances[who]
                     for told in (instance.nodes, *instance.stale):
-                        await self._leave(name, region, told.drain())
+                        yield from self._leave(name, region, told.drain())
 
-    async def _take_back(self, name: str, region: _Region) -> None:
+    def _take_back(self, name: str, region: _Region) -> Iterator[None]:
         doubtful, region.old, region.young = region.old, region.young, []
         gone, region.old_nodes, region.young_nodes = region.old_nodes, region.young_nodes, NodeMap()
         doubtful.reverse()
         while doubtful:
             top = _first_missing(region, doubtful.pop())
             if top is not None and top not in region.old_nodes:
-                await self._evict(name, region, top)
+                yield from self._evict(name, region, top)
             if len(doubtful) % 256 == 0:
-                await asyncio.sleep(0)
-        await _free(gone)
+                yield
+        yield from _free(gone)
 
-    async def _leave(self, name: str, region: _Region, nodes: Iterable[int], without: tuple[NodeMap, ...] = ()) -> None:
+    def _leave(
+        self, name: str, region: _Region, nodes: Iterable[int], without: tuple[NodeMap, ...] = ()
+    ) -> Iterator[None]:
         """These, but for some, are said by one instance less."""
         done = 0
         for node in nodes:  # of what is told of no more, or may change meanwhile
             done += 1
             if not region.holds(node) and not any(node in sent for sent in without):
-                done += await self._evict(name, region, node)
+                done += yield from self._evict(name, region, node)
             if done >= _TURN_NODES:
-                await asyncio.sleep(0)
+                yield
                 done = 0
 
-    async def _evict(self, name: str, region: _Region, node: int) -> int:
-        """The region holds this node no more, nor what descends from it; how many went since the last await."""
+    def _evict(self, name: str, region: _Region, node: int) -> Count:
+        """The region holds this node no more, nor what descends from it; how many went in this turn."""
         while name in self._trie:
             gone = self._trie.evict(name, node, _TURN_NODES)
             if gone < _TURN_NODES:
                 return gone
-            await asyncio.sleep(0)
+            yield
             if region.holds(node):
                 break  # it was told of again
         return 0
 
-    async def _reconcile(self, name: str, region: _Region) -> None:
+    def _reconcile(self, name: str, region: _Region) -> Iterator[None]:
         """All instances have told everything: what none of them holds, and we did not just send, is not there."""
         sent = (region.old_nodes, region.young_nodes)
-        await self._leave(name, region, self._trie.all_nodes(), sent)
+        yield from self._leave(name, region, self._trie.all_nodes(), sent)
 
 
-async def _free(nodes: NodeMap) -> None:
+def _free(nodes: NodeMap) -> Iterator[None]:
     """Half a million integers take 20 ms to give back."""
     for count, _ in enumerate(nodes.drain()):
         if count % _TURN_FREED == _TURN_FREED - 1:
-            await asyncio.sleep(0)
+            yield
 
 
 def _first_missing(region: _Region, chain: Sequence[int]) -> int | None:
@@ -248,7 +258,7 @@ class PrefixStream:
     def __init__(self, prefixes: Prefixes, name: tuple[str, str], region: _Region, instance: _Instance) -> None:
         self._prefixes, self._region, self._instance = prefixes, region, instance
         self._name, self._who = name
-        self._trie, self._session = prefixes._trie, instance.session
+        self._trie, self._session, self._law_epoch = prefixes._trie, instance.session, prefixes.law_epoch
         self.known_incarnation, self.known_seq = instance.incarnation, instance.seq
 
     def ended(self, now: float) -> None:
@@ -264,19 +274,21 @@ class PrefixStream:
         instance = self._instance
         return instance.session == self._session and self._region.instances.get(self._who) is instance
 
-    async def take(self, message: region_pb2.PrefixDelta) -> None:
-        """Apply one message. Raises PrefixGapError where it does not follow or cannot be meant."""
+    def take(self, message: region_pb2.PrefixDelta) -> Iterator[None]:
+        """Apply one message, turn by turn. Raises PrefixGapError where it does not follow or cannot be meant."""
         why = self._absurd(message)
         if why is not None:
             self._prefixes._refused(why)
             raise PrefixGapError(why)
         if not self._current:
             raise PrefixGapError("superseded, or forgotten meanwhile")
+        if self._law_epoch != self._prefixes.law_epoch:
+            raise PrefixGapError("asked under another law")
         self._instance.lost_at = None  # it speaks, even if not all is told yet
         if message.HasField("slice"):
-            await self._slice(message)
+            yield from self._slice(message)
         else:
-            await self._changes(message)
+            yield from self._changes(message)
 
     def _absurd(self, message: region_pb2.PrefixDelta) -> str | None:
         """What no balancer in its right mind would send, judged before anything of it is applied."""
@@ -300,7 +312,7 @@ class PrefixStream:
         self._prefixes._refused("prefixes_gap")
         return PrefixGapError(why)
 
-    async def _slice(self, message: region_pb2.PrefixDelta) -> None:
+    def _slice(self, message: region_pb2.PrefixDelta) -> Iterator[None]:
         instance, slice_ = self._instance, message.slice
         if slice_.slice == 0:
             instance.abandon()
@@ -312,7 +324,7 @@ class PrefixStream:
         done = 0
         for path in slice_.paths:
             self._stored(path.parent, tuple(path.nodes), instance.arriving)
-            done = await self._turn(done + len(path.nodes))
+            done = yield from self._turn(done + len(path.nodes))
         if not slice_.last:
             return
         before = (instance.nodes, *instance.stale)
@@ -321,14 +333,14 @@ class PrefixStream:
         instance.whole()
         prefixes, region = self._prefixes, self._region
         if region.connected and self._name in self._trie:
-            await prefixes._reconcile(self._name, region)
+            yield from prefixes._reconcile(self._name, region)
             for told in before:
-                await _free(told)
+                yield from _free(told)
         else:
             for told in before:
-                await prefixes._leave(self._name, region, told.drain())
+                yield from prefixes._leave(self._name, region, told.drain())
 
-    async def _changes(self, message: region_pb2.PrefixDelta) -> None:
+    def _changes(self, message: region_pb2.PrefixDelta) -> Iterator[None]:
         instance = self._instance
         if instance.arriving is not None or (message.incarnation, message.after) != (
             instance.incarnation,
@@ -342,19 +354,19 @@ class PrefixStream:
                 self._stored(change.stored.parent, tuple(change.stored.nodes), instance.nodes)
                 done += len(change.stored.nodes)
             elif what == "evicted":
-                done = await self._evicted(tuple(change.evicted.nodes), done)
+                done = yield from self._evicted(tuple(change.evicted.nodes), done)
             elif what == "cleared":
                 gone, instance.nodes = instance.nodes, NodeMap()
-                await self._prefixes._leave(self._name, self._region, gone.drain())
-            done = await self._turn(done)
+                yield from self._prefixes._leave(self._name, self._region, gone.drain())
+            done = yield from self._turn(done)
         instance.seq = message.seq
         instance.whole()
 
-    async def _turn(self, done: int) -> int:
+    def _turn(self, done: int) -> Count:
         """Let others run once enough was done; what was superseded meanwhile goes no further."""
         if done < _TURN_NODES:
             return done
-        await asyncio.sleep(0)
+        yield
         if not self._current:
             raise PrefixGapError("a newer stream took over")
         return 0
@@ -371,12 +383,12 @@ class PrefixStream:
             # False where the parent was evicted here for want of room: then its children have none either.
             self._trie.extend(self._name, parent, nodes)
 
-    async def _evicted(self, nodes: tuple[int, ...], done: int) -> int:
+    def _evicted(self, nodes: tuple[int, ...], done: int) -> Count:
         region = self._region
         for node in nodes:
             self._instance.nodes.pop(node)
             done += 1
             if not region.holds(node):
-                done += await self._prefixes._evict(self._name, region, node)
-            done = await self._turn(done) if done >= _TURN_NODES else done
+                done += yield from self._prefixes._evict(self._name, region, node)
+            done = (yield from self._turn(done)) if done >= _TURN_NODES else done
         return done

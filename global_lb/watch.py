@@ -17,14 +17,14 @@ from farhop_wire import region_pb2
 
 from farhop.balance.machine import Address
 from farhop.balance.trie import PrefixTrie
-from farhop.shell.tasks import Tasks
+from farhop.shell.tasks import Tasks, in_turns
 from farhop.store.hubs import stores_of
 from farhop.store.report import ReportError, from_wire
 from global_lb.distance import Distances
 from global_lb.hubs import Hub
 from global_lb.link import GONE, Link, address_of
 from global_lb.overrides import Overrides
-from global_lb.prefixes import Prefixes
+from global_lb.prefixes import CONFIRM_S, Prefixes
 from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped, instance_of
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Watcher:
             self._tasks.start(hub.follow(), f"watch the reports in hub {hub.name}")
         self._tasks.start(self.overrides.follow(), "watch the operators' words")
         self._tasks.start(self._tidy(), "forget what is gone")
-        self._tasks.start(self.prefixes.keep(self._clock), "forget prefixes that are gone")
+        self._tasks.start(self._tidy_prefixes(), "forget prefixes that are gone")
 
     async def close(self) -> None:
         """Stop watching."""
@@ -120,6 +120,11 @@ class Watcher:
         while True:
             await asyncio.sleep(FORGET_S / 10.0)
             self.forget()
+
+    async def _tidy_prefixes(self) -> None:
+        while True:
+            await asyncio.sleep(CONFIRM_S)
+            await in_turns(self.prefixes.tidy(self._clock()))
 
     def forget(self) -> None:
         """Drop instances that are gone from every hub and silent; a link that still speaks keeps one alive."""

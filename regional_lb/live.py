@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class Live(msgspec.Struct, eq=False):
     """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
 
-    `due` is what its timer is set for, `held_at` when it was first held, None if it never was. `prefilled_at` is when its
-    first token came, or, where the answer comes in one piece and does not show it, when that was due. `line` is what it
-    waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if nobody
-    does; `whole`: nobody is to do so any more.
+    `due` is what its timer is set for, `held_at` when it was first held, None if it never was. `prefilled_at` is when
+    its first token came, or, where the answer comes in one piece and does not show it, when that was due. `line` is
+    what it waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if
+    nobody does; `whole`: nobody is to do so any more.
     """
 
     request: Request

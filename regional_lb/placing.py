@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-CHOOSY_S = (
-    2.0  # how long a request that has room elsewhere waits for who serves it sooner: others may go on coming there
-)
+CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
 RETRY_AFTER_S = 1.0
 
 

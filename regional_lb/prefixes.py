@@ -1,13 +1,13 @@
 """Tells a global balancer what this region's caches hold: a snapshot in slices, then what changes, every 50 ms at most.
 
-Invariants: nothing the law keeps from the asker's region is sent, as it comes or as it goes; the loop is never held
-longer than one slice takes; what a reader is sent is bounded in rate, and one that falls behind the journal begins
-anew. Never decides.
+A stream is an iterator of what to send and of how long to wait before it goes on. Invariants: nothing the law keeps
+from the asker's region is sent, as it comes or as it goes, nor anything by another law than the asker's; between two
+waits no more is done than one slice takes; what a reader is sent is bounded in rate, and one that falls behind the
+journal begins anew. Never decides, never awaits.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from farhop_wire import region_pb2
@@ -15,10 +15,12 @@ from farhop_wire import region_pb2
 from farhop.balance.journal import Cleared, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable, Generator
 
     from farhop.balance.journal import Evicted
     from regional_lb.flow import RegionalFlow
+
+    Steps = Generator[region_pb2.PrefixDelta | float, None, None]  # send this; or wait so many seconds
 
 NODES_PER_S = 50_000  # to each reader: 0.4 MB/s
 BATCH_S = 0.05
@@ -37,8 +39,11 @@ class PrefixTeller:
         self._incarnation, self._nodes_per_s = incarnation, nodes_per_s
         self._journal = flow.journal
         self._snapshots = 0
-        self._rest: asyncio.TimerHandle | None = None
+        self._left_at: float | None = None
         self.readers = 0
+
+    def _under(self, request: region_pb2.PrefixesRequest) -> bool:
+        return self._flow.law.epoch == request.law_epoch
 
     def _delta(self, **fields: Any) -> region_pb2.PrefixDelta:
         return region_pb2.PrefixDelta(instance=self._instance, incarnation=self._incarnation, **fields)
@@ -48,31 +53,34 @@ class PrefixTeller:
         nobody = self._flow.law.verdict("", "")  # a verdict parts all regions, whomever it is about
         return region in nobody.excluded or region in nobody.lawful
 
-    def close(self) -> None:
-        """Nothing is kept for readers that may come back."""
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
+    def tidy(self) -> None:
+        """Now and then: after a while without a reader nothing is kept for those that may come back."""
+        if not self.readers and self._left_at is not None and self._clock() - self._left_at >= REST_S:
+            self._left_at = None
+            self._journal.rest()
 
-    async def tell(self, request: region_pb2.PrefixesRequest) -> AsyncGenerator[region_pb2.PrefixDelta, None]:
-        """Endless; deltas go on from `known_seq` where the journal still reaches it, else a snapshot comes first."""
-        self.close()
+    def tell(self, request: region_pb2.PrefixesRequest) -> Steps:
+        """Deltas go on from `known_seq` where the journal still reaches it, else a snapshot comes first. Nothing is
+        told before our law is the asker's, and it ends when ours is a later one: the asker asks again, by what it has
+        heard by then. Close it when the reader is gone."""
         self.readers += 1
         self._journal.listen()
         try:
             same = request.known_incarnation == self._incarnation
             stream = _Stream(self, request.region, request.known_seq if same else None)
-            if same and self._journal.reaches(request.known_seq) and self._flow.law.epoch >= request.law_epoch:
+            while self._flow.law.epoch < request.law_epoch:
+                yield BATCH_S
+            if self._under(request) and same and self._journal.reaches(request.known_seq):
                 yield self._delta(seq=request.known_seq, after=request.known_seq)  # so that it knows at once
-            while True:
-                if self._flow.law.epoch >= request.law_epoch:
-                    async for delta in stream.news():
-                        yield delta
-                await asyncio.sleep(BATCH_S)
+            while self._under(request):
+                for step in stream.news():
+                    if not self._under(request):
+                        return
+                    yield step
+                yield BATCH_S
         finally:
             self.readers -= 1
-            if not self.readers:
-                self._rest = asyncio.get_running_loop().call_later(REST_S, self._journal.rest)
+            self._left_at = self._clock()
 
 
 class _Stream:
@@ -84,7 +92,7 @@ class _Stream:
         self._told = self._at = known_seq if known_seq is not None else -1
         self._allowed, self._allowed_at = float(teller._nodes_per_s), teller._clock()
 
-    async def news(self) -> AsyncGenerator[region_pb2.PrefixDelta, None]:
+    def news(self) -> Steps:
         """All that is new by now."""
         journal = self._journal
         while True:
@@ -92,8 +100,7 @@ class _Stream:
             # What a cleared replica held is told even if nothing else happens.
             self._teller._flow.trie.sweep(SWEEP_NODES)
             if not journal.reaches(self._at):
-                async for delta in self._snapshot():
-                    yield delta
+                yield from self._snapshot()
                 continue  # the journal may have run past it meanwhile
             if self._at == journal.seq:
                 return
@@ -101,9 +108,9 @@ class _Stream:
             if changes:
                 yield self._teller._delta(after=self._told, seq=self._at, changes=[_wire(change) for change in changes])
                 self._told = self._at
-            await self._pace(n_nodes)
+            yield self._pace(n_nodes)
 
-    async def _snapshot(self) -> AsyncGenerator[region_pb2.PrefixDelta, None]:
+    def _snapshot(self) -> Steps:
         teller, journal = self._teller, self._journal
         teller._snapshots += 1
         snapshot_id, number = teller._snapshots, 0
@@ -113,7 +120,7 @@ class _Stream:
             if before and paths:
                 yield self._slice(snapshot_id, number, before, last=False)
                 number += 1
-            await self._pace(sum(len(path.nodes) for path in paths))
+            yield self._pace(sum(len(path.nodes) for path in paths))
             before = paths or before
         yield self._slice(snapshot_id, number, before or [], last=True)
 
@@ -121,12 +128,12 @@ class _Stream:
         slice_ = region_pb2.PrefixSlice(snapshot_id=snapshot_id, slice=number, last=last, paths=map(_path, paths))
         return self._teller._delta(seq=self._told, slice=slice_)
 
-    async def _pace(self, n_nodes: int) -> None:
-        """Give the loop to others, and wait until that many nodes may go."""
+    def _pace(self, n_nodes: int) -> float:
+        """How long it is until that many nodes may go; 0.0: others may run, no more."""
         rate, now = self._teller._nodes_per_s, self._clock()
         self._allowed = min(float(rate), self._allowed + (now - self._allowed_at) * rate) - n_nodes
         self._allowed_at = now
-        await asyncio.sleep(max(0.0, -self._allowed / rate))
+        return max(0.0, -self._allowed / rate)
 
 
 def _path(path: Stored) -> region_pb2.PrefixPath:

@@ -74,7 +74,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tasks = Tasks()
         self._publication: Publication | None = None
         self._streams = 0
-        self._prefixes = PrefixTeller(instance, flow, clock, incarnation, prefix_nodes_per_s)
+        self.prefixes = PrefixTeller(instance, flow, clock, incarnation, prefix_nodes_per_s)
 
     # -- what is said
 
@@ -166,6 +166,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         told_at = self._clock()
         while True:
             await asyncio.sleep(LOOK_S)
+            self.prefixes.tidy()
             now = self._clock()
             fresh = self.build()
             # A look early rather than late: the gap is then never longer than it is allowed to be.
@@ -194,7 +195,6 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def withdraw(self) -> None:
         """Say on both paths that nothing more is taken, then take the report away."""
         self.draining = True
-        self._prefixes.close()
         await self._tasks.close()
         await self._tell(self.build())
         if self._publication is not None:
@@ -215,14 +215,17 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self, request: region_pb2.PrefixesRequest, context: Any
     ) -> AsyncIterator[region_pb2.PrefixDelta]:
         """What the caches hold, and every change of it, as far as the asker may know."""
-        if self._prefixes.readers >= STREAMS_MAX:
+        if self.prefixes.readers >= STREAMS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
-        if not self._prefixes.knows(request.region):
+        if not self.prefixes.knows(request.region):
             # Nobody's law lets a hint go where the world has no region.
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: not in this region's topology; compare both")
-        async with contextlib.aclosing(self._prefixes.tell(request)) as deltas:
-            async for delta in deltas:
-                yield delta
+        with contextlib.closing(self.prefixes.tell(request)) as steps:
+            for step in steps:
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                else:
+                    yield step
 
     async def Reports(  # noqa: N802 - the service's name for it
         self, _request: region_pb2.ReportsRequest, context: Any

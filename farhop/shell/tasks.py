@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 _CANCEL_AGAIN_S = 0.5
 
@@ -52,6 +52,12 @@ class Tasks:
 
     def __len__(self) -> int:
         return len(self._running)
+
+
+async def in_turns(work: Iterator[None]) -> None:
+    """Do work that stops where others may run: there they do."""
+    for _ in work:
+        await asyncio.sleep(0)
 
 
 async def all_of(*steps: Callable[[], Awaitable[object]]) -> None:

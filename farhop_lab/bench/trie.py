@@ -22,6 +22,7 @@ from farhop_wire import region_pb2
 from farhop.balance.chain import bytes_at
 from farhop.balance.journal import Journal
 from farhop.balance.trie import PrefixTrie
+from farhop.shell.tasks import in_turns
 from farhop_lab.bench import usage
 from global_lb.prefixes import Prefixes, PrefixStream
 
@@ -213,7 +214,7 @@ async def _apply(stream: PrefixStream, messages: Iterable[bytes]) -> tuple[float
     began = time.thread_time()
     for message in messages:
         await asyncio.sleep(0)  # each comes by itself
-        await stream.take(region_pb2.PrefixDelta.FromString(message))
+        await in_turns(stream.take(region_pb2.PrefixDelta.FromString(message)))
     spent = time.thread_time() - began
     done = True
     await watcher

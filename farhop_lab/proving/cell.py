@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 POINTS = 120
 """Of a curve over time that a result keeps, at the most."""
 PARTS = 20
+STOOD_S = 5.0
+"""Nobody sends clients to a balancer that is not ready: when they come, a router of whatever kind has stood so long and
+knows of its regions. What fails all the same counts."""
 
 
 class Key(msgspec.Struct, frozen=True, order=True):
@@ -119,6 +122,7 @@ def staged(scenario: Scenario, key: Key) -> tuple[World, Crowd]:
         sites,
         balancers=_balancers(scenario),
         reporting=Reporting(lost=doc.wire.lost),
+        stood_s=STOOD_S,
     )
     if doc.wire.jitter or doc.wire.drift:
         world.wire.disturb(world.rng("wire"), doc.wire.jitter, doc.wire.drift, doc.wire.drift_every_s)
@@ -180,7 +184,7 @@ def _curves(measures: Measures, until: float) -> tuple[dict[str, list[float]], f
     for region, uses in measures.use.items():
         parts: dict[int, list[float]] = {}
         for use in uses:
-            if use.at < until:
+            if 0.0 <= use.at < until:
                 parts.setdefault(int(use.at / step_s), []).append(use.share)
         curves[region] = [round(fmean(parts[part]), 4) for part in sorted(parts)]
     return curves, step_s

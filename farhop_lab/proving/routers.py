@@ -34,10 +34,11 @@ def build(
     *,
     balancers: Mapping[str, int],
     reporting: Reporting,
+    stood_s: float = 0.0,
 ) -> World:
     """The world of this name. LookupError for an unknown one. `balancers` and `reporting` are Farhop's alone."""
     if name != FARHOP and name not in ABLATIONS:
-        return baselines.build(name, seed, topology, sites)
+        return baselines.build(name, seed, topology, sites, stood_s=stood_s)
     makers = ABLATIONS.get(name, Makers())
     return baselines.build(
         FARHOP,
@@ -46,6 +47,7 @@ def build(
         sites,
         balancers=balancers,
         reporting=reporting,
+        stood_s=stood_s,
         make_global=makers.make_global(topology) if makers.make_global is not None else None,
         make_regional=makers.make_regional(topology) if makers.make_regional is not None else None,
     )

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.balance import outcome
+from farhop.balance.machine import LawChanged
 from farhop_lab.sim.carrier import Carrier, Journey
 from farhop_lab.sim.hearing import Hearing
 from farhop_lab.sim.statutes import Statutes
 from farhop_lab.sim.wire import answer_bytes
+from global_lb.flow import GlobalFlow
+from global_lb.prefixes import CONFIRM_S, Prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.stage import Stage
     from farhop_lab.sim.timeline import Call
+    from topology.law import Law
 
 
 class Hop:
@@ -145,7 +149,8 @@ class Hop:
 
 
 class BalancerProcess:
-    """See the module's head. `regions` are all there are, by name, living or not."""
+    """See the module's head. `regions` are all there are, by name, living or not. `prefixes` is what they tell of their
+    caches; None for a machine that is not the shipped one, which is told of none."""
 
     def __init__(
         self,
@@ -159,11 +164,33 @@ class BalancerProcess:
         self._regions = regions
         self._rng = stage.rng(f"balancer {self.name}")
         self.flow = make(region, self._rng)
-        self.statutes = Statutes(region, stage.law, lambda: self.carrier)
+        self.statutes = Statutes(region, stage.law, self._adopt)
         self.carrier = Carrier(
             f"global {self.name}", self.flow, stage.timeline, self._rng.uniform(10.0, 1e5), stage.journal, self._attempt
         )
-        self.hearing = Hearing(stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng)
+        self.prefixes: Prefixes | None = None
+        if isinstance(self.flow, GlobalFlow):
+            self.prefixes = Prefixes(self.flow.trie, self._disbelieved, self.flow.law.epoch)
+            self.flow.sent.append(self.prefixes.sent)
+            stage.timeline.after(CONFIRM_S, self._tidy, self.prefixes)
+        self.hearing = Hearing(
+            stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng, self.prefixes
+        )
+
+    def _adopt(self, law: Law) -> None:
+        before = self.flow.law if isinstance(self.flow, GlobalFlow) else law
+        self.carrier.react(LawChanged(law))
+        if self.prefixes is not None:
+            self.prefixes.adopt(before, law, self.region)
+
+    def _tidy(self, prefixes: Prefixes) -> None:
+        for _ in prefixes.tidy(self.carrier.clock()):
+            pass  # it takes no time
+        self.stage.timeline.after(CONFIRM_S, self._tidy, prefixes)
+
+    def _disbelieved(self, reason: str) -> None:
+        if reason != "prefixes_gap":
+            self.stage.journal.violated(f"{self.name} was told of prefixes what cannot be: {reason}")
 
     def _attempt(self, journey: Journey, forward: Forward) -> Hop:
         request, lawful = journey.request, forward.lawful

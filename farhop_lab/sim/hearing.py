@@ -1,4 +1,4 @@
-"""What one global balancer hears of the regions in virtual time: their reports, and the pings that come back.
+"""What one global balancer hears of the regions in virtual time: reports, prefixes, and the pings that come back.
 
 The twin of global_lb.watch and .link, with their kernels and constants, and with nothing of etcd: reports come by the
 fast path alone, and nothing but pings is asked for sooner. Invariants: an older report never undoes a newer one; no
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance.machine import Address
+from farhop_lab.sim.streams import Line
 from global_lb.distance import Distances
 from global_lb.link import AGAIN, HURRY, PINGS_LOST
 from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped, instance_of
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from farhop.store.report import RegionReport
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.stage import Stage
+    from global_lb.prefixes import Prefixes
 
 
 class Hearing:
-    """See the module's head. `react` is told events; `clock` is the balancer's."""
+    """See the module's head. `react` is told events; `clock` is the balancer's; `prefixes` None: it is told of none."""
 
     def __init__(
         self,
@@ -36,11 +38,13 @@ class Hearing:
         react: Callable[[Event], None],
         clock: Callable[[], float],
         rng: Random,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._stage, self._here, self._balancer, self._regions = stage, here, balancer, regions
         self._react, self._clock, self._rng = react, clock, rng
         self.distances = Distances(stage.topology, here)
         self.reports: dict[str, tuple[RegionReport, float]] = {}
+        self._prefixes, self.lines = prefixes, dict[str, Line]()
         self._up: dict[str, bool] = {}
         self._lost: dict[str, int] = {}
 
@@ -56,6 +60,10 @@ class Hearing:
         if known is None:
             self._lost[region] = PINGS_LOST
             self._ping(region)
+            if self._prefixes is not None:
+                self.lines[region] = Line(
+                    self._stage, self._here, self._balancer, self._regions[region], self._prefixes, self._clock
+                )
         self._react(RegionHeard(region, known is None or known[0].incarnation < report.incarnation))
         self._react(ViewSwapped(self._view()))
 

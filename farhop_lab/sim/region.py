@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
 from farhop.balance.chain import go_on, tail
+from farhop.balance.machine import LawChanged
 from farhop.store import report as reports
 from farhop_lab.sim.carrier import Carrier
 from farhop_lab.sim.engines import Spoken
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.engines import Engine
     from farhop_lab.sim.scenery import Site
     from farhop_lab.sim.stage import Stage
+    from farhop_lab.sim.streams import PrefixCall
     from regional_lb.flow import RegionalFlow
 
 SAMPLE_S = 0.1
@@ -85,6 +87,8 @@ class RegionProcess:
         tell: Callable[[RegionReport], None],
     ) -> None:
         self.stage, self.name, self.region, self.site = stage, name, name, site
+        self.instance = "a"
+        self.calls: dict[PrefixCall, None] = {}  # for its prefixes, in the order they came
         self.away_s = stage.wire.rtt_ms(name, name) / 2e3
         self.alive = False
         self._make, self._tell = make, tell
@@ -107,13 +111,13 @@ class RegionProcess:
         rng = stage.rng(f"region {self.name} {self.incarnation}")
         self.engines: dict[str, Engine] = {r.name: self.site.engine(stage.timeline) for r in self.site.named()}
         self.flow = self._make(self.name, rng)
-        self.statutes = Statutes(self.name, stage.law, lambda: self.carrier)
+        self.statutes = Statutes(self.name, stage.law, lambda law: self.carrier.react(LawChanged(law)))
         stage.witness("born", self.name, self.name, None)
         self.carrier = Carrier(
             f"region {self.name}", self.flow, stage.timeline, rng.uniform(10.0, 1e5), stage.journal, self._attempt
         )
         self.reporter = Reporter(
-            self.name, "a", _ADDRESSES, self.flow, self.carrier.clock, incarnation=self.incarnation
+            self.name, self.instance, _ADDRESSES, self.flow, self.carrier.clock, incarnation=self.incarnation
         )
         self._latest: RegionReport | None = None
         life = self.incarnation
@@ -129,6 +133,8 @@ class RegionProcess:
         self.alive = False
         for journey in self.carrier.die():
             journey.client.broke(outcome.DIED_BEFORE_START)
+        for call in tuple(self.calls):
+            call.cut()
 
     # -- requests
 
@@ -181,6 +187,7 @@ class RegionProcess:
         if not self._lives(life):
             return
         stage, every_s = self.stage, self.stage.reporting.every_s
+        self.reporter.prefixes.tidy()
         report = self.reporter.build()
         if every_s is not None:
             self._report(report)

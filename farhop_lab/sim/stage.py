@@ -29,10 +29,18 @@ class Stage:
     """See the module's head."""
 
     def __init__(
-        self, seed: int, topology: Topology, reporting: Reporting, watching: Watching, *, keep_journal: bool = False
+        self,
+        seed: int,
+        topology: Topology,
+        reporting: Reporting,
+        watching: Watching,
+        *,
+        stood_s: float = 0.0,
+        keep_journal: bool = False,
     ) -> None:
         self.seed, self.topology, self.reporting, self.watching = seed, topology, reporting, watching
         self.timeline = Timeline()
+        self.timeline.now = -stood_s
         self.law = Law(topology)
         self.wire = Wire(topology, self.timeline)
         self.journal = Journal(self.timeline, keep=keep_journal)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farhop.balance.machine import LawChanged
 from farhop.relay import head as heads
 from farhop.shell.keeper import KeyKeeper
 from farhop.shell.lawbook import LawBook
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from farhop.relay.answers import Reply
     from farhop.shell.door import Caller
-    from farhop_lab.sim.carrier import Carrier
     from topology.law import Law
 
 REQUEST_S = 600.0
@@ -27,21 +25,17 @@ _LOCATION = b"location: "
 
 
 class Statutes:
-    """What one process in `region` knows of the law. It begins with the topology's."""
+    """What one process in `region` knows of the law, beginning with the topology's. `adopt` is told of another."""
 
-    def __init__(self, region: str, law: Law, carrier: Callable[[], Carrier]) -> None:
-        self._carrier = carrier
+    def __init__(self, region: str, law: Law, adopt: Callable[[Law], None]) -> None:
         self.refused: list[str] = []
-        self.book = LawBook(None, law, self._adopt, self.refused.append)
+        self.book = LawBook(None, law, adopt, self.refused.append)
         self.keeper = KeyKeeper(region, lambda: self.law, lambda _regions: (), REQUEST_S)
 
     @property
     def law(self) -> Law:
         """The law in force here."""
         return self.book.law
-
-    def _adopt(self, law: Law) -> None:
-        self._carrier().react(LawChanged(law))
 
     def hear(self, document: bytes, revision: int, *, anew: bool = False) -> None:
         """This stands in etcd now (b"": nothing); `anew`: it is listed, as at the start and after an outage."""

@@ -81,7 +81,7 @@ class Wire:
         way_s = self._rtt_ms[a, b] / 2e3
         if self._rng is not None and self._jitter:
             way_s *= 1.0 + self._jitter * self._rng.random()
-        due = max(self._timeline.now + way_s, self._arrives.get((a, b), 0.0))
+        due = max(self._timeline.now + way_s, self._arrives.get((a, b), -inf))
         self._arrives[a, b] = due
         self._timeline.at(due, act, *args)
 

@@ -50,7 +50,8 @@ REDIRECTS_MAX = 4
 class World:
     """See the module's head. `sites` are the regions that have a balancer of their own; `balancers` gives how many
     global balancers stand in a region, one in each if it is left out. `make_global` and `make_regional` build other
-    machines than the shipped ones, for control experiments. `witness` is told what happens to prompts and laws, each
+    machines than the shipped ones, for control experiments. It has stood for `stood_s` at its second 0; if for none,
+    nobody has heard of anybody then. `witness` is told what happens to prompts and laws, each
     with the region, the process and the request or document: a prompt `read`, `sent` to a region, `computed` there; a
     process `born`, a law `heard`. ValueError for a region that the topology lacks.
     """
@@ -64,6 +65,7 @@ class World:
         balancers: Mapping[str, int] | None = None,
         reporting: Reporting = Reporting(),  # noqa: B008 - frozen
         watching: Watching = Watching(),  # noqa: B008 - frozen
+        stood_s: float = 0.0,
         make_global: Callable[[str, Law, Random], Flow] | None = None,
         make_regional: Callable[[str, Law, Random], regional_flow.RegionalFlow] | None = None,
         keep_journal: bool = False,
@@ -72,7 +74,7 @@ class World:
         counts = balancers if balancers is not None else dict.fromkeys(topology.regions, 1)
         if unknown := sorted({*sites, *counts} - topology.regions.keys()):
             raise ValueError(f"regions: {', '.join(unknown)} not in the topology; add them there")
-        stage = self._stage = Stage(seed, topology, reporting, watching, keep_journal=keep_journal)
+        stage = self._stage = Stage(seed, topology, reporting, watching, stood_s=stood_s, keep_journal=keep_journal)
         stage.witness = witness or stage.witness
         self.timeline, self.wire, self.measures = stage.timeline, stage.wire, stage.measures
         self.journal = stage.journal
@@ -119,7 +121,7 @@ class World:
 
     @property
     def now(self) -> float:
-        """Seconds since the world began."""
+        """Seconds since clients may come; before that they are less than 0."""
         return self.timeline.now
 
     @property

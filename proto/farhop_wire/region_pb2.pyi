@@ -258,7 +258,7 @@ class PrefixesRequest(_message.Message):
     known_seq: _builtins.int
     """last seq applied of that incarnation; with a gap the sender starts with a snapshot"""
     law_epoch: _builtins.int
-    """nothing is told by an older law than this: it may allow what the asker's forbids"""
+    """nothing is told by another law than this: it may allow what the asker's forbids"""
     def __init__(
         self,
         *,

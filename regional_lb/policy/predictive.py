@@ -29,9 +29,7 @@ class Predictive(Policy):
     """The default."""
 
     name, unit = "predictive", "ms"
-    waits_ms = (
-        50.0  # its scores count what is being prefilled at each; that much is what a detour through the queue costs
-    )
+    waits_ms = 50.0  # what is being prefilled at each counts in its scores; so much a detour through the queue may cost
     ties_share, ties_floor = 0.05, 1.0  # scores this close are equal within what prefill speed is known to
 
     def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002

@@ -14,14 +14,17 @@ from farhop_wire import region_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import HOP_KEY, Engine, _serving, chat, global_config, regional_config, send, tenant, topology, until
+from worlds import law
 
 from farhop.balance.trie import PrefixTrie
+from farhop.shell.tasks import in_turns
 from farhop.store.memory import MemoryCluster, MemoryStore
 from global_lb import prefixes as room
 from global_lb.main import GlobalBalancer
 from global_lb.prefixes import Prefixes, PrefixGapError, PrefixStream
 from regional_lb.main import RegionalBalancer
 from tests.conftest import soonest
+from topology.model import Rule
 
 TOKYO = "tokyo"
 
@@ -73,7 +76,7 @@ def slice_(
 
 async def whole(told: Told, *paths: pb.PrefixPath, instance: str = "a") -> PrefixStream:
     stream = told.stream(instance)
-    await stream.take(slice_(0, *paths, last=True, instance=instance))
+    await in_turns(stream.take(slice_(0, *paths, last=True, instance=instance)))
     return stream
 
 
@@ -81,14 +84,14 @@ async def test_a_snapshot_and_changes() -> None:
     told = Told()
     assert told.prefixes.state(TOKYO) == "never"
     stream = told.stream()
-    await stream.take(slice_(0, path(0, 1, 2)))
+    await in_turns(stream.take(slice_(0, path(0, 1, 2))))
     assert told.prefixes.state(TOKYO) == "never"
-    await stream.take(slice_(1, path(2, 3), last=True))
+    await in_turns(stream.take(slice_(1, path(2, 3), last=True)))
     assert (told.held, told.prefixes.state(TOKYO)) == ({1, 2, 3}, "connected")
-    await stream.take(delta(1, stored(3, 4), evicted(4, 3), stored(2, 5)))
+    await in_turns(stream.take(delta(1, stored(3, 4), evicted(4, 3), stored(2, 5))))
     assert told.held == {1, 2, 5}
     assert told.trie.match((1, 2, 5)) == {TOKYO: 3}
-    await stream.take(delta(2, CLEARED, stored(0, 9)))
+    await in_turns(stream.take(delta(2, CLEARED, stored(0, 9))))
     assert told.held == {9}
     assert told.refused == []
 
@@ -97,11 +100,11 @@ async def test_a_node_leaves_with_the_last_instance_that_holds_it() -> None:
     told = Told()
     a = await whole(told, path(0, 1, 2))
     b = await whole(told, path(0, 1, 2, 3), instance="b")
-    await a.take(delta(1, evicted(2, 1)))
+    await in_turns(a.take(delta(1, evicted(2, 1))))
     assert told.held == {1, 2, 3}
-    await b.take(delta(1, evicted(3, 2), instance="b"))
+    await in_turns(b.take(delta(1, evicted(3, 2), instance="b")))
     assert told.held == {1}
-    await b.take(delta(2, CLEARED, instance="b"))
+    await in_turns(b.take(delta(2, CLEARED, instance="b")))
     assert told.held == set()
 
 
@@ -109,9 +112,9 @@ async def test_a_new_snapshot_takes_over_when_it_is_whole() -> None:
     told = Told()
     (await whole(told, path(0, 1, 2))).ended(10.0)
     stream = told.stream()
-    await stream.take(slice_(0, path(0, 1), incarnation=2))
+    await in_turns(stream.take(slice_(0, path(0, 1), incarnation=2)))
     assert (told.held, told.prefixes.state(TOKYO)) == ({1, 2}, "behind")
-    await stream.take(slice_(1, path(0, 7), last=True, incarnation=2))
+    await in_turns(stream.take(slice_(1, path(0, 7), last=True, incarnation=2)))
     assert (told.held, told.prefixes.state(TOKYO)) == ({1, 7}, "connected")
 
 
@@ -119,11 +122,11 @@ async def test_what_came_of_a_broken_snapshot_stays_and_the_next_begins_anew() -
     told = Told()
     (await whole(told, path(0, 1, 2))).ended(10.0)
     stream = told.stream()
-    await stream.take(slice_(0, path(0, 1, 5), seq=9))
+    await in_turns(stream.take(slice_(0, path(0, 1, 5), seq=9)))
     stream.ended(11.0)
     again = told.stream()
     assert (told.held, again.known_seq, again.known_incarnation) == ({1, 2, 5}, 0, 0)
-    await again.take(slice_(0, path(0, 1), last=True, seq=9))
+    await in_turns(again.take(slice_(0, path(0, 1), last=True, seq=9)))
     assert told.held == {1}
 
 
@@ -131,11 +134,11 @@ async def test_however_many_snapshots_break_nothing_they_told_is_forgotten_until
     told = Told()
     for n in range(1, 30):
         stream = told.stream()
-        await stream.take(slice_(0, path(0, n), seq=9))
+        await in_turns(stream.take(slice_(0, path(0, n), seq=9)))
         stream.ended(float(n))
     assert told.held == set(range(1, 30))
     assert len(stream._instance.stale) <= room._STALE_MAX
-    await told.prefixes.tidy(30.0)
+    await in_turns(told.prefixes.tidy(30.0))
     assert told.held == set(range(1, 30))
     await whole(told, path(0, 40))
     assert told.held == {40}
@@ -145,9 +148,9 @@ async def test_what_broken_snapshots_told_is_forgotten_with_their_instance() -> 
     told = Told()
     for n in range(1, 4):
         stream = told.stream()
-        await stream.take(slice_(0, path(0, n), seq=9))
+        await in_turns(stream.take(slice_(0, path(0, n), seq=9)))
         stream.ended(0.0)
-    await told.prefixes.tidy(1.0 + room.FORGET_S)
+    await in_turns(told.prefixes.tidy(1.0 + room.FORGET_S))
     assert told.held == set()
 
 
@@ -171,7 +174,7 @@ async def test_no_message_holds_the_loop_for_long(what: str) -> None:
             turns += 1
 
     beside = asyncio.create_task(others())
-    await stream.take(messages[what])
+    await in_turns(stream.take(messages[what]))
     beside.cancel()
     assert told.held == ({9000} if what == "renewed" else set())
     assert turns >= 5000 // (2 * room._TURN_NODES)
@@ -190,7 +193,7 @@ async def test_what_does_not_follow_is_a_gap(message: pb.PrefixDelta) -> None:
     told = Told()
     stream = await whole(told, path(0, 1))
     with pytest.raises(PrefixGapError):
-        await stream.take(message)
+        await in_turns(stream.take(message))
     assert (told.held, told.refused) == ({1}, ["prefixes_gap"])
 
 
@@ -213,14 +216,14 @@ async def test_the_absurd_is_refused_whole_and_counted(message: pb.PrefixDelta, 
     told = Told()
     stream = await whole(told, path(0, 1))
     with pytest.raises(PrefixGapError):
-        await stream.take(message)
+        await in_turns(stream.take(message))
     assert (told.held, told.refused) == ({1}, [why])
 
 
 async def test_a_path_without_its_parent_is_left_out() -> None:
     told = Told()
     stream = await whole(told, path(0, 1))
-    await stream.take(delta(1, stored(8, 9), stored(1, 2)))
+    await in_turns(stream.take(delta(1, stored(8, 9), stored(1, 2))))
     assert (told.held, told.refused) == ({1, 2}, ["prefixes_unknown_parent"])
 
 
@@ -228,7 +231,7 @@ async def test_an_instance_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "INSTANCE_NODES_MAX", 3)
     told = Told()
     stream = await whole(told, path(0, 1, 2))
-    await stream.take(delta(1, stored(2, 3, 4)))
+    await in_turns(stream.take(delta(1, stored(2, 3, 4))))
     assert (told.held, told.refused) == ({1, 2}, ["prefixes_too_many"])
 
 
@@ -236,20 +239,20 @@ async def test_what_has_no_room_here_is_no_lie() -> None:
     told = Told()
     told.trie.set_capacity(TOKYO, 600)
     stream = await whole(told, path(0, 1, 2, 3, 4))
-    await stream.take(delta(1, stored(4, 5)))
+    await in_turns(stream.take(delta(1, stored(4, 5))))
     assert (told.held, told.refused) == ({1, 2}, [])
 
 
 async def test_a_superseded_stream_says_nothing_more() -> None:
     told = Told()
     old = await whole(told, *[path(0, n) for n in range(1, 10)])
-    big = asyncio.create_task(old.take(delta(1, *[stored(0, n) for n in range(10, 10_000)])))
+    big = asyncio.create_task(in_turns(old.take(delta(1, *[stored(0, n) for n in range(10, 10_000)]))))
     await asyncio.sleep(0)
     new = told.stream()
     with pytest.raises(PrefixGapError):
         await big
     old.ended(5.0)
-    await new.take(slice_(0, path(0, 1), last=True))
+    await in_turns(new.take(slice_(0, path(0, 1), last=True)))
     assert (told.held, told.prefixes.state(TOKYO)) == ({1}, "connected")
 
 
@@ -261,12 +264,12 @@ async def test_lost_it_is_kept_and_then_forgotten() -> None:
     assert (told.prefixes.state(TOKYO), told.prefixes.behind_s(TOKYO, 102.5)) == ("behind", 2.5)
     a.ended(101.0)
     assert told.prefixes.behind_s(TOKYO, 102.5) == 2.5
-    await told.prefixes.tidy(100.0 + room.FORGET_S)
+    await in_turns(told.prefixes.tidy(100.0 + room.FORGET_S))
     assert told.held == {1, 2}
-    await told.prefixes.tidy(100.1 + room.FORGET_S)
+    await in_turns(told.prefixes.tidy(100.1 + room.FORGET_S))
     assert (told.held, told.prefixes.state(TOKYO)) == ({1}, "connected")
     b.ended(300.0)
-    await told.prefixes.tidy(400.0)
+    await in_turns(told.prefixes.tidy(400.0))
     assert (told.held, told.prefixes.state(TOKYO)) == (set(), "never")
     assert told.prefixes.behind_s(TOKYO, 401.0) is None
 
@@ -287,10 +290,10 @@ async def test_what_is_being_told_again_is_not_forgotten_meanwhile() -> None:
     told = Told()
     (await whole(told, path(0, 1, 2))).ended(100.0)
     stream = told.stream()
-    await stream.take(slice_(0, path(0, 1)))
-    await told.prefixes.tidy(500.0)
+    await in_turns(stream.take(slice_(0, path(0, 1))))
+    await in_turns(told.prefixes.tidy(500.0))
     assert told.held == {1, 2}
-    await stream.take(slice_(1, path(1, 3), last=True))
+    await in_turns(stream.take(slice_(1, path(1, 3), last=True)))
     assert told.held == {1, 3}
 
 
@@ -298,9 +301,9 @@ async def test_a_stream_whose_instance_was_forgotten_begins_anew() -> None:
     told = Told()
     (await whole(told, path(0, 1, 2))).ended(100.0)
     late = told.stream()
-    await told.prefixes.tidy(500.0)
+    await in_turns(told.prefixes.tidy(500.0))
     with pytest.raises(PrefixGapError):
-        await late.take(delta(1, stored(2, 3)))
+        await in_turns(late.take(delta(1, stored(2, 3))))
     assert told.held == set()
 
 
@@ -313,7 +316,7 @@ async def test_what_we_sent_stands_where_nobody_tells() -> None:
     told = Told()
     send_there(told, 1, 2)
     for now in range(4):
-        await told.prefixes.tidy(float(now))
+        await in_turns(told.prefixes.tidy(float(now)))
     assert told.held == {1, 2}
     await whole(told, path(0, 5))
     assert told.held == {5}  # now it is known better
@@ -322,28 +325,28 @@ async def test_what_we_sent_stands_where_nobody_tells() -> None:
 async def test_what_we_sent_goes_unless_it_is_confirmed() -> None:
     told = Told()
     stream = await whole(told, path(0, 1))
-    await told.prefixes.tidy(0.0)
+    await in_turns(told.prefixes.tidy(0.0))
     send_there(told, 1, 2, 3)
     send_there(told, 1, 4)
-    await stream.take(delta(1, stored(1, 2)))
-    await told.prefixes.tidy(5.0)
+    await in_turns(stream.take(delta(1, stored(1, 2))))
+    await in_turns(told.prefixes.tidy(5.0))
     assert told.held == {1, 2, 3, 4}
     send_there(told, 1, 4, 5)  # sent again: its time begins anew
-    await told.prefixes.tidy(10.0)
+    await in_turns(told.prefixes.tidy(10.0))
     assert told.held == {1, 2, 4, 5}
-    await stream.take(delta(2, stored(1, 4, 5)))
-    await told.prefixes.tidy(15.0)
+    await in_turns(stream.take(delta(2, stored(1, 4, 5))))
+    await in_turns(told.prefixes.tidy(15.0))
     assert told.held == {1, 2, 4, 5}
 
 
 async def test_silence_of_a_broken_stream_takes_nothing_back() -> None:
     told = Told()
     stream = await whole(told, path(0, 1))
-    await told.prefixes.tidy(0.0)
+    await in_turns(told.prefixes.tidy(0.0))
     send_there(told, 1, 2)
     stream.ended(1.0)
     for now in range(2, 8):
-        await told.prefixes.tidy(float(now))
+        await in_turns(told.prefixes.tidy(float(now)))
     assert told.held == {1, 2}
 
 
@@ -365,7 +368,7 @@ def test_a_region_holds_the_union_of_its_instances(steps: list[tuple[str, str, l
             if what == "renew":
                 streams[name] = told.stream(name)
                 every = [path(node // 10, node) for node in sorted(mine)]
-                await streams[name].take(slice_(0, *every, last=True, seq=seq[name], instance=name))
+                await in_turns(streams[name].take(slice_(0, *every, last=True, seq=seq[name], instance=name)))
                 continue
             if what == "store":
                 change = stored(0, *nodes)
@@ -377,7 +380,7 @@ def test_a_region_holds_the_union_of_its_instances(steps: list[tuple[str, str, l
             else:
                 change = CLEARED
                 mine.clear()
-            await streams[name].take(delta(seq[name], change, instance=name))
+            await in_turns(streams[name].take(delta(seq[name], change, instance=name)))
             seq[name] += 1
             assert told.held == model["a"] | model["b"]
         assert told.refused == []
@@ -456,27 +459,44 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
 async def test_under_a_law_that_forbids_hints_every_stream_begins_anew() -> None:
     told = Told()
     stream = told.stream()
-    await stream.take(slice_(0, path(0, 1, 2), last=True))
+    await in_turns(stream.take(slice_(0, path(0, 1, 2), last=True)))
     send_there(told, 7, 8)
     told.trie.clear(TOKYO)  # which the machine does
     told.prefixes.begin_anew(5)
     assert (told.prefixes.law_epoch, told.prefixes.state(TOKYO)) == (5, "behind")
     assert not len(told.prefixes._regions[TOKYO].instances["a"].nodes)
     with pytest.raises(PrefixGapError):
-        await stream.take(delta(1, stored(2, 3)))
+        await in_turns(stream.take(delta(1, stored(2, 3))))
     anew = told.stream()
     assert (anew.known_incarnation, anew.known_seq) == (0, 0)
-    await anew.take(slice_(0, path(0, 4), last=True))
+    await in_turns(anew.take(slice_(0, path(0, 4), last=True)))
     assert told.held == {4}
-    await told.prefixes.tidy(100.0)
+    await in_turns(told.prefixes.tidy(100.0))
     assert told.held == {4}
     assert told.prefixes._graves == []
+
+
+async def test_under_a_law_that_only_widens_it_is_kept_and_asked_for_again() -> None:
+    told = Told()
+    stream = await whole(told, path(0, 1, 2))
+    told.prefixes.adopt(law(4), law(5, newcomer=Rule(allow=("eu",))), TOKYO)
+    assert told.held == {1, 2}
+    with pytest.raises(PrefixGapError):  # by which law it is told nobody knows
+        await in_turns(stream.take(delta(1, stored(2, 3))))
+    stream.ended(1.0)
+    again = told.stream()
+    assert (told.prefixes.law_epoch, again.known_seq) == (5, 1)
+    await in_turns(again.take(delta(1, stored(2, 3))))
+    assert told.held == {1, 2, 3}
+    told.prefixes.adopt(law(5), law(6, anyone=Rule(allow=("eu",))), TOKYO)
+    assert told.prefixes.law_epoch == 6
+    assert told.stream().known_seq == 0
 
 
 async def test_what_is_being_told_meanwhile_is_told_to_nobody() -> None:
     told = Told()
     paths = [path(0, *range(1000 * n + 1, 1000 * n + 100)) for n in range(40)]
-    telling = asyncio.create_task(told.stream().take(slice_(0, *paths, last=True)))
+    telling = asyncio.create_task(in_turns(told.stream().take(slice_(0, *paths, last=True))))
     await asyncio.sleep(0)
     assert told.held
     told.trie.clear(TOKYO)

@@ -40,13 +40,12 @@ async def calling(told: Reporter, options: Any = ()) -> AsyncIterator[region_pb2
             yield region_pb2_grpc.RegionStub(channel)
     finally:
         await server.stop(None)
-        await until(lambda: told._prefixes.readers == 0)
-        told._prefixes.close()
+        await until(lambda: told.prefixes.readers == 0)
 
 
-def asked(region: str = "tokyo", incarnation: int = 0, seq: int = 0) -> region_pb2.PrefixesRequest:
+def asked(region: str = "tokyo", incarnation: int = 0, seq: int = 0, epoch: int = 1) -> region_pb2.PrefixesRequest:
     return region_pb2.PrefixesRequest(
-        balancer="g", region=region, known_incarnation=incarnation, known_seq=seq
+        balancer="g", region=region, known_incarnation=incarnation, known_seq=seq, law_epoch=epoch
     )  # fmt: skip
 
 
@@ -88,6 +87,13 @@ class Reader:
             self.nodes.difference_update(change.evicted.nodes)
         else:
             self.nodes.clear()
+
+    async def anew(self, stub: region_pb2_grpc.RegionStub, epoch: int) -> Reader:
+        """The stream ends, as the law it was asked under stands no more; another, which goes on."""
+        assert await self.call.read() is grpc.aio.EOF
+        again = Reader(stub, asked(incarnation=7, seq=self.seq, epoch=epoch))
+        again.nodes |= self.nodes
+        return again
 
     async def until(self, true: Any, within_s: float = 10.0) -> None:
         async with asyncio.timeout(within_s):
@@ -152,11 +158,18 @@ async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tu
 async def test_an_idle_teller_forgets_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "REST_S", 0.05)
     flow = flow_of()
-    async with calling(told_by(flow)) as stub:
+    told = told_by(flow)
+
+    def at_rest() -> bool:
+        told.prefixes.tidy()
+        return flow.trie.listener is None
+
+    async with calling(told) as stub:
         first = Reader(stub, asked())
         await first.until(lambda r: r.snapshots)
+        assert not at_rest()
         first.call.cancel()
-        await until(lambda: flow.trie.listener is None)
+        await until(at_rest)
 
 
 async def test_a_region_nobody_knows_is_told_nothing() -> None:
@@ -210,9 +223,11 @@ async def test_a_changed_law_takes_everything_back() -> None:
         await reader.until(lambda r: r.snapshots)
         assert reader.nodes
         flow.law = law(epoch=2)
-        await reader.until(lambda r: not r.nodes)
+        again = await reader.anew(stub, 2)
+        await again.until(lambda r: not r.nodes)
         there = serve(flow, "again", says="x")
-        await reader.until(lambda r: r.nodes == there)
+        await again.until(lambda r: r.nodes == there)
+        assert (again.snapshots, again.gaps) == (0, 0)
 
 
 EVERYWHERE = frozenset({"frankfurt", "london", "tokyo"})
@@ -266,14 +281,25 @@ async def test_a_law_that_takes_nothing_away_costs_no_hint() -> None:
     flow = flow_of(under=law(2))
     there = serve(flow, "x")
     async with calling(told_by(flow)) as stub:
-        reader = Reader(stub, asked())
+        reader = Reader(stub, asked(epoch=2))
         await reader.until(lambda r: r.nodes == there)
         flow.handle(LawChanged(law(3, newcomer=Rule(allow=("eu",)))), 1.0)
         more = serve(flow, "y")
-        await reader.until(lambda r: r.nodes == there | more)
-        assert reader.snapshots == 1
+        wider = await reader.anew(stub, 3)
+        assert wider.nodes == there
+        await wider.until(lambda r: r.nodes == there | more)
+        assert (wider.snapshots, wider.gaps) == (0, 0)
         flow.handle(LawChanged(law(4, anyone=Rule(allow=("eu", "uk")))), 2.0)
-        await reader.until(lambda r: not r.nodes)
+        narrower = await wider.anew(stub, 4)
+        await narrower.until(lambda r: not r.nodes)
+
+
+async def test_who_goes_by_an_older_law_is_told_nothing_by_a_newer() -> None:
+    """Neither what its own forbids, nor what a law after both would have to take back."""
+    flow = flow_of(under=law(2))
+    serve(flow, "x")
+    async with calling(told_by(flow)) as stub:
+        assert await Reader(stub, asked(epoch=1)).call.read() is grpc.aio.EOF
 
 
 async def test_who_goes_by_a_newer_law_is_told_nothing_by_an_older() -> None:

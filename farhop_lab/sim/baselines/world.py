@@ -112,13 +112,16 @@ class RouterWorld(World):
         *,
         center: str | None = None,
         watching: Watching = Watching(),  # noqa: B008 - frozen
+        stood_s: float = 0.0,
         keep_journal: bool = False,
     ) -> None:
         if unknown := sorted(sites.keys() - topology.regions.keys()):
             raise ValueError(f"regions: {', '.join(unknown)} not in the topology; add them there")
         if not sites or (center is not None and center not in sites):
             raise ValueError(f"center: {center!r} is none of the sites ({', '.join(sites)}); name one that has engines")
-        super().__init__(seed, topology, {}, balancers={}, watching=watching, keep_journal=keep_journal)
+        super().__init__(
+            seed, topology, {}, balancers={}, watching=watching, stood_s=stood_s, keep_journal=keep_journal
+        )
         stage = self._stage
         if plan.no_wire:
             for a in topology.regions:
@@ -181,8 +184,8 @@ def build(
     name: str, seed: int, topology: Topology, sites: Mapping[str, Site], *, center: str | None = None, **how: Any
 ) -> World:
     """The world of this name. `center` matters to central routers alone; `how` goes to the world (`watching`,
-    `keep_journal`; farhop's also `balancers`, `reporting`, `make_global`, `make_regional`). LookupError for an unknown
-    name."""
+    `stood_s`, `keep_journal`; farhop's also `balancers`, `reporting`, `make_global`, `make_regional`). LookupError for
+    an unknown name."""
     if name == FARHOP:
         return World(seed, topology, sites, **how)
     plan = plans.PLANS.get(name)

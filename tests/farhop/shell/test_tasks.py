@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import farhop.shell.tasks
-from farhop.shell.tasks import Tasks, all_of
+from farhop.shell.tasks import Tasks, all_of, in_turns
 
 
 async def test_closing_ends_all_and_waits_for_it() -> None:
@@ -101,3 +102,20 @@ async def test_being_cancelled_is_no_error_of_a_step() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await all_of(step)
+
+
+async def test_others_run_where_long_work_stops() -> None:
+    said: list[str] = []
+
+    def long() -> Iterator[None]:
+        for n in range(3):
+            said.append(f"long {n}")
+            yield
+
+    async def other() -> None:
+        for n in range(3):
+            said.append(f"other {n}")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(in_turns(long()), other())
+    assert said == ["long 0", "other 0", "long 1", "other 1", "long 2", "other 2"]

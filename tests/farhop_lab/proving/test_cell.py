@@ -7,8 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from farhop.balance.health import State
+from farhop_lab.proving import routers
 from farhop_lab.proving.cell import Key, Result, run, staged
-from farhop_lab.scenarios.load import Scenario, parse
+from farhop_lab.scenarios.load import Scenario, find, parse, shipped_names
+from global_lb.flow import GlobalFlow
 
 TEXT = """
 name: small
@@ -60,6 +63,34 @@ def test_a_kill_is_seen_and_counted() -> None:
     lost = result(small(text))
     assert lost.figures()["failed"] > calm.figures()["failed"]
     assert sum(lost.good[10:]) == 0 < sum(calm.good[10:])
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_when_clients_come_every_balancer_of_every_ready_made_scenario_is_ready(name: str) -> None:
+    scenario = find(name, routers.names())
+    world, _ = staged(scenario, Key(name, "farhop", scenario.doc.loads[0], 1))
+    world.run(-0.001)
+    assert not world.measures.open
+    for balancers in world.balancers.values():
+        for balancer in balancers:
+            flow, now = balancer.flow, balancer.carrier.clock()
+            assert isinstance(flow, GlobalFlow)
+            assert {region: one.read(now).state for region, one in flow.liveness.items()} == dict.fromkeys(
+                scenario.doc.sites, State.UP
+            )
+
+
+@pytest.mark.parametrize("router", ["farhop", "skywalker", "central-least-load", "omniscient"])
+def test_nobody_who_comes_first_is_refused(router: str) -> None:
+    figures = result(small().but(warm_up_s=0.0), router).figures()
+    assert (figures["failed"], figures["asked"]) == (0, figures["served"])
+
+
+def test_what_fails_at_once_counts() -> None:
+    text = "faults: [{at_s: 0, what: kill, region: tokyo}, {at_s: 0, what: kill, region: virginia}]\n"
+    figures = result(small(text).but(warm_up_s=0.0)).figures()
+    assert figures["failed"] == figures["asked"] > 20
+    assert figures["served"] == 0
 
 
 def test_wires_that_jitter_take_longer() -> None:

@@ -22,3 +22,14 @@ def test_what_is_done_every_so_often_stays_on_its_grid() -> None:
     world.timeline.run(100.05)
     assert len(seen) == 1001
     assert all(abs(at - n * 0.1) < 1e-9 for n, at in enumerate(seen))
+
+
+def test_a_world_that_has_stood_begins_before_zero_and_keeps_its_grid() -> None:
+    world = Stage(1, flat(["a", "b"], 100.0), Reporting(), Watching(), stood_s=5.0)
+    seen: list[float] = []
+    came: list[float] = []
+    world.every(0.5, lambda: seen.append(world.timeline.now))
+    world.wire.send("a", "b", lambda: came.append(world.timeline.now))
+    world.timeline.run(1.0)
+    assert seen == [n / 2 for n in range(-10, 3)]
+    assert came == [-4.95]
