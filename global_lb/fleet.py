@@ -35,14 +35,13 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from global_lb.row import Price, Row
     from global_lb.table import Scored
-    from global_lb.view import Instance
+    from global_lb.view import Instance, Region
 
 RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
 MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
 STANDINGS_MAX = 1024
-
 
 _SPILL = Spill()
 _UNHEARD = Liveness()  # down: it never had a report or a channel
@@ -98,6 +97,7 @@ class Regions:
         self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
         self._standings: dict[tuple[frozenset[str], str], _Standing] = {}
         self._version = 0  # of what standings rest on, time apart
+        self._settled: dict[str, tuple[Region | None, bool] | None] = {}  # as what, where no guard said anything then
         self._touched: set[str] = set()  # regions whose liveness was told something
         self._seen: dict[str, tuple[State, str]] = {}  # what standings took each for
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
@@ -139,7 +139,10 @@ class Regions:
         health = self.liveness.get(region, _UNHEARD).read(now)
         usable = health.state in (State.UP, State.SUSPECT) or health.share > 0.0
         known = self.view.regions.get(region)
-        for model in {m for i in known.instances for m in i.models} if known is not None else ():
+        if self._settled.get(region) == (known, usable):
+            return
+        models = {m for i in known.instances for m in i.models} if known is not None else set()
+        for model in models:
             able = self._instances.able(region, model) if usable else []
             guard = self.guards.get((region, model))
             if not able:
@@ -155,11 +158,11 @@ class Regions:
                 self._warm[region, model] = guard
             else:
                 self._warm.pop((region, model), None)
+        self._settled[region] = (known, usable) if all((region, m) not in self._warm for m in models) else None
 
     def cold_share(self, region: str, now: float) -> float:
         """The share of requests that go there gladly, for its most guarded model: below 1 while hot or coming back."""
-        shares = (guard.cold_share(now) for (name, _), guard in self._warm.items() if name == region)
-        return min(shares, default=1.0)
+        return min((guard.cold_share(now) for (name, _), guard in self._warm.items() if name == region), default=1.0)
 
     def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
         """What a refusal tells is newer than the instance's report, and holds until the next one."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 from farhop_lab.engine.kv import BlockTable
 from farhop_lab.engine.text import TOKEN_BYTES, Pen, token_count
@@ -106,7 +106,7 @@ class Sequence:
         self._block_bytes = profile.block_tokens * TOKEN_BYTES
         # The first link carries what keeps caches apart; full blocks follow as they are known.
         self.chain: list[int] = [
-            xxhash.xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())
+            xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())
         ]
         self._pen = Pen(wanted.prompt, voice.seed, voice.answer_tokens_mean)
         self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
@@ -117,13 +117,14 @@ class Sequence:
     def block_names(self, blocks: int, *, since: int = 0) -> list[int]:
         """Names of the first `blocks` blocks but for `since`; fewer where the text is shorter. A name covers all text
         before it too."""
-        chain, size = self.chain, self._block_bytes
+        chain, size, text = self.chain, self._block_bytes, self.text
         known = len(chain) - 1
-        blocks = min(blocks, len(self.text) // size)
+        blocks = min(blocks, len(text) // size)
         if known < blocks:
-            with memoryview(self.text) as view:
-                for start in range(known * size, blocks * size, size):
-                    chain.append(xxhash.xxh3_64_intdigest(view[start : start + size], seed=chain[-1]))
+            name, append = chain[-1], chain.append
+            for start in range(known * size, blocks * size, size):
+                name = xxh3_64_intdigest(text[start : start + size], name)
+                append(name)
         return chain[since + 1 : blocks + 1]
 
     def write_token(self) -> str:
@@ -166,10 +167,11 @@ class Sequence:
 
     def advance(self, tokens: int) -> None:
         """Write that many tokens, which `foresee` has told of. Their computation is the engine's business."""
-        ahead = self._ahead
-        pieces = [ahead.popleft() for _ in range(min(tokens, len(ahead)))]
-        if len(pieces) < tokens:
+        if ahead := self._ahead:
+            pieces = [ahead.popleft() for _ in range(min(tokens, len(ahead)))]
             pieces += self._pen.write_on(tokens - len(pieces), tokens)
+        else:
+            pieces = self._pen.write_on(tokens, tokens)
         self.text += b"".join(pieces)
         self.output_tokens += tokens
         self.total_tokens += tokens
