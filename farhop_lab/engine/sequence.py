@@ -105,9 +105,7 @@ class Sequence:
         self.table = BlockTable()
         self._block_bytes = profile.block_tokens * TOKEN_BYTES
         # The first link carries what keeps caches apart; full blocks follow as they are known.
-        self.chain: list[int] = [
-            xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())
-        ]
+        self.chain: list[int] = [xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())]
         self._pen = Pen(wanted.prompt, voice.seed, voice.answer_tokens_mean)
         self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
         self._stop = wanted.stop

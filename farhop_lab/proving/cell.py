@@ -90,7 +90,7 @@ def run(
             world.at(doc.duration_s * part / PARTS, tell, part / PARTS)
     window = Window(doc.warm_up_s, doc.duration_s)
     aims = Objective(ttft_ms=doc.objective.ttft_ms, tpot_ms=doc.objective.tpot_ms, patience_ms=doc.timeout_s * 1e3)
-    with _seldom_tidied():
+    with seldom_tidied():
         score = judge(world, window, aims, drain_s=doc.timeout_s)
     measures = world.measures
     ttft = sorted(f.ttft_ms for f in measures.fates if f.ttft_ms is not None and window.has(f.arrived_at))
@@ -114,7 +114,7 @@ def run(
 
 
 @contextmanager
-def _seldom_tidied() -> Iterator[None]:
+def seldom_tidied() -> Iterator[None]:
     """The collector looks at little, and not often: at the usual pace it takes up to a third of a run's time."""
     before = gc.get_threshold()
     gc.freeze()
