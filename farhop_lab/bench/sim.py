@@ -10,7 +10,8 @@ shared.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,6 +23,7 @@ from farhop_lab.sim.scenery import flat, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from random import Random
 
     from farhop_lab.sim.world import World
 
@@ -30,6 +32,7 @@ CLIENTS_PER_REPLICA = 30  # as the scenario has it
 FARHOP, CHEAP = "farhop", "spill-least-load"
 REGIONS, REPLICAS_EACH, BALANCERS = 60, 100, 20
 RATE_PER_S = 4_000.0
+PROMPTS = 50
 SINCE_S, UNTIL_S = 15.0, 60.0
 LARGE_SINCE_S, LARGE_UNTIL_S = 1.0, 11.0
 STEP_S = 0.25  # of virtual time between two looks at the clock
@@ -60,7 +63,11 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def per_s(self) -> float:
         """Requests a second of CPU."""
-        return self.requests / self.cpu_s
+        return self.requests / self.cpu_s if self.cpu_s else 0.0
+
+    def told(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return msgspec.structs.asdict(self) | {"requests_per_cpu_s": self.per_s}
 
 
 def measure(sizes: Sequence[Size] = SIZES, say: Callable[[str], None] = lambda _: None) -> list[Row]:
@@ -93,14 +100,15 @@ def _large(what: str, size: Size) -> Row:
     sites = {name: gpus("h100", REPLICAS_EACH) for name in names}
     world = worlds.build(size.router, 1, flat(names, wires), sites, balancers=dict.fromkeys(entries, 1))
     for entry in entries:
-        groups = world.rng(f"work of {entry}")
-
-        def ask(entry: str = entry, groups: object = groups) -> None:
-            says = f"{entry} {groups.randrange(50)}"  # type: ignore[attr-defined]
-            world.arrive(entry, "t", 1_200, says=says, max_tokens=64, answer_tokens=24)
-
+        ask = partial(_ask, world, entry, world.rng(f"work of {entry}"))
         world.stream(RATE_PER_S / BALANCERS, ask, until=LARGE_UNTIL_S)
     return _timed(what, size.router, world, LARGE_SINCE_S, LARGE_UNTIL_S)
+
+
+def _ask(world: World, entry: str, rng: Random) -> None:
+    """A prompt of 300 tokens, one of 50 of its region, and a short answer, so that a second of warm-up is enough."""
+    says = f"{entry} {rng.randrange(PROMPTS)}"
+    world.arrive(entry, "t", 1_200, says=says, max_tokens=64, answer_tokens=24)
 
 
 def _timed(what: str, router: str, world: World, since: float, until: float) -> Row:
