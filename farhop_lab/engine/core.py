@@ -188,12 +188,10 @@ class EngineCore:
     def calm(self, most: int) -> int:
         """How many steps from now on (at most `most`) would write one token for each running sequence and do nothing
         else: admit nobody, end nobody, preempt nobody. Each takes `step_ms(0, running)`."""
-        passing = len(self._decodes)
-        if not passing or self._running or self._leaving or self.held or (self._waiting and not self._blocked):
+        if not self._decodes or self._running or self._leaving or self.held or (self._waiting and not self._blocked):
             return 0
         most = min(most, self._decodes.ahead)
-        # Nobody needs more than one block for each block's length of passes.
-        return max(0, min(most, self.kv.available // passing * self.profile.block_tokens))
+        return most if most > 0 and self._decodes.needs(most) <= self.kv.available else 0
 
     def leap(self, steps: int) -> None:
         """Do so many steps, no more than `calm` has told."""

@@ -104,6 +104,15 @@ class Decodes:
             found.append(heappop(self._due)[2])
         return found
 
+    def needs(self, passes: int) -> int:
+        """How many blocks so many passes need."""
+        blocks = 0
+        for phase, members in enumerate(self._phases):
+            if members:
+                into = (phase + self._passes) % self._size
+                blocks += len(members) * (-(-(into + passes) // self._size) - (into > 0))
+        return blocks
+
     def edges(self) -> list[Sequence]:
         """Who needs a block in the next pass, or fills one, in the order of admission."""
         into = self._passes % self._size

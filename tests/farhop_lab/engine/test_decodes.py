@@ -33,7 +33,8 @@ def test_a_member_is_looked_at_where_it_needs_a_block_and_where_it_fills_one() -
     kv, decodes = PagedCache(40), Decodes(16)
     sequence = begun(kv, 30)
     assert decodes.join(sequence)
-    looked = []
+    looked, before = [], kv.available
+    needed = decodes.needs(40)
     for number in range(40):
         for found in decodes.edges():
             looked.append(number)
@@ -42,6 +43,7 @@ def test_a_member_is_looked_at_where_it_needs_a_block_and_where_it_fills_one() -
     # Tokens 31 and 32 (from 0) are written by passes 1 and 2: the one fills the second block, the other needs a third.
     assert looked == [1, 2, 17, 18, 33, 34]
     assert (len(sequence.table.full), sequence.table.private) == (4, 1)
+    assert needed == before - kv.available == 3
     decodes.caught_up()
     assert (sequence.output_tokens, sequence.total_tokens, sequence.computed_tokens) == (41, 71, 70)
     assert len(sequence.text) == 4 * 71
