@@ -20,6 +20,7 @@ from farhop_lab.bench import hits as cached
 from farhop_lab.bench import relay as relays
 from farhop_lab.bench import results
 from farhop_lab.bench import scrape as scrapes
+from farhop_lab.bench import sim as sims
 from farhop_lab.bench import soak as soaks
 from farhop_lab.bench import trie as tries
 from farhop_lab.bench.place import BenchError
@@ -238,6 +239,24 @@ def trie(options: Options) -> int:
     return 0
 
 
+def sim(options: Options) -> int:
+    """Measure how many requests a second of CPU the simulator carries; the exit code, 1 if a world broke its rules."""
+    with show.telling("measuring sim") as say:
+        rows = sims.measure(sims.QUICK if options.quick else sims.SIZES, say)
+    broken = any(row.violations for row in rows)
+    if options.as_json:
+        show.json({"bench": "sim", "unit": "requests per second of CPU", "rows": [row.told() for row in rows]})
+        return 1 if broken else 0
+    columns = ("world", "router", ">requests/s of CPU", ">CPU µs per request", ">requests", ">virtual s", ">CPU s")
+    told = [(r.per_s, 1e6 * r.cpu_s / max(1, r.requests), r.requests, r.simulated_s, r.cpu_s) for r in rows]
+    show.table(
+        "sim: requests concluded after a warm-up, in one process",
+        columns,
+        [[row.what, row.router, *map(show.number, figures)] for row, figures in zip(rows, told, strict=True)],
+    )
+    return 1 if broken else 0
+
+
 def routing(options: Options) -> int:
     """Compare routers; the exit code."""
     from farhop_cli.routing import run as compare
@@ -259,6 +278,7 @@ BENCHES: dict[str, Callable[[Options], int]] = {
     "scrape": scrape,
     "hits": hits,
     "trie": trie,
+    "sim": sim,
     "routing": routing,
     "fidelity": fidelity,
 }

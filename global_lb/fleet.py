@@ -35,14 +35,13 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from global_lb.row import Price, Row
     from global_lb.table import Scored
-    from global_lb.view import Instance
+    from global_lb.view import Instance, Region
 
 RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
 MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
 STANDINGS_MAX = 1024
-
 
 _SPILL = Spill()
 _UNHEARD = Liveness()  # down: it never had a report or a channel
@@ -98,6 +97,7 @@ class Regions:
         self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
         self._standings: dict[tuple[frozenset[str], str], _Standing] = {}
         self._version = 0  # of what standings rest on, time apart
+        self._settled: dict[str, tuple[Region | None, bool] | None] = {}
         self._touched: set[str] = set()  # regions whose liveness was told something
         self._seen: dict[str, tuple[State, str]] = {}  # what standings took each for
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
@@ -107,12 +107,12 @@ class Regions:
         before, self.view = self.view.regions, view
         if self._instances.adopt(view) or self._version == 0:
             self._forget_tables()
-        for name, region in view.regions.items():
-            if before.get(name) != region:
-                self._moved(name)
         known: dict[tuple[str, str], Reckoning] = {}
         drifts: dict[tuple[str, str, str], Drift] = {}
         for name, region in view.regions.items():
+            was = before.get(name)
+            if news := was is not region and was != region:
+                self._moved(name)
             if name not in self.trie:
                 self.trie.add(name, self._trie_bytes)
                 residence = self.residence[name] = Mean(0.05, RESIDENCE_MIN, 1.0)
@@ -124,13 +124,14 @@ class Regions:
                     reckoning = Reckoning()  # a clock was set back between two starts: it would heed nothing it says
                 known[key] = reckoning
                 reckoning.acknowledged(instance.incarnation, instance.accepted)
-                if len(self._models) < MODELS_MAX:
+                if news and len(self._models) < MODELS_MAX:
                     self._models.update(instance.models)
                 for model, capacity in instance.models.items():
                     line = (name, instance.name, model)
                     drift = drifts[line] = self._drifts.get(line) or Drift()
-                    slots_free = self._instances.reported(instance, model).slots_free
-                    drift.reported(capacity.wait_ms, slots_free, instance.received_at)
+                    if news:
+                        slots_free = self._instances.reported(instance, model).slots_free
+                        drift.reported(capacity.wait_ms, slots_free, instance.received_at)
             self.settle(name, now)
         self._reckonings, self._drifts = known, drifts
 
@@ -139,7 +140,10 @@ class Regions:
         health = self.liveness.get(region, _UNHEARD).read(now)
         usable = health.state in (State.UP, State.SUSPECT) or health.share > 0.0
         known = self.view.regions.get(region)
-        for model in {m for i in known.instances for m in i.models} if known is not None else ():
+        if self._settled.get(region) == (known, usable):  # no guard said anything then
+            return
+        models = {m for i in known.instances for m in i.models} if known is not None else set()
+        for model in models:
             able = self._instances.able(region, model) if usable else []
             guard = self.guards.get((region, model))
             if not able:
@@ -155,11 +159,11 @@ class Regions:
                 self._warm[region, model] = guard
             else:
                 self._warm.pop((region, model), None)
+        self._settled[region] = (known, usable) if all((region, m) not in self._warm for m in models) else None
 
     def cold_share(self, region: str, now: float) -> float:
         """The share of requests that go there gladly, for its most guarded model: below 1 while hot or coming back."""
-        shares = (guard.cold_share(now) for (name, _), guard in self._warm.items() if name == region)
-        return min(shares, default=1.0)
+        return min((guard.cold_share(now) for (name, _), guard in self._warm.items() if name == region), default=1.0)
 
     def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
         """What a refusal tells is newer than the instance's report, and holds until the next one."""
@@ -371,12 +375,11 @@ class Regions:
         instance = self.best_instance(name, model)
         assert instance is not None  # else it had no row
         drift, region = self._drifts.get((name, instance.name, model)), self.view.regions[name]
-        several = len(region.instances) > 1
         return row_of(
             self._instances.capacity(instance, model),
             # Several send to the same replicas: what one of them was sent takes slots that all of them count.
             Together(self._reckonings[name, i.name] for i in region.instances)
-            if several
+            if len(region.instances) > 1
             else self._reckonings[name, instance.name],
             rtt_ms=region.rtt_ms,
             residence=self.residence[name].value or RESIDENCE_MIN,

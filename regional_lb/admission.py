@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from farhop.balance import outcome
+from regional_lb.table import TOTAL
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -78,11 +79,11 @@ def refusal(request: Request, region: str, law: Law, view: View, now: float) -> 
 def headroom(table: Table, reserve_share: float) -> Headroom:
     """What these healthy replicas have left for work from other regions. Of few slots, less than one is reserved."""
     in_flight = table.in_flight
-    free = int(np.maximum(table.slots - in_flight, 0.0).sum())
-    kv_tokens = float(table.kv_tokens.sum())
-    kv_left = (1.0 - reserve_share) * kv_tokens - float(np.minimum(table.kv_taken_tokens, table.kv_tokens).sum())
-    slots = max(0, free - int(reserve_share * float(table.slots.sum())))
-    return Headroom(slots, max(0.0, kv_left), idle=bool((in_flight == 0.0).any()))
+    free = int(TOTAL(np.maximum(table.slots - in_flight, 0.0)))
+    kv_tokens = float(TOTAL(table.kv_tokens))
+    kv_left = (1.0 - reserve_share) * kv_tokens - float(TOTAL(np.minimum(table.kv_taken_tokens, table.kv_tokens)))
+    slots = max(0, free - int(reserve_share * float(TOTAL(table.slots))))
+    return Headroom(slots, max(0.0, kv_left), idle=not np.logical_and.reduce(in_flight))
 
 
 def is_guest(request: Request, region: str) -> bool:

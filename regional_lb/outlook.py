@@ -14,6 +14,7 @@ from regional_lb.kv.blocks import Path
 from regional_lb.kv_words import TOKEN_BYTES
 from regional_lb.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
 from regional_lb.policy import Need
+from regional_lb.table import TOTAL
 from regional_lb.view import line_of, model_of
 
 if TYPE_CHECKING:
@@ -195,8 +196,8 @@ class Outlook:
         able = self.able(line, now)
         if not len(able):
             return 0.0
-        wanted = float(able.in_flight.sum()) + self._queue.waiting(line) + self.queued_elsewhere(model_of(line))
-        return max(wanted / float(able.slots.sum()), float(able.kv_taken_tokens.sum()) / float(able.kv_tokens.sum()))
+        wanted = float(TOTAL(able.in_flight)) + self._queue.waiting(line) + self.queued_elsewhere(model_of(line))
+        return max(wanted / float(TOTAL(able.slots)), float(TOTAL(able.kv_taken_tokens)) / float(TOTAL(able.kv_tokens)))
 
     def queued(self, model: str) -> int:
         """How many requests wait for the model, whichever version of it."""

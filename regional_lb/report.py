@@ -32,6 +32,7 @@ from farhop.store.report import (
 )
 from regional_lb import admission
 from regional_lb.prefixes import NODES_PER_S, PrefixTeller
+from regional_lb.table import TOTAL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -103,7 +104,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         owned, shares = flow.outlook.owned(model, now), flow.shares
         if len(ready):
             least = int(ready.tpot_ms.argmin())
-            prefill_ms, tpot_ms = float(ready.prefill_ms_per_token.min()), ready.tpot_ms.item(least)
+            prefill_ms, tpot_ms = float(np.minimum.reduce(ready.prefill_ms_per_token)), ready.tpot_ms.item(least)
             crowd_ms = ready.crowd_ms.item(least)
         else:
             prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
@@ -113,11 +114,11 @@ class Reporter(region_pb2_grpc.RegionServicer):
             model=model,
             replicas_ready=len(owned),
             replicas_total=len(replicas) if shares is None else sum(map(shares.owns, replicas)),
-            slots_total=int(owned.slots.sum()),
+            slots_total=int(TOTAL(owned.slots)),
             slots_free=_left(owned.slots, owned.in_flight),
-            kv_tokens_total=int(owned.kv_tokens.sum()),
+            kv_tokens_total=int(TOTAL(owned.kv_tokens)),
             kv_tokens_free=_left(owned.kv_tokens, owned.kv_taken_tokens),
-            in_flight=int(owned.in_flight.sum()),
+            in_flight=int(TOTAL(owned.in_flight)),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(flow.outlook.wait_ms(model, now), WAIT_LIMIT_MS),
@@ -248,7 +249,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
 
 def _left(total: Column, taken: Column) -> int:
-    return int(np.maximum(total - taken, 0.0).sum())
+    return int(TOTAL(np.maximum(total - taken, 0.0)))
 
 
 def moved(old: RegionReport, new: RegionReport) -> bool:

@@ -1,8 +1,9 @@
 """The engine's scheduler, as vLLM V1 does it: continuous batching, chunked prefill, prefix reuse, preemption.
 
 Pure: no clock, no IO. Live server and simulator drive the same object: `step(now)` decides a whole forward pass, the
-driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Where nobody listens to every token,
-`calm` and `leap` do in one go what so many steps would have done. Invariants:
+driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Where nobody hears every token, those that
+merely decode are passed over (`decodes`), and `calm` and `leap` do in one go what so many steps would have done.
+Invariants:
 - a step computes at most `prefill_tokens_per_step` tokens (decodes included) for at most `sequences_max` sequences;
 - while there is work every step makes progress: what is submitted fits the KV cache alone, and the oldest goes first
   (only where blocks held for other engines fill the cache does a step go by idle);
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop_lab.engine.adapters import Adapters
+from farhop_lab.engine.decodes import BY_ORDER, Decodes
 from farhop_lab.engine.held import Held
 from farhop_lab.engine.kv import PagedCache
 
@@ -64,16 +66,23 @@ class Counters(msgspec.Struct):
 
 
 class EngineCore:
-    """One replica's scheduler and KV cache. All times are of the driver's own monotonic clock, in seconds."""
+    """One replica's scheduler and KV cache. All times are of the driver's own monotonic clock, in seconds. Unless
+    `each_token` is heard, steps emit the first and the last token of an answer, and of the others those they please.
+    """
 
-    def __init__(self, profile: Profile, *, waiting_max: int = 8192, adapters: Adapters | None = None) -> None:
+    def __init__(
+        self, profile: Profile, *, waiting_max: int = 8192, adapters: Adapters | None = None, each_token: bool = True
+    ) -> None:
         self.profile, self.adapters = profile, adapters or Adapters()
         self.kv = PagedCache(profile.kv_blocks)
         self.held = Held(self.kv)
         self.counters = Counters()
         self._waiting_max = waiting_max
         self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._running: list[Sequence] = []  # who is stepped, oldest first
+        self._decodes = Decodes(profile.block_tokens)  # who is passed over
+        self._passes_over = not each_token and profile.block_tokens > 1
+        self._admissions = 0
         self._live: dict[str, Sequence] = {}
         self._leaving: list[Sequence] = []  # finished by the step under way, theirs until it is over
         self._blocked = False  # nobody who waits could be admitted by the last step, nor since
@@ -86,12 +95,12 @@ class EngineCore:
     @property
     def running(self) -> int:
         """Sequences in the batch, the ones that the step under way finishes included."""
-        return len(self._running) + len(self._leaving)
+        return len(self._running) + len(self._decodes) + len(self._leaving)
 
     @property
     def batch(self) -> list[Sequence]:
         """Who is in the batch, oldest first; to look at."""
-        return self._running
+        return sorted((*self._running, *self._decodes.caught_up()), key=BY_ORDER)
 
     @property
     def line(self) -> deque[Sequence]:
@@ -100,7 +109,8 @@ class EngineCore:
 
     def adapters_of(self, *, running: bool) -> list[str]:
         """The adapters of sequences in the batch, or of those that wait, by name."""
-        return sorted({one.adapter for one in (self._running if running else self._waiting) if one.adapter})
+        those = (*self._running, *self._decodes) if running else self._waiting
+        return sorted({one.adapter for one in those if one.adapter})
 
     @property
     def has_work(self) -> bool:
@@ -130,7 +140,9 @@ class EngineCore:
             for leaving in self._leaving:
                 leaving.keeps &= leaving.id != id  # whoever it was for will never hear where it is
             return False
-        if sequence in self._running:
+        if sequence in self._decodes:
+            self._decodes.leave(sequence)
+        elif sequence in self._running:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
@@ -156,15 +168,19 @@ class EngineCore:
             return Step(0.0, [], 0, 0)
         budget = self.profile.prefill_tokens_per_step
         scheduled: list[tuple[Sequence, int]] = []
-        budget, preempted = self._schedule_running(budget, scheduled)
-        admitted = len(scheduled)
-        loading_ms = self._admit(budget, scheduled, now) if not preempted else 0.0
+        if self._decodes and self._may_pass(budget):
+            budget, preempted = self._schedule_beside(budget - len(self._decodes), scheduled), False
+        else:
+            budget, preempted = self._schedule_running(budget, scheduled)
+        admitted, passing = len(scheduled), len(self._decodes)
+        loading_ms = self._admit(budget, scheduled, now) if self._waiting and not preempted else 0.0
         self._blocked = not preempted and len(scheduled) == admitted
-        if not scheduled and self.held:
+        if not scheduled and not passing and self.held:
             return Step(max(IDLE_STEP_MS, self.profile.step_ms(0, 0)), [], 0, 0)
-        assert scheduled, "work without progress"
+        assert scheduled or passing, "work without progress"
         decodes = sum(1 for sequence, tokens in scheduled if tokens == 1 and sequence.output_tokens)
         prefill_tokens = sum(tokens for _, tokens in scheduled) - decodes
+        decodes += passing
         emissions = self._compute(scheduled)
         self.counters.steps += 1
         return Step(self.profile.step_ms(prefill_tokens, decodes) + loading_ms, emissions, prefill_tokens, decodes)
@@ -172,38 +188,54 @@ class EngineCore:
     def calm(self, most: int) -> int:
         """How many steps from now on (at most `most`) would write one token for each running sequence and do nothing
         else: admit nobody, end nobody, preempt nobody. Each takes `step_ms(0, running)`."""
-        running, kv, size = self._running, self.kv, self.profile.block_tokens
-        if not running or self.held or self._leaving or kv.log is not None or (self._waiting and not self._blocked):
+        if not self._decodes or self._running or self._leaving or self.held or (self._waiting and not self._blocked):
             return 0
-        for sequence in running:
-            if sequence.total_tokens - sequence.computed_tokens != 1 or not sequence.output_tokens:
-                return 0
-            most = min(most, sequence.foresee(most))
-            if most <= 0:
-                return 0
-        short = sum(max(0, -(-(s.computed_tokens + most) // size) - s.table.blocks) for s in running)
-        return most if short <= kv.available else 0
+        most = min(most, self._decodes.ahead)
+        return most if most > 0 and self._decodes.needs(most) <= self.kv.available else 0
 
     def leap(self, steps: int) -> None:
         """Do so many steps, no more than `calm` has told."""
-        size, running = self.profile.block_tokens, self._running
-        edges = []  # where a token needs a block or fills one, in the order in which the steps would have come to it
-        for number, sequence in enumerate(running):
-            first = sequence.computed_tokens
-            edges += [(at - first, number, at) for at in range(first, first + steps) if at % size in (0, size - 1)]
-        edges.sort()
-        ends = [sequence.total_tokens + steps for sequence in running]
-        for _, number, at in edges:
-            sequence = running[number]
-            sequence.advance(at + 1 - sequence.total_tokens)
-            sequence.computed_tokens = at
-            granted = self._grant(sequence, 1)
-            assert granted, "calm has counted the blocks"
-        for sequence, end in zip(running, ends, strict=True):
-            sequence.advance(end - sequence.total_tokens)
-            sequence.computed_tokens = end - 1
+        decodes, kv = self._decodes, self.kv
+        for _ in range(steps):
+            for sequence in decodes.edges():
+                decodes.grant(sequence, kv)
+            decodes.passed()
         self.counters.steps += steps
-        self.counters.generation_tokens += steps * len(running)
+        self.counters.generation_tokens += steps * len(decodes)
+
+    def _may_pass(self, budget: int) -> bool:
+        """Whether who decodes may be passed over in this step: there are tokens and blocks for everybody. Those who are
+        due are stepped; all are, where not."""
+        decodes, running, size = self._decodes, self._running, self.profile.block_tokens
+        if due := decodes.due():
+            for sequence in due:
+                decodes.leave(sequence)
+            running += due
+            running.sort(key=BY_ORDER)
+        left = budget - len(decodes) - len(running)
+        short = len(decodes.edges())
+        for sequence in running:
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            short += -(-(sequence.computed_tokens + tokens) // size) - sequence.table.blocks
+        if left > 0 and short <= self.kv.available:
+            return True
+        running += decodes.disband()
+        running.sort(key=BY_ORDER)
+        return False
+
+    def _schedule_beside(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> int:
+        """As `_schedule_running`, while others are passed over: there are blocks for everybody (`_may_pass`)."""
+        decodes, edges = self._decodes, self._decodes.edges()
+        for sequence in sorted((*edges, *self._running), key=BY_ORDER) if edges else self._running:
+            if sequence in decodes:
+                decodes.grant(sequence, self.kv)
+                continue
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            granted = self._grant(sequence, tokens)
+            assert granted, "the blocks were counted"
+            scheduled.append((sequence, tokens))
+            budget -= tokens
+        return budget
 
     def _schedule_running(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> tuple[int, bool]:
         """Give each running sequence, oldest first, its next tokens; preempt from the young end where KV runs out."""
@@ -237,9 +269,10 @@ class EngineCore:
         """First come, first served: the head of the line waits for blocks, and everybody behind it waits with it; who
         waits for room for its adapter lets others pass. Returns the milliseconds that loading adapters takes."""
         passed: list[Sequence] = []
-        used = {sequence.adapter for sequence in self._running if sequence.adapter}
+        used = {sequence.adapter for sequence in (*self._running, *self._decodes) if sequence.adapter}
         loading_ms = 0.0
-        while self._waiting and budget and len(self._running) < self.profile.sequences_max:
+        room = self.profile.sequences_max - len(self._decodes)
+        while self._waiting and budget and len(self._running) < room:
             sequence = self._waiting[0]
             if not self.adapters.fits(sequence.adapter, used):
                 passed.append(self._waiting.popleft())
@@ -265,7 +298,9 @@ class EngineCore:
         return loading_ms
 
     def _admitted(self, sequence: Sequence, now: float) -> None:
-        """Note the first admission; a preempted sequence comes back without being counted again."""
+        """Note an admission; a preempted sequence comes back without being counted again."""
+        self._admissions += 1
+        sequence.order = self._admissions
         if sequence.queued_until is None:
             sequence.queued_until = now
             sequence.cached_tokens = sequence.computed_tokens
@@ -283,7 +318,7 @@ class EngineCore:
             return False
         full, held = computed // size, len(table.full)
         if full > held:
-            fresh = [self.kv.fill(table, name) for name in sequence.block_names(full)[held:]]
+            fresh = [self.kv.fill(table, name) for name in sequence.block_names(full, since=held)]
             if self.kv.log is not None:
                 self.kv.log.stored(sequence, held, fresh)
         return True
@@ -291,7 +326,9 @@ class EngineCore:
     def _compute(self, scheduled: list[tuple[Sequence, int]]) -> list[Emission]:
         """Advance what was scheduled; a sequence whose whole text is computed yields its next token."""
         emissions: list[Emission] = []
-        counters = self.counters
+        counters, decodes, passes_over = self.counters, self._decodes, self._passes_over and self.kv.log is None
+        counters.generation_tokens += len(decodes)
+        decodes.passed()
         left = False
         for sequence, tokens in scheduled:
             sequence.computed_tokens += tokens
@@ -308,8 +345,10 @@ class EngineCore:
                 self._leaving.append(sequence)
                 del self._live[sequence.id]
                 self._end(sequence, finished)
+            elif passes_over:
+                left |= decodes.join(sequence)
         if left:
-            self._running = [sequence for sequence in self._running if sequence.finished is None]
+            self._running = [one for one in self._running if one.finished is None and one not in decodes]
         return emissions
 
     def _end(self, sequence: Sequence, reason: str) -> None:

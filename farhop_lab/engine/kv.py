@@ -72,8 +72,9 @@ class PagedCache:
 
     def match(self, chain: Sequence[int]) -> int:
         """How many leading blocks of `chain` are held."""
+        references, cached = self._references, self._cached
         for depth, name in enumerate(chain):
-            if name not in self._references and name not in self._cached:
+            if name not in references and name not in cached:
                 return depth
         return len(chain)
 
@@ -128,13 +129,14 @@ class PagedCache:
         self._blank += table.private
         self._private -= table.private
         table.private = 0
+        references, cached = self._references, self._cached
         for name in reversed(table.full):
-            count = self._references[name] - 1
-            if count:
-                self._references[name] = count
+            count = references[name]
+            if count > 1:
+                references[name] = count - 1
             else:
-                del self._references[name]
-                self._cached[name] = None
+                del references[name]
+                cached[name] = None
         table.full.clear()
 
     def check(self) -> None:

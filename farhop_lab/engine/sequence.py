@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 from farhop_lab.engine.kv import BlockTable
 from farhop_lab.engine.text import TOKEN_BYTES, Pen, token_count
@@ -76,6 +76,7 @@ class Sequence:
         "keeps",
         "max_tokens",
         "min_tokens",
+        "order",
         "output_tokens",
         "prompt_tokens",
         "queued_until",
@@ -96,6 +97,7 @@ class Sequence:
         self.min_tokens = wanted.min_tokens
         self.ignore_eos = wanted.ignore_eos
         self.output_tokens = self.computed_tokens = self.cached_tokens = 0
+        self.order = 0  # among those admitted
         self.submitted_at = 0.0
         self.queued_until: float | None = None
         self.finished: str | None = None
@@ -103,25 +105,25 @@ class Sequence:
         self.table = BlockTable()
         self._block_bytes = profile.block_tokens * TOKEN_BYTES
         # The first link carries what keeps caches apart; full blocks follow as they are known.
-        self.chain: list[int] = [
-            xxhash.xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())
-        ]
+        self.chain: list[int] = [xxh3_64_intdigest(f"{wanted.adapter or voice.model}\0{wanted.cache_salt}".encode())]
         self._pen = Pen(wanted.prompt, voice.seed, voice.answer_tokens_mean)
         self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
         self._stop = wanted.stop
         self._hold = max(map(len, wanted.stop), default=1) - 1
         self._held = ""
 
-    def block_names(self, blocks: int) -> list[int]:
-        """Names of the first `blocks` blocks; fewer where the text is shorter. A name covers all text before it too."""
-        chain, size = self.chain, self._block_bytes
+    def block_names(self, blocks: int, *, since: int = 0) -> list[int]:
+        """Names of the first `blocks` blocks but for `since`; fewer where the text is shorter. A name covers all text
+        before it too."""
+        chain, size, text = self.chain, self._block_bytes, self.text
         known = len(chain) - 1
-        blocks = min(blocks, len(self.text) // size)
+        blocks = min(blocks, len(text) // size)
         if known < blocks:
-            with memoryview(self.text) as view:
-                for start in range(known * size, blocks * size, size):
-                    chain.append(xxhash.xxh3_64_intdigest(view[start : start + size], seed=chain[-1]))
-        return chain[1 : blocks + 1]
+            name, append = chain[-1], chain.append
+            for start in range(known * size, blocks * size, size):
+                name = xxh3_64_intdigest(text[start : start + size], name)
+                append(name)
+        return chain[since + 1 : blocks + 1]
 
     def write_token(self) -> str:
         """Write one token of the answer; return the text that may be shown now. Sets `finished` at the end."""
@@ -147,22 +149,28 @@ class Sequence:
         return shown
 
     def foresee(self, tokens: int) -> int:
-        """How many of the next `tokens` tokens (at most) do not end the answer; 0 where that cannot be told ahead."""
+        """How many of the next `tokens` tokens (at most) do not end the answer; 0 where that cannot be told ahead.
+        Where the end is a matter of chance, that takes writing ahead, so that fewer may be known."""
         if self._stop or self._piece_ids:
             return 0
         tokens = min(tokens, self.max_tokens - 1 - self.output_tokens)
-        ahead = self._ahead
+        if self.ignore_eos:
+            return max(0, tokens)
+        tokens, ahead = min(tokens, FORESEEN), self._ahead
         if len(ahead) < tokens and (not ahead or ahead[-1]):
-            written = self.output_tokens + len(ahead)
-            ends_from = self.max_tokens if self.ignore_eos else max(0, self.min_tokens - written)
-            ahead.extend(self._pen.write_on(max(FORESEEN, tokens - len(ahead)), ends_from))
+            ends_from = max(0, self.min_tokens - self.output_tokens - len(ahead))
+            ahead.extend(self._pen.write_on(FORESEEN - len(ahead), ends_from))
         known = len(ahead) - 1 if ahead and not ahead[-1] else len(ahead)
         return max(0, min(tokens, known))
 
     def advance(self, tokens: int) -> None:
         """Write that many tokens, which `foresee` has told of. Their computation is the engine's business."""
-        ahead = self._ahead
-        self.text += b"".join([ahead.popleft() for _ in range(tokens)])
+        if ahead := self._ahead:
+            pieces = [ahead.popleft() for _ in range(min(tokens, len(ahead)))]
+            pieces += self._pen.write_on(tokens - len(pieces), tokens)
+        else:
+            pieces = self._pen.write_on(tokens, tokens)
+        self.text += b"".join(pieces)
         self.output_tokens += tokens
         self.total_tokens += tokens
 

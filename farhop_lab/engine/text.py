@@ -73,15 +73,19 @@ class Pen:
         """The next `count` pieces at once, the same as `write` gives; fewer, and then b"" last, where the text ends at
         number `ends_from` (from 0) or later."""
         pieces = [self.write(may_end=ends_from <= 0)] if self._rest and count else []
-        digest, update, end_below = self._state.intdigest, self._state.update, self._end_below
-        for number in range(len(pieces), count):
+        digest, update, append, end_below = self._state.intdigest, self._state.update, pieces.append, self._end_below
+        for _ in range(len(pieces), min(count, ends_from)):
+            piece = VOCABULARY[digest() & _PIECE_BITS]
+            update(piece)
+            append(piece)
+        for _ in range(len(pieces), count):
             drawn = digest()
-            if number >= ends_from and drawn >> 32 < end_below:
-                pieces.append(b"")
+            if drawn >> 32 < end_below:
+                append(b"")
                 break
             piece = VOCABULARY[drawn & _PIECE_BITS]
             update(piece)
-            pieces.append(piece)
+            append(piece)
         return pieces
 
 

@@ -119,7 +119,7 @@ class Gpu:
 
     def __init__(self, timeline: Timeline, profile: Profile, voice: Voice) -> None:
         self._timeline, self._profile, self._voice = timeline, profile, voice
-        self._core = EngineCore(profile, waiting_max=WAITING_MAX)
+        self._core = EngineCore(profile, waiting_max=WAITING_MAX, each_token=False)
         self._jobs: dict[str, tuple[Job, Sequence, bool]] = {}
         self._stepping = False
         self._leap: _Leap | None = None

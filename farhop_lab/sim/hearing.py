@@ -13,7 +13,7 @@ from farhop.balance.machine import Address
 from farhop_lab.sim.streams import Line
 from global_lb.distance import Distances
 from global_lb.link import AGAIN, HURRY, PINGS_LOST
-from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped, instance_of
+from global_lb.view import ChannelChanged, Region, RegionHeard, View, ViewSwapped, instance_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,6 +45,7 @@ class Hearing:
         self.distances = Distances(stage.topology, here)
         self.reports: dict[str, tuple[RegionReport, float]] = {}
         self._prefixes, self.lines = prefixes, dict[str, Line]()
+        self._regions_seen: dict[str, Region] = {}  # as in the last view, of the same report
         self._up: dict[str, bool] = {}
         self._lost: dict[str, int] = {}
 
@@ -57,6 +58,7 @@ class Hearing:
         if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
             return
         self.reports[region] = (report, now)
+        self._regions_seen.pop(region, None)
         if known is None:
             self._lost[region] = PINGS_LOST
             self._ping(region)
@@ -68,16 +70,17 @@ class Hearing:
         self._react(ViewSwapped(self._view()))
 
     def _view(self) -> View:
-        return View(
-            {
-                name: Region(name, self.distances.rtt_ms(name), (self._instance(report, received_at),))
-                for name, (report, received_at) in self.reports.items()
-            }
-        )
+        return View({name: self._region(name, *heard) for name, heard in self.reports.items()})
 
-    def _instance(self, report: RegionReport, received_at: float) -> Instance:
-        offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
-        return instance_of(report, Address(report.region, 1), received_at, offset_ms, self._balancer)
+    def _region(self, name: str, report: RegionReport, received_at: float) -> Region:
+        """The very same as in the last view, unless something is new."""
+        rtt_ms = self.distances.rtt_ms(name)
+        offset_ms = self.distances.offset_ms((name, report.instance), report.incarnation)
+        known = self._regions_seen.get(name)
+        if known is None or known.rtt_ms != rtt_ms or known.instances[0].clock_offset_ms != offset_ms:
+            instance = instance_of(report, Address(name, 1), received_at, offset_ms, self._balancer)
+            known = self._regions_seen[name] = Region(name, rtt_ms, (instance,))
+        return known
 
     # -- pings
 

@@ -27,7 +27,7 @@ LINES_MAX = 1_000_000
 SAID_MAX = 100
 
 
-class Fate(msgspec.Struct, frozen=True):
+class Fate(msgspec.Struct, frozen=True, gc=False):
     """One concluded request. Seconds of the timeline; `ttft_ms` None where no first byte came. `region` is where it was
     answered, "" if nowhere; `direct`: it came straight to its region, past the global tier. Tokens are as the engine
     counts them, 0 where it did not answer whole: `cached_tokens` of the prompt's were in its cache.
@@ -61,7 +61,7 @@ class Fate(msgspec.Struct, frozen=True):
         return ((self.ended_at - self.arrived_at) * 1e3 - self.ttft_ms) / (self.answer_tokens - 1)
 
 
-class Coming(msgspec.Struct, frozen=True):
+class Coming(msgspec.Struct, frozen=True, gc=False):
     """A request that is not concluded yet."""
 
     tenant: str
@@ -69,7 +69,7 @@ class Coming(msgspec.Struct, frozen=True):
     arrived_at: float
 
 
-class Use(msgspec.Struct, frozen=True):
+class Use(msgspec.Struct, frozen=True, gc=False):
     """A region in one stretch of time that ends at `at`: requests there over its slots, at the end and at the most.
 
     Above 1 they wait. In its engines, as they

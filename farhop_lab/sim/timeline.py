@@ -7,7 +7,7 @@ cancelled never happens. Never reads a clock: an hour passes as fast as its even
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from math import isfinite
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,29 +20,16 @@ class TimelineError(Exception):
     """Something was asked of a timeline that time does not do; the text names the remedy."""
 
 
-class Call:
-    """Something that is due at `at` (seconds)."""
+class Call(list[Any]):
+    """Something that is due: at which moment (seconds), in which place among all that was asked for, what (None: it was
+    cancelled, or has happened), and with what. A list, since the heap compares lists without a call of ours."""
 
-    __slots__ = ("_act", "_args", "at")
-
-    def __init__(self, at: float, act: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self.at = at
-        self._act: Callable[..., object] | None = act
-        self._args = args
+    __slots__ = ()
 
     def cancel(self) -> None:
         """It shall not happen. Idempotent, and harmless once it has happened."""
-        self._act = None
-        self._args = ()
-
-    def happen(self) -> bool:
-        """Do it; False if it was cancelled."""
-        act, args = self._act, self._args
-        if act is None:
-            return False
-        self.cancel()
-        act(*args)
-        return True
+        self[2] = None
+        self[3] = ()
 
 
 class Timeline:
@@ -53,18 +40,18 @@ class Timeline:
     def __init__(self) -> None:
         self.now = 0.0
         self.happened = 0
-        self._due: list[tuple[float, int, Call]] = []
+        self._due: list[Call] = []
         self._asked = 0
 
     def at(self, at: float, act: Callable[..., object], *args: Any) -> Call:
         """Do it at `at`, or as soon as possible if that has passed. TimelineError for no moment at all."""
-        if not isfinite(at):
+        if not at < inf:
             raise TimelineError(f"at: {at!r} is not a moment; give finite seconds")
         if len(self._due) >= PENDING_MAX:
             raise TimelineError(f"{PENDING_MAX} calls are due: run the timeline before asking for more")
-        call = Call(max(at, self.now), act, args)
         self._asked += 1
-        heappush(self._due, (call.at, self._asked, call))
+        call = Call((at if at > self.now else self.now, self._asked, act, args))
+        heappush(self._due, call)
         return call
 
     def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> Call:
@@ -75,6 +62,10 @@ class Timeline:
         """Let everything happen that is due up to `until`, that moment included; then it is `until`."""
         due = self._due
         while due and due[0][0] <= until:
-            self.now, _, call = heappop(due)
-            self.happened += call.happen()
+            call = heappop(due)
+            self.now, _, act, args = call
+            if act is not None:
+                call.cancel()
+                self.happened += 1
+                act(*args)
         self.now = max(self.now, until)

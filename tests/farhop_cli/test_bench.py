@@ -9,6 +9,7 @@ from farhop_lab.bench import relay, soak
 from farhop_lab.bench.decide import Row as Decided
 from farhop_lab.bench.place import BenchError
 from farhop_lab.bench.results import Figure, Latency, Plan, Row, Told
+from farhop_lab.bench.sim import Row as Simulated
 from farhop_lab.bench.soak import Mark
 from farhop_lab.bench.trie import Row as Tried
 
@@ -162,3 +163,22 @@ def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
         "what": "touch", "unit": "µs", "median": 3.5, "least": 3.0, "most": 4.0, "limit": None,
     }  # fmt: skip
     assert asked == [True, False]
+
+
+def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
+    asked = []
+
+    def measure(sizes, say):
+        asked.append(sizes)
+        say("3 regions")
+        return [Simulated("3 regions, 12 replicas", "farhop", 1500, 45.0, 0.75, len(asked) // 2)]
+
+    monkeypatch.setattr(bench.sims, "measure", measure)
+    said = cli.run("bench", "sim", "--quick").stdout
+    (row,) = [line.split() for line in said.splitlines() if "12 replicas" in line]
+    assert row[-6:] == ["farhop", "2,000.0", "500.0", "1,500", "45.0", "0.8"]
+    broken = cli.run("bench", "sim", "--json")
+    assert broken.exit_code == 1  # a world broke its rules
+    told = json.loads(broken.stdout)
+    assert told["rows"][0]["requests_per_cpu_s"] == 2000.0
+    assert asked == [bench.sims.QUICK, bench.sims.SIZES]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance.machine import Usage
+from farhop_lab.engine.core import EngineCore
 from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.engine.sequence import Voice
 from farhop_lab.engine.text import write_all
@@ -125,13 +126,17 @@ asked = st.tuples(
 @settings(deadline=None)
 def test_nobody_can_tell_leaps_from_steps(asks: list[tuple], looks: list[int], kv_blocks: int) -> None:
     """Batches of 4 and caches so small that some wait for blocks and some are preempted."""
-    leaping, stepping = (_life(asks, looks, kv_blocks, steps_max) for steps_max in (engines.STEPS_MAX, 0))
+    leaping, passing, stepping = (_life(asks, looks, kv_blocks, how) for how in ("leaps", "passes", "steps"))
     assert leaping == stepping
+    assert passing == stepping
 
 
-def _life(asks: list[tuple], looks: list[int], kv_blocks: int, steps_max: int) -> list[object]:
+def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list[object]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "STEPS_MAX", steps_max)
+        if how != "leaps":
+            patch.setattr(engines, "STEPS_MAX", 0)
+        if how == "steps":  # as the live engine does it, where each token is heard
+            patch.setattr(engines, "EngineCore", lambda *args, **how: EngineCore(*args, **(how | {"each_token": True})))
         timeline = Timeline()
         profile = replace(PROFILES["l4"], kv_blocks=kv_blocks, sequences_max=4)
         gpu = Gpu(timeline, profile, Voice("m", 1, 40.0))

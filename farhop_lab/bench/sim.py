@@ -1,0 +1,126 @@
+"""Benchmarks that a command runs: how many requests a second of CPU the simulator carries. Never a test.
+
+Small worlds are the ready-made `arena` (chats, closed loop) with other sites, under farhop and under a router that
+hardly costs anything, which leaves engines, clients and wires. The large one is open loop: 60 regions of 100 GPUs,
+requests at 20 of them, which have a global balancer each. Counted is what was concluded after a warm-up; a world that
+is too much for this machine ends early and says how far it came. One process, one thread; CPU time, since machines are
+shared.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_lab.proving import cell
+from farhop_lab.proving.cell import Key
+from farhop_lab.scenarios import load
+from farhop_lab.sim.baselines import world as worlds
+from farhop_lab.sim.scenery import flat, gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from farhop_lab.sim.world import World
+
+SCENARIO = "arena"
+CLIENTS_PER_REPLICA = 30  # as the scenario has it
+FARHOP, CHEAP = "farhop", "spill-least-load"
+REGIONS, REPLICAS_EACH, BALANCERS = 60, 100, 20
+RATE_PER_S = 4_000.0
+PROMPTS = 50
+SINCE_S, UNTIL_S = 15.0, 60.0
+LARGE_SINCE_S, LARGE_UNTIL_S = 1.0, 11.0
+STEP_S = 0.25  # of virtual time between two looks at the clock
+LIMIT_S = 50.0  # of CPU, for one world
+
+
+class Size(msgspec.Struct, frozen=True):
+    """A world to be measured: with these many replicas in all, under this router; 0 replicas: the large one."""
+
+    router: str
+    replicas: int = 0
+
+
+SIZES = (Size(FARHOP, 12), Size(CHEAP, 12), Size(FARHOP, 36), Size(CHEAP, 36), Size(FARHOP))
+QUICK = (Size(FARHOP, 12), Size(CHEAP, 12))
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One world: requests concluded and virtual seconds passed in so much CPU time, after the warm-up."""
+
+    what: str
+    router: str
+    requests: int
+    simulated_s: float
+    cpu_s: float
+    violations: int
+
+    @property
+    def per_s(self) -> float:
+        """Requests a second of CPU."""
+        return self.requests / self.cpu_s if self.cpu_s else 0.0
+
+    def told(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return msgspec.structs.asdict(self) | {"requests_per_cpu_s": self.per_s}
+
+
+def measure(sizes: Sequence[Size] = SIZES, say: Callable[[str], None] = lambda _: None) -> list[Row]:
+    """All rows, one after the other."""
+    rows = []
+    for size in sizes:
+        what = f"3 regions, {size.replicas} replicas"
+        if not size.replicas:
+            what = f"{REGIONS} regions x {REPLICAS_EACH} replicas, {BALANCERS} global balancers"
+        say(f"{what}, {size.router}")
+        rows.append(_large(what, size) if not size.replicas else _small(what, size))
+    return rows
+
+
+def _small(what: str, size: Size) -> Row:
+    scenario = load.find(SCENARIO, worlds.names())
+    each = {"replicas": size.replicas // 3}
+    sites = {name: site.model_copy(update=each) for name, site in scenario.doc.sites.items()}
+    scenario = scenario.but(sites=sites, duration_s=UNTIL_S, warm_up_s=SINCE_S)
+    clients = sum(sum(work.clients.values()) for work in scenario.doc.work)
+    key = Key(SCENARIO, size.router, CLIENTS_PER_REPLICA * size.replicas / clients, 1)
+    world, _crowd = cell.staged(scenario, key)
+    return _timed(what, size.router, world, SINCE_S, UNTIL_S)
+
+
+def _large(what: str, size: Size) -> Row:
+    names = [f"r{number}" for number in range(REGIONS)]
+    entries = names[:: REGIONS // BALANCERS]
+    wires = {(a, b): 5.0 + 3.0 * (j - i) for i, a in enumerate(names) for j, b in enumerate(names) if i < j}
+    sites = {name: gpus("h100", REPLICAS_EACH) for name in names}
+    world = worlds.build(size.router, 1, flat(names, wires), sites, balancers=dict.fromkeys(entries, 1))
+    for entry in entries:
+        ask = partial(_ask, world, entry, world.rng(f"work of {entry}"))
+        world.stream(RATE_PER_S / BALANCERS, ask, until=LARGE_UNTIL_S)
+    return _timed(what, size.router, world, LARGE_SINCE_S, LARGE_UNTIL_S)
+
+
+def _ask(world: World, entry: str, rng: Random) -> None:
+    """A prompt of 300 tokens, one of 50 of its region, and a short answer, so that a second of warm-up is enough."""
+    says = f"{entry} {rng.randrange(PROMPTS)}"
+    world.arrive(entry, "t", 1_200, says=says, max_tokens=64, answer_tokens=24)
+
+
+def _timed(what: str, router: str, world: World, since: float, until: float) -> Row:
+    """Let its time pass, and no more CPU than is meant for it."""
+    world.journal.hush()
+    with cell.seldom_tidied():
+        begun = time.process_time()
+        while world.now < since and time.process_time() - begun < LIMIT_S / 2.0:
+            world.run(min(since, world.now + STEP_S))
+        concluded, at, warm = world.measures.concluded, world.now, time.process_time()
+        while world.now < until and time.process_time() - begun < LIMIT_S:
+            world.run(min(until, world.now + STEP_S))
+        cpu_s = time.process_time() - warm
+    measures = world.measures
+    return Row(what, router, measures.concluded - concluded, world.now - at, cpu_s, measures.violations)
