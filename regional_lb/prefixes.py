@@ -1,6 +1,7 @@
-"""Tells a global balancer what this region's caches hold: a snapshot in slices, then what changes, every 50 ms at most.
+"""Tells a global balancer what this region's caches hold: a snapshot in slices, then what changes, at once or, where
+much does, together with what changes in the 20 ms after.
 
-A stream is an iterator of what to send and of how long to wait before it goes on. Invariants: nothing the law keeps
+A stream is an iterator of what to send and of how long to pause before it goes on. Invariants: nothing the law keeps
 from the asker's region is sent, as it comes or as it goes, nor anything by another law than the asker's; between two
 waits no more is done than one slice takes; what a reader is sent is bounded in rate, and one that falls behind the
 journal begins anew. Never decides, never awaits.
@@ -8,7 +9,7 @@ journal begins anew. Never decides, never awaits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farhop_wire import region_pb2
 
@@ -20,13 +21,22 @@ if TYPE_CHECKING:
     from farhop.balance.journal import Evicted
     from regional_lb.flow import RegionalFlow
 
-    Steps = Generator[region_pb2.PrefixDelta | float, None, None]  # send this; or wait so many seconds
+    Steps = Generator[region_pb2.PrefixDelta | "Pause", None, None]  # send this; or do nothing for a while
 
 NODES_PER_S = 50_000  # to each reader: 0.4 MB/s
-BATCH_S = 0.05
+BATCH_S = 0.02
+LOOK_S = 0.05
 SLICE_NODES = 2000
 SWEEP_NODES = 1000
 REST_S = 60.0  # after the last reader has left, its way back in is kept open for this long
+
+
+class Pause(NamedTuple):
+    """So many seconds; with `wakes` only until the journal has another entry (`PrefixTeller.wakes`). 0: others may
+    run, no more."""
+
+    seconds: float
+    wakes: bool = False
 
 
 class PrefixTeller:
@@ -53,6 +63,11 @@ class PrefixTeller:
         nobody = self._flow.law.verdict("", "")  # a verdict parts all regions, whomever it is about
         return region in nobody.excluded or region in nobody.lawful
 
+    @property
+    def wakes(self) -> dict[Callable[[], None], None]:
+        """Who is to be called at every entry of the journal."""
+        return self._journal.wakes
+
     def tidy(self) -> None:
         """Now and then: after a while without a reader nothing is kept for those that may come back."""
         if not self.readers and self._left_at is not None and self._clock() - self._left_at >= REST_S:
@@ -69,15 +84,18 @@ class PrefixTeller:
             same = request.known_incarnation == self._incarnation
             stream = _Stream(self, request.region, request.known_seq if same else None)
             while self._flow.law.epoch < request.law_epoch:
-                yield BATCH_S
+                yield Pause(LOOK_S)
             if self._under(request) and same and self._journal.reaches(request.known_seq):
                 yield self._delta(seq=request.known_seq, after=request.known_seq)  # so that it knows at once
             while self._under(request):
+                told = False
                 for step in stream.news():
                     if not self._under(request):
                         return
+                    told = True
                     yield step
-                yield BATCH_S
+                # Who asks the next turn of a conversation may do so in a moment: it is told now what the last one left.
+                yield Pause(BATCH_S) if told else Pause(LOOK_S, wakes=True)
         finally:
             self.readers -= 1
             self._left_at = self._clock()
@@ -108,7 +126,7 @@ class _Stream:
             if changes:
                 yield self._teller._delta(after=self._told, seq=self._at, changes=[_wire(change) for change in changes])
                 self._told = self._at
-            yield self._pace(n_nodes)
+            yield Pause(self._pace(n_nodes))
 
     def _snapshot(self) -> Steps:
         teller, journal = self._teller, self._journal
@@ -120,7 +138,7 @@ class _Stream:
             if before and paths:
                 yield self._slice(snapshot_id, number, before, last=False)
                 number += 1
-            yield self._pace(sum(len(path.nodes) for path in paths))
+            yield Pause(self._pace(sum(len(path.nodes) for path in paths)))
             before = paths or before
         yield self._slice(snapshot_id, number, before or [], last=True)
 
@@ -129,7 +147,7 @@ class _Stream:
         return self._teller._delta(seq=self._told, slice=slice_)
 
     def _pace(self, n_nodes: int) -> float:
-        """How long it is until that many nodes may go; 0.0: others may run, no more."""
+        """Seconds until that many nodes may go."""
         rate, now = self._teller._nodes_per_s, self._clock()
         self._allowed = min(float(rate), self._allowed + (now - self._allowed_at) * rate) - n_nodes
         self._allowed_at = now

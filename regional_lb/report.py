@@ -31,7 +31,7 @@ from farhop.store.report import (
     to_wire,
 )
 from regional_lb import admission
-from regional_lb.prefixes import NODES_PER_S, PrefixTeller
+from regional_lb.prefixes import NODES_PER_S, Pause, PrefixTeller
 from regional_lb.table import TOTAL
 
 if TYPE_CHECKING:
@@ -221,12 +221,22 @@ class Reporter(region_pb2_grpc.RegionServicer):
         if not self.prefixes.knows(request.region):
             # Nobody's law lets a hint go where the world has no region.
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: not in this region's topology; compare both")
-        with contextlib.closing(self.prefixes.tell(request)) as steps:
-            for step in steps:
-                if isinstance(step, float):
-                    await asyncio.sleep(step)
-                else:
-                    yield step
+        news = asyncio.Event()
+        self.prefixes.wakes[news.set] = None
+        try:
+            with contextlib.closing(self.prefixes.tell(request)) as steps:
+                for step in steps:
+                    if not isinstance(step, Pause):
+                        yield step
+                    elif not step.wakes:
+                        await asyncio.sleep(step.seconds)
+                    else:
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(step.seconds):
+                                await news.wait()
+                    news.clear()
+        finally:
+            self.prefixes.wakes.pop(news.set, None)
 
     async def Reports(  # noqa: N802 - the service's name for it
         self, _request: region_pb2.ReportsRequest, context: Any

@@ -18,7 +18,7 @@ from farhop.balance.chain import DEPTH_MAX
 from farhop.balance.nodes import NodeMap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from farhop.balance.trie import PrefixTrie
 
@@ -67,6 +67,9 @@ class Journal:
         self._recording = False
         self._sealed = 0  # the last entry that was read, to which nothing may be added
         self._epoch: int | None = None
+        self.wakes: dict[
+            Callable[[], None], None
+        ] = {}  # called at every entry, in order: for readers that wait for one
         self.seq = 0
         self.floor = 0  # the entries kept are those above it
 
@@ -180,6 +183,8 @@ class Journal:
         self.seq += 1
         self._entries[self.seq] = _Entry(what, audience)
         self._bound(n_nodes)
+        for wake in tuple(self.wakes):
+            wake()
 
     def _bound(self, n_nodes: int) -> None:
         self._n_nodes += n_nodes

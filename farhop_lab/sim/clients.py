@@ -35,6 +35,9 @@ class Door(Protocol):
 
     timeline: Timeline
 
+    def near_s(self, entry: str, /) -> float:
+        """A round trip between the clients of a region and its balancers."""
+
     def arrive(
         self,
         entry: str,
@@ -97,10 +100,12 @@ class Errand:
     def _send(self, batch: Batch) -> None:
         self._answers = [b""] * len(batch)
         self._waits = len(batch)
-        timeline = self._crowd.timeline
+        crowd = self._crowd
+        # Whoever goes on has heard the end of what came before, and is heard: the client's own round trip between the
+        # two. Never at once: an answer that comes at once must not find half a batch, nor call this again from inside.
+        near_s = crowd.door.near_s(self._region)
         for at, ask in enumerate(batch):
-            # Never at once: an answer that comes at once must not find half a batch, nor call this again from inside.
-            timeline.after(ask.think_s, self._ask, at, ask)
+            crowd.timeline.after(near_s + ask.think_s, self._ask, at, ask)
 
     def _ask(self, at: int, ask: Ask) -> None:
         crowd = self._crowd

@@ -13,7 +13,7 @@ from farhop_wire import region_pb2
 
 from global_lb.link import silence_s
 from global_lb.prefixes import PrefixGapError
-from regional_lb.prefixes import BATCH_S
+from regional_lb.prefixes import LOOK_S, Pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.stage import Stage
     from farhop_lab.sim.timeline import Call
     from global_lb.prefixes import Prefixes, PrefixStream
-    from regional_lb.prefixes import Steps
+    from regional_lb.prefixes import PrefixTeller, Steps
 
 
 class Line:
@@ -67,12 +67,13 @@ class Line:
 class PrefixCall:
     """One call, both ends of it."""
 
-    __slots__ = ("_due", "_line", "_over", "_region", "_stage", "_steps", "_stream", "_watch")
+    __slots__ = ("_due", "_line", "_over", "_region", "_stage", "_steps", "_stream", "_teller", "_watch")
 
     def __init__(self, line: Line, stream: PrefixStream, request: region_pb2.PrefixesRequest) -> None:
         self._line, self._stream, self._over = line, stream, False
         self._stage, self._region = line.stage, line.region
         self._steps: Steps | None = None
+        self._teller: PrefixTeller | None = None
         self._due: Call | None = None
         self._stage.wire.send(line.here, line.region.name, self._arrive, request)
         self._watch = self._stage.timeline.after(self._patience_s, self._look)
@@ -85,22 +86,38 @@ class PrefixCall:
             self._back(self._end)
             return
         region.calls[self] = None
-        self._steps = region.reporter.prefixes.tell(request)
+        self._teller = region.reporter.prefixes
+        self._steps = self._teller.tell(request)
         self._tell()
 
     def _tell(self) -> None:
         stage, region, line = self._stage, self._region.name, self._line
         assert self._steps is not None
+        assert self._teller is not None
+        self._teller.wakes.pop(self._wake, None)
         if stage.wire.frozen_since(region, line.here) is not None:
-            self._due = stage.timeline.after(BATCH_S, self._tell)  # nothing is read there: what was written is enough
+            self._due = stage.timeline.after(LOOK_S, self._tell)  # nothing is read there: what was written is enough
             return
         for step in self._steps:
-            if not isinstance(step, float):
+            if not isinstance(step, Pause):
                 self._back(self._hear, step)
-            elif step > 0.0:
-                self._due = stage.timeline.after(step, self._tell)
+            elif step.seconds > 0.0:
+                self._due = stage.timeline.after(step.seconds, self._tell)
+                if step.wakes:
+                    self._teller.wakes[self._wake] = None
                 return
         self.cut()
+
+    def _wake(self) -> None:
+        """There is something to tell: in a moment, since the machine is not done with what it does."""
+        self._rest()
+        self._due = self._stage.timeline.after(0.0, self._tell)
+
+    def _rest(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        if self._teller is not None:
+            self._teller.wakes.pop(self._wake, None)
 
     def _back(self, act: Callable[..., None], *args: object) -> None:
         self._stage.wire.send(self._region.name, self._line.here, act, *args)
@@ -114,8 +131,7 @@ class PrefixCall:
         """Nobody is told any more. Idempotent."""
         if self._steps is not None:
             self._steps.close()
-        if self._due is not None:
-            self._due.cancel()
+        self._rest()
         self._region.calls.pop(self, None)
 
     # -- here: the global balancer's

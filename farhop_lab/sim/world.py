@@ -148,6 +148,10 @@ class World:
         """Do it at `at`."""
         self.timeline.at(at, act, *args)
 
+    def near_s(self, entry: str) -> float:
+        """A round trip between the clients of a region and its balancers, in seconds."""
+        return self.wire.rtt_ms(entry, entry) / 1e3
+
     def rng(self, part: str) -> Random:
         """Dice of whoever plays a part in this world: named, and derived from its seed."""
         return self._stage.rng(part)
