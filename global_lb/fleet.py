@@ -20,7 +20,7 @@ from farhop.balance.reckoning import Reckoning, Together
 from farhop.balance.trie import PrefixTrie
 from global_lb.bounds import Spill
 from global_lb.instances import Instances
-from global_lb.row import FREE, Hits, reckoned_wait_ms, row_of, sent_of
+from global_lb.row import FREE, Hits, row_of, sent_of
 from global_lb.table import Field, Table
 from global_lb.view import View
 
@@ -123,9 +123,10 @@ class Regions:
                 if reckoning.incarnation > instance.incarnation:
                     reckoning = Reckoning()  # a clock was set back between two starts: it would heed nothing it says
                 known[key] = reckoning
-                reckoning.acknowledged(instance.incarnation, instance.accepted)
-                if news and len(self._models) < MODELS_MAX:
-                    self._models.update(instance.models)
+                if news:  # the same report told again acknowledges nothing again
+                    reckoning.acknowledged(instance.incarnation, instance.accepted)
+                    if len(self._models) < MODELS_MAX:
+                        self._models.update(instance.models)
                 for model, capacity in instance.models.items():
                     line = (name, instance.name, model)
                     drift = drifts[line] = self._drifts.get(line) or Drift()
@@ -393,10 +394,5 @@ class Regions:
         able = self._instances.able(region, model)
         if len(able) < 2:
             return able[0] if able else None
-        waits = [
-            reckoned_wait_ms(
-                self._instances.capacity(i, model), self._reckonings[region, i.name].outstanding_uncached_bytes
-            )
-            for i in able
-        ]
-        return able[waits.index(min(waits))]
+        capacity, reckonings = self._instances.capacity, self._reckonings
+        return min(able, key=lambda i: sent_of(capacity(i, model), reckonings[region, i.name])[0])

@@ -13,6 +13,7 @@ from worlds import fleet, replica
 from farhop.balance.ledger import Reservation
 from regional_lb.pick import FIELD_MAX, Known, expected_wait_ms, least, pick
 from regional_lb.policy import Need, Predictive
+from regional_lb.policy.turns import RoundRobin
 from regional_lb.split import Assigned
 from regional_lb.view import Sample
 
@@ -77,6 +78,34 @@ def test_near_ties_go_to_the_less_loaded_and_clear_wins_do_not() -> None:
     assert {choose(*both, seed=s).chosen.replica for s in range(20)} == {"r1", "r2"}
     warm = {"r1": 4}  # the whole prompt of 1024 bytes
     assert {choose(*both, hits=warm, reserved=one, seed=s).chosen.replica for s in range(20)} == {"r1"}
+
+
+LONG = Need(prompt_tokens=8192.0, output_tokens=100.0, bytes_per_token=4.0)
+ROOMY = {"slots": 8, "kv_tokens": 100_000, "prefill_tokens_max": 2_000}
+
+
+def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None):
+    """Who gets a prompt that r1 holds but for 1,536 tokens, and r2 does not; r1 prefills so many of another's."""
+    rows = table(replica("r1", **ROOMY), replica("r2", **ROOMY), reserved=[Reservation("r1", backlog_tokens, 4_000)])
+    policy = policy or Predictive()
+    policy.adopt(rows.of.names)
+    return pick(need, rows, [(38, rows.of.at["r1"])], policy, 0.0, Random(1), choosy=choosy).chosen
+
+
+def test_a_long_prompt_waits_for_who_holds_it_and_is_not_computed_anew_elsewhere() -> None:
+    # 38 blocks are 26 KiB, 6,656 tokens. To compute all takes 819 ms; to wait for 1,500 and compute the rest, 304.
+    assert of_long(LONG, 1_500) is None
+    assert of_long(LONG, 1_500, choosy=False).replica == "r2"
+    assert of_long(LONG, 400).replica == "r1"  # there is room
+    assert of_long(LONG, 9_000).replica == "r2"  # who waits for that is later than who computes it
+    assert of_long(LONG, 1_500, policy=RoundRobin()).replica == "r2"  # does not know what anything takes
+    # Whoever has no room in its KV cache, or a line, is waited for by nobody who has room elsewhere.
+    full = table(
+        replica("r1", **{**ROOMY, "kv_tokens": 5_000}),
+        replica("r2", **ROOMY),
+        reserved=[Reservation("r1", 1_500, 4_500)],
+    )
+    assert pick(LONG, full, [(38, 0)], Predictive(), 0.0, Random(1)).chosen.replica == "r2"
 
 
 def test_expected_wait() -> None:

@@ -128,6 +128,19 @@ async def test_a_snapshot_then_what_changes() -> None:
         assert (reader.snapshots, reader.gaps) == (1, 0)
 
 
+async def test_news_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "LOOK_S", 3600.0)  # nobody looks: it is told
+    flow = flow_of()
+    async with calling(told_by(flow)) as stub:
+        reader, there = Reader(stub, asked()), set[int]()
+        await reader.until(lambda r: r.snapshots)
+        for name in ("x", "y", "z"):
+            there |= serve(flow, name)
+            while reader.nodes != there:
+                await reader.read()
+        reader.call.cancel()
+
+
 async def test_a_reader_that_comes_back_goes_on_where_it_was() -> None:
     flow = flow_of()
     async with calling(told_by(flow)) as stub:

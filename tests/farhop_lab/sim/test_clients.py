@@ -23,7 +23,11 @@ class Desk:
         self.refuses: set[bytes] = set()
         self.asked: list[tuple[float, str, bytes]] = []
         self.left: list[tuple[float, bytes]] = []
+        self.wire_s = 0.0
         self._open: dict[str, tuple[bytes, Callable[[Fate, bytes], None], Call]] = {}
+
+    def near_s(self, entry: str, /) -> float:
+        return self.wire_s
 
     def arrive(
         self, entry: str, tenant: str, /, *, text: bytes, heard: Callable[[Fate, bytes], None], **_options: object
@@ -74,6 +78,14 @@ def test_a_second_turn_holds_the_first_answer_after_its_thinking() -> None:
     desk.timeline.run(50.0)
     assert desk.asked == [(0.0, "a", b"hi"), (3.0, "a", b"hi<hi>more")]
     assert (crowd.books.programs, crowd.books.finished, crowd.books.asked) == (1, 1, 2)
+
+
+def test_between_an_answer_and_what_follows_lies_the_client_s_own_round_trip() -> None:
+    desk = Desk()
+    desk.wire_s = 0.25
+    desk.crowd().closed("a", iter([talk()]))
+    desk.timeline.run(50.0)
+    assert [at for at, _, _ in desk.asked] == [0.25, 3.5]
 
 
 def test_a_tree_waits_for_its_whole_batch() -> None:
