@@ -281,7 +281,7 @@ class GlobalFlow:
         away = [region for region, reason in live.refusals.items() if admission.turned_away(reason)]
         few = len(away) < TURNED_AWAY_MAX and live.attempts + 1 < retry.ATTEMPTS_MAX
         if not away or live.last_resort or (few and decision.chosen is not None):
-            live.last_resort |= not away and len(decision.scored) == 1
+            live.last_resort |= not away and decision.unwelcome(now)
             return decision
         live.last_resort = True
         for region in away:

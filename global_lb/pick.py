@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from global_lb.table import Column
     from topology.law import Verdict
 
+FRESH_S = 1.5  # regions report once a second at the least
 IDLE_SHARE = 0.5  # a local region used less than this has nothing that a hop would spare
 _NO_WORDS = Words()
 _PLAIN = Rule(Route())
@@ -76,6 +77,12 @@ class Decision(msgspec.Struct, frozen=True):
     asked: Field | None = None
     foreign: bool = False
     lawful_here: bool = True
+
+    def unwelcome(self, now: float) -> bool:
+        """Whether there is one alone who may be asked, or nobody who takes guests, by reports of just now: a promise
+        would only be a reason to refuse, one ocean after the other."""
+        asked = self.asked
+        return asked is not None and (len(asked) == 1 or len(asked.full(now - FRESH_S)) == len(asked))
 
     @property
     def field(self) -> tuple[Scored, ...]:

@@ -6,6 +6,7 @@ spelled out long after it was taken; reading never writes. Never decides, and ne
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -214,9 +215,9 @@ class Field:
         left: Column = self.block[_LEFT]
         return left
 
-    def full(self) -> list[int]:
-        """Places that take nothing from here."""
-        places: list[int] = self.block[_FULL].nonzero()[0].tolist()
+    def full(self, since: float = -inf) -> list[int]:
+        """Places that take nothing from here, by reports no older than that."""
+        places: list[int] = (self.block[_FULL] * (self.block[_DRIFT][0] >= since)).nonzero()[0].tolist()
         return places
 
     def used_share(self) -> Column:

@@ -275,19 +275,21 @@ async def _sum_at(session: aiohttp.ClientSession, running: RunningWorld, region:
 def test_no_engine_queues_while_another_has_room(running: RunningWorld) -> None:
     """Late binding, seen at the engines: far more requests than slots wait at the balancer, not in an engine."""
 
-    async def drill() -> tuple[list[tuple[int, Result]], float]:
+    async def drill() -> tuple[list[tuple[int, Result]], list[float]]:
         tasks = await _burst(running, "tokyo", 60, 40)
-        most = 0.0
+        seen: list[float] = []
         async with aiohttp.ClientSession() as session:
             while not all(task.done() for task in tasks):
                 for url in running.world.regions["tokyo"].engine_urls:
                     async with session.get(f"{url}/metrics") as page:
                         lines = (await page.text()).splitlines()
                         waiting = [float(n.split()[-1]) for n in lines if n.startswith("vllm:num_requests_waiting{")]
-                        most = max(most, *waiting)
+                        seen.append(max(waiting))
                 await asyncio.sleep(0.02)
-        return [task.result() for task in tasks], most
+        return [task.result() for task in tasks], seen
 
-    results, most = running.call(drill())
+    results, seen = running.call(drill())
     assert all(result.ok for _, result in results)
-    assert most <= 4.0  # at most what arrives within one engine step
+    # What arrives within one step of an engine waits for the next; on a machine that stands still, for as long. No line
+    # stands: of 60 requests sent on blindly, some 15 would wait at each engine.
+    assert sum(seen) / len(seen) < 1.0

@@ -16,6 +16,7 @@ from global_lb.flow import GlobalFlow
 from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
 
 FULL = outcome.FOREIGN_FULL
+FAR = ("frankfurt", "tokyo")
 
 
 def at(now: float, **used: float) -> ViewSwapped:
@@ -137,6 +138,21 @@ def test_who_is_turned_away_everywhere_is_taken_by_the_best_without_a_promise(pl
 def test_the_only_region_gets_no_promise_to_break(play) -> None:
     flow = worldwide()
     play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt", promised_ttft_ms=None))
+
+
+@pytest.mark.parametrize(
+    ("full", "age_s", "promised"), [((), 0.0, True), (("tokyo",), 0.0, True), (FAR, 0.0, False), (FAR, 2.0, True)]
+)
+def test_where_nobody_takes_guests_none_is_asked_only_to_refuse(
+    play, full: tuple[str, ...], age_s: float, promised: bool
+) -> None:
+    # London itself serves nobody: whoever is asked is abroad. What a report said two seconds ago may be over.
+    told = [instance(name, headroom_foreign_tokens=0 if name in full else 10**6, received_at=1.0) for name in FAR]
+    flow = worldwide(view=seen(*told))
+    flow.handle(seen(*told), 1.0)
+    heard(flow, FAR, 1.0 + age_s)
+    *_, forward = flow.handle(RequestArrived(request("a")), 1.0 + age_s)
+    assert (forward.promised_ttft_ms is not None) == promised
 
 
 def test_a_refusal_tells_of_its_wait_until_the_next_report(play) -> None:

@@ -24,11 +24,13 @@ from farhop.balance.machine import (
     Usage,
 )
 from regional_lb.flow import RegionalFlow
+from regional_lb.placing import GROWN_SHARE
 from regional_lb.view import ReplicaProbed
 from topology.model import Rule
 
 Play = Callable[[RegionalFlow], Playbook]
 BYTES = 4000  # 1,000 tokens: 100 ms of prefill
+HELD = 1000 + int(GROWN_SHARE * 100)  # its prompt, and what is set aside for an answer of 100
 
 
 def _flow(*prefillers: str, decode: tuple[str, ...] = ("d1",), **fields: Any) -> RegionalFlow:
@@ -56,9 +58,9 @@ def _load(flow: RegionalFlow, name: str) -> tuple[int, int, int]:
 def test_a_long_prompt_is_computed_there_and_answered_here(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1, promised_ttft_ms=pytest.approx(50.0)))
-    assert (_load(flow, "p1"), _load(flow, "d1")) == ((1, 1000, 1000), (1, 0, 1100))
+    assert (_load(flow, "p1"), _load(flow, "d1")) == ((1, 1000, 1000), (1, 0, HELD))
     book.at(0.06).on(PrefillEnded("q", 1)).expect()
-    assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, 1100))
+    assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, HELD))
     chain = request("q", BYTES).chain
     assert set(flow.trie.match(chain)) == {"p1"}
     book.at(0.08).on(AttemptBegan("q", 1, 200)).expect()
@@ -117,7 +119,7 @@ def test_a_prefiller_dies_and_another_takes_over(play: Play) -> None:
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1))
     again = _pair("q", "d1", "p2", attempt=2)
     book.at(0.02).on(PrefillFailed("q", 1, outcome.CONNECT_FAILED)).expect(again)
-    assert (_load(flow, "p1"), _load(flow, "p2"), _load(flow, "d1")) == ((0, 0, 0), (1, 1000, 1000), (1, 0, 1100))
+    assert (_load(flow, "p1"), _load(flow, "p2"), _load(flow, "d1")) == ((0, 0, 0), (1, 1000, 1000), (1, 0, HELD))
     assert flow.health["p1"].read(0.02).state == "down"
     book.on(PrefillEnded("q", 1)).expect()  # old news
     book.on(PrefillFailed("q", 1, outcome.CONNECT_FAILED)).expect()
@@ -130,7 +132,7 @@ def test_the_only_prefiller_dies_and_it_goes_whole(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     book.at(0.02).on(PrefillFailed("q", 1, outcome.DIED_BEFORE_START)).expect(_alone("q", "d1", attempt=2))
-    assert _load(flow, "d1") == (1, 1000, 1100)
+    assert _load(flow, "d1") == (1, 1000, HELD)
 
 
 def test_what_the_engine_refuses_is_asked_whole_and_no_fault_of_it(play: Play) -> None:

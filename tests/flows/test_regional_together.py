@@ -28,10 +28,12 @@ from farhop.balance.machine import (
     Usage,
 )
 from regional_lb.flow import RegionalFlow
+from regional_lb.placing import GROWN_SHARE
 from regional_lb.view import Replica, ReplicaProbed
 
 Play = Callable[[RegionalFlow], Playbook]
 BYTES = 4000  # 1,000 tokens
+HELD = 1000 + int(GROWN_SHARE * 100)  # its prompt, and what is set aside for an answer of 100
 
 
 def _p(name: str, **fields: Any) -> Replica:
@@ -69,10 +71,10 @@ def _load(flow: RegionalFlow, name: str) -> tuple[int, int, int]:
 def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"))
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1, promised_ttft_ms=pytest.approx(50.0)))
-    assert (_load(flow, "p1"), _load(flow, "d1")) == ((1, 1000, 1000), (1, 0, 1100))
+    assert (_load(flow, "p1"), _load(flow, "d1")) == ((1, 1000, 1000), (1, 0, HELD))
     book.at(0.06).on(AttemptBegan("q", 1, 200)).expect()
     book.at(0.07).on(PrefillEnded("q", 1)).expect()
-    assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, 1100))
+    assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, HELD))
     assert set(flow.trie.match(request("q", BYTES).chain)) == {"p1"}  # what the other took over it does not keep
     whole = (*request("q", BYTES).chain, 1)
     book.at(1.06).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 0), chain=whole, said_bytes=204)).expect()

@@ -6,7 +6,7 @@ from worlds import MODEL, regional, replica, request
 
 from farhop.balance.chain import bytes_at
 from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived
-from regional_lb.placing import K_WAITING
+from regional_lb.placing import GROWN_SHARE, K_WAITING
 
 
 def test_who_finds_room_goes_and_who_does_not_waits_and_nobody_is_both() -> None:
@@ -25,7 +25,7 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
         flow.handle(RequestArrived(asked), 0.0)
         held = flow.ledger.held(f"q{n}")
         assert held is not None
-        taken.append(held.kv_tokens - 10)
+        taken.append(held.kv_tokens - int(GROWN_SHARE * 10))
         flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.1)
     assert taken == [512, 256, 0, 256]
     for n in range(3):
@@ -36,7 +36,7 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
     )
     last = flow.ledger.held("last")
     assert last is not None
-    assert last.kv_tokens == 256 + 10  # the stem is cached, and somebody under way holds it anyway
+    assert last.kv_tokens == 256 + int(GROWN_SHARE * 10)  # the stem is cached, and somebody under way holds it anyway
 
 
 def test_as_many_are_compared_as_are_worth_it() -> None:
