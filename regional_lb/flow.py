@@ -233,7 +233,7 @@ class RegionalFlow(Placing):
             answer = self._refuse(live, outcome.DEADLINE, "the request's deadline passed", now)
             return [answer, *self._fill(live.replica, now)]
         if not live.replica:
-            return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
+            return self._last_call(live, now)
         # An answer in one piece does not show when its prefill was over: it is over when it was due.
         self.ledger.began(event.id)
         return [self._timer(live, live.request.deadline), *self._fill(live.replica, now)]

@@ -19,7 +19,7 @@ class Live(msgspec.Struct, eq=False):
     `due` is what its timer is set for, `held_at` when it was first held, None if it never was. `prefilled_at` is when
     its first token came, or, where the answer comes in one piece and does not show it, when that was due. `line` is
     what it waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if
-    nobody does; `whole`: nobody is to do so any more.
+    nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined).
     """
 
     request: Request
@@ -35,6 +35,7 @@ class Live(msgspec.Struct, eq=False):
     tried: tuple[str, ...] = ()
     due: float = 0.0
     held_at: float | None = None
+    declined: bool = False
     forwarded_at: float = 0.0
     prefilled_at: float = 0.0
     pick: Pick | None = None

@@ -58,15 +58,15 @@ NOTHING = Known({}, {})
 
 
 class Pick:
-    """The choice and the field it was made from. `chosen` None: nobody has room. `prefill`: who computes the prompt for
-    the chosen one, None if that does it itself.
+    """The choice and the field it was made from. `chosen` None: nobody has room, or, if that is `declined`, only who is
+    worse than somebody who soon will. `prefill`: who computes the prompt for the chosen one, None if that does so.
 
     `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
     """
 
     __slots__ = (
         "_delay", "_exact", "_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "assigned", "chosen",
-        "policy", "prefill", "version",
+        "declined", "policy", "prefill", "version",
     )  # fmt: skip
 
     def __init__(
@@ -81,11 +81,13 @@ class Pick:
         chosen: Scored | None = None,
         exact: Collection[str] = (),
         delay_ms: Column | None = None,
+        *,
+        declined: bool = False,
     ) -> None:
         self.policy, self._names, self._prompt_tokens = policy, names, prompt_tokens
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
         self._exact, self._delay = exact, delay_ms
-        self.chosen = chosen
+        self.chosen, self.declined = chosen, declined
         self.version = ""
         self.assigned: Assigned | None = None
         self.prefill: Scored | None = None
@@ -182,10 +184,10 @@ def pick(
     ready = score if all_room else np.where(room, score, inf)
     best = int(ready.argmin())
     names, prompt_tokens, exact = table.of.names, need.prompt_tokens, known.exact
-    chosen = None
-    if ready.item(best) < inf and not (
-        choosy and not all_room and _worth_waiting(need, table, uncached, score, policy, ready.item(best), now)
-    ):
+    chosen, declined = None, False
+    if choosy and not all_room and (best_score := ready.item(best)) < inf:
+        declined = _worth_waiting(need, table, uncached, score, policy, best_score, now)
+    if ready.item(best) < inf and not declined:
         row = policy.choose(best, ready, need, table, rng)
         chosen = _scored(
             names[row], prompt_tokens, uncached.item(row), score.item(row), table.rates_of(row), names[row] in exact,
@@ -194,13 +196,14 @@ def pick(
     if len(names) <= FIELD_MAX:
         return Pick(
             policy, names, prompt_tokens, uncached, score, table.rates(), None if all_room else room, chosen, exact,
-            delay_ms,
+            delay_ms, declined=declined,
         )  # fmt: skip
     kept = least(score, FIELD_MAX)
     names = tuple([names[place] for place in kept.tolist()])
     return Pick(
         policy, names, prompt_tokens, uncached[kept], score[kept], table.rates(kept),
         None if all_room else room[kept], chosen, exact, delay_ms[kept] if delay_ms is not None else None,
+        declined=declined,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ breath with the books. Never handles an event itself.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from farhop.balance import chain, machine, outcome, retry
@@ -68,6 +69,7 @@ class Placing:
         choice = self.outlook.consider(
             request, live.need, now, live.tried, aside, live.assigned, whole=live.whole, choosy=choosy
         )
+        live.declined = choice is not None and choice.declined
         if choice is None or choice.chosen is None:
             return []
         chosen = choice.chosen
@@ -177,13 +179,24 @@ class Placing:
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [self._refuse(live, refusal.outcome, refusal.detail, now)]
-        outlived = self.queue.outlived(request.id, self._most_s(live, now), now)
-        if outlived or self.outlook.too_late(request, live.need, able, now):
+        if self.outlook.too_late(request, live.need, able, now):
             return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
+        if self.queue.outlived(request.id, self._most_s(live, now), now):
+            return self._last_call(live, now)
         placed = self._place(live, now, aside)
         if placed:
             self.queue.remove(request.id, served=True)
         return placed
+
+    def _last_call(self, live: Live, now: float) -> list[Command]:
+        """It may wait no longer: whoever waited by choice takes who has room now."""
+        if live.declined:
+            live.held_at = -inf
+            placed = self._place(live, now)
+            if placed:
+                self.queue.remove(live.request.id, served=True)
+                return placed
+        return [self._refuse(live, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
 
     def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""

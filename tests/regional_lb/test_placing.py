@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from worlds import MODEL, regional, replica, request
 
 from farhop.balance.chain import bytes_at
-from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived
+from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived, SetTimer, TimerFired
 from regional_lb.placing import GROWN_SHARE, K_WAITING
 
 
@@ -37,6 +38,27 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
     last = flow.ledger.held("last")
     assert last is not None
     assert last.kv_tokens == 256 + int(GROWN_SHARE * 10)  # the stem is cached, and somebody under way holds it anyway
+
+
+@pytest.mark.parametrize("stands_s", [0.0, 100.0])
+def test_who_waits_by_choice_is_never_refused_for_it(stands_s: float) -> None:
+    flow = regional(
+        *(replica(name, slots=8, kv_tokens=100_000) for name in ("r1", "r2")),
+        queue_wait_s=1.0, queue_stands_s=stands_s, queue_standing_wait_s=0.2,
+    )  # fmt: skip
+    stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
+    flow.trie.insert("r1", stem)
+    other = request("other", prompt_bytes=bytes_at(24), chain=(*stem[:17], *range(51, 58)), max_tokens=10)
+    (first,) = (c for c in flow.handle(RequestArrived(other), 0.0) if isinstance(c, Forward))
+    assert first.target == "r1"
+    long = request("long", prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10)
+    commands = flow.handle(RequestArrived(long), 0.1)
+    assert [type(c) for c in commands] == [Hold, SetTimer]
+    due = commands[1].at
+    assert due <= 1.1
+    (late,) = (c for c in flow.handle(TimerFired("long"), due) if isinstance(c, Forward))
+    assert late.target == "r2"  # r1 is at the other one's prompt still
+    assert not len(flow.queue)
 
 
 def test_as_many_are_compared_as_are_worth_it() -> None:
