@@ -63,9 +63,7 @@ def _write(path: Path, plan: routing.Plan, results: Sequence[Result]) -> None:
 
 def footing(plan: routing.Plan) -> str:
     """What the numbers are."""
-    rough = (
-        f" Quick: {plan.quick_s:g} s of most scenarios, too little to settle what is close." * plan.quick
-    )
+    rough = f" Quick: {plan.quick_s:g} s of most scenarios, too little to settle what is close." * plan.quick
     return (
         "Simulated; ± is the 95 % interval of the mean over seeds (Student's t), a ratio is taken seed by seed on the "
         f"same work; a failed request counts with what its client waited, its patience at least.{rough}"
