@@ -6,7 +6,6 @@ two operators at once cannot overwrite each other unseen, and whoever looks sees
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from farhop.store import word
 from farhop.store.word import Signature, WordError
 from farhop_cli import fleet, show
-from farhop_cli.drain import KNOWN_WITHIN_S, author_here, with_store
+from farhop_cli.drain import author_here, heeded, with_store
 from farhop_cli.exits import NEGATIVE, fail, warn
 from topology.problems import quoted
 
@@ -159,17 +158,17 @@ class Document:
 
     async def _known(self, at: str | None) -> Status | None:
         """The region's status once its balancer says that it follows what was written at `at` (None: nothing)."""
-        try:
-            async with asyncio.timeout(KNOWN_WITHIN_S):
-                while self._options.region in self._where.regional:
-                    status = await self._where.status_of(self._options.region) or {}
-                    signed = (status.get("overrides") or {}).get(self._what)
-                    if status and (signed or {}).get("at") == at:
-                        return status
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            pass  # it will follow when it can; that it has not yet is told
-        return None
+        following: list[Status] = []
+
+        async def count() -> int:
+            status = await self._where.status_of(self._options.region) or {}
+            signed = (status.get("overrides") or {}).get(self._what)
+            if status and (signed or {}).get("at") == at:
+                following.append(status)
+            return len(following)
+
+        await heeded(count, int(self._options.region in self._where.regional))
+        return following[0] if following else None
 
     def _tell_known(self, status: Status | None) -> None:
         if status is None and self._options.region in self._where.regional:

@@ -7,6 +7,7 @@ cannot overwrite each other unseen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import re
 import socket
@@ -254,16 +255,22 @@ def _summary(entry: Entry) -> str:
 
 async def _aware(where: Fleet, region: str, word: Override | None) -> int:
     """How many of the balancers say so within a moment. Those that do not will follow when they can."""
-    if not where.admins:
-        return 0
+
+    async def count() -> int:
+        return sum(_says(status, region, word) for status in await where.statuses())
+
+    return await heeded(count, len(where.admins))
+
+
+async def heeded(count: Callable[[], Awaitable[int]], wanted: int) -> int:
+    """How many of so many balancers know by `count` within KNOWN_WITHIN_S. That some do not yet is told by the number,
+    and no failure: they follow when they can."""
     aware = 0
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(KNOWN_WITHIN_S):
-            while aware < len(where.admins):
-                aware = sum(_says(status, region, word) for status in await where.statuses())
+            while aware < wanted:
+                aware = await count()
                 await asyncio.sleep(0.02)
-    except TimeoutError:
-        pass  # those who do not know yet are told of by the count
     return aware
 
 

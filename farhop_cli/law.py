@@ -19,7 +19,7 @@ import yaml
 
 from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, law_history_key
 from farhop_cli import fleet, show
-from farhop_cli.drain import KNOWN_WITHIN_S, author_here, under, with_store
+from farhop_cli.drain import author_here, heeded, under, with_store
 from farhop_cli.exits import NEGATIVE, fail, warn
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
@@ -269,13 +269,10 @@ async def _statuses(where: Fleet) -> list[Status]:
 
 async def _aware(where: Fleet, epoch: int) -> tuple[int, int]:
     """How many balancers say within a moment that they go by it, and of how many."""
-    asked, aware = len(where.admins) + len(where.regional), 0
-    try:
-        async with asyncio.timeout(KNOWN_WITHIN_S):
-            while aware < asked:
-                epochs = [status.get("policy_epoch") for status in await _statuses(where)]
-                aware = sum(isinstance(known, int) and known >= epoch for known in epochs)
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pass  # those who do not go by it yet are told of by the count
-    return aware, asked
+
+    async def count() -> int:
+        epochs = [status.get("policy_epoch") for status in await _statuses(where)]
+        return sum(isinstance(known, int) and known >= epoch for known in epochs)
+
+    asked = len(where.admins) + len(where.regional)
+    return await heeded(count, asked), asked

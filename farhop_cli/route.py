@@ -6,7 +6,6 @@ unseen, and whoever looks sees who it was. What a balancer would refuse is refus
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from farhop.store import word
 from farhop.store.contract import route_key
 from farhop.store.word import Signature, WordError
 from farhop_cli import fleet, show
-from farhop_cli.drain import KNOWN_WITHIN_S, author_here, with_store
+from farhop_cli.drain import author_here, heeded, with_store
 from farhop_cli.exits import NEGATIVE, fail, warn
 from global_lb.config import ROUTES_MAX, RouteConfig
 from global_lb.steering import DOCUMENT_LIMIT_BYTES, routes_of
@@ -178,17 +177,12 @@ def _check(routes: list[Route], where: Fleet) -> None:
 
 async def _known(where: Fleet, region: str, at: str | None) -> bool:
     """Whether every balancer of the entry that answers says within a moment that it follows (None: nothing stands)."""
-    try:
-        async with asyncio.timeout(KNOWN_WITHIN_S):
-            while where.admins:
-                told = [one for one in await where.statuses() if one.get("region") == region]
-                said = [(one.get("routes_said") or {}).get("at") for one in told]
-                if told and all(one == at for one in said):
-                    return True
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pass  # they will follow when they can; that they have not yet is told
-    return False
+
+    async def count() -> int:
+        told = [one for one in await where.statuses() if one.get("region") == region]
+        return bool(told) and all((one.get("routes_said") or {}).get("at") == at for one in told)
+
+    return await heeded(count, min(1, len(where.admins))) > 0
 
 
 def _whose(scope: tuple[str, str]) -> str:

@@ -6,7 +6,6 @@ here. Every write is a compare-and-set, so that two operators at once cannot ove
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from farhop.store import steer
 from farhop.store.override import DOCUMENT_LIMIT_BYTES, OverrideError
 from farhop.store.steer import BiasWord, PinWord
 from farhop_cli import fleet, show
-from farhop_cli.drain import KNOWN_WITHIN_S, author_here, duration_s, in_force, with_store
+from farhop_cli.drain import author_here, duration_s, heeded, in_force, with_store
 from farhop_cli.exits import NEGATIVE, fail, warn
 from topology.law import Law
 from topology.problems import quoted
@@ -181,17 +180,11 @@ def _whom(word: PinWord) -> str:
 
 async def _aware(where: Fleet, word: Word, *, present: bool) -> int:
     """How many of the balancers say so within a moment. Those that do not will follow when they can."""
-    if not where.admins:
-        return 0
-    aware = 0
-    try:
-        async with asyncio.timeout(KNOWN_WITHIN_S):
-            while aware < len(where.admins):
-                aware = sum(_says(status, word) is present for status in await where.statuses())
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pass  # those who do not know yet are told of by the count
-    return aware
+
+    async def count() -> int:
+        return sum(_says(status, word) is present for status in await where.statuses())
+
+    return await heeded(count, len(where.admins))
 
 
 def _says(status: Status, word: Word) -> bool:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from farhop.store import word
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
-from farhop_cli import by_model, route
+from farhop_cli import drain
 from farhop_cli.fleet import Fleet
 from farhop_cli.main import app
 from farhop_lab import world_file
@@ -315,8 +315,7 @@ def steering(embedded_etcd, tmp_path, monkeypatch):
     made = Steering(embedded_etcd.endpoint)
     monkeypatch.setattr(Fleet, "status_of", lambda _self, region: made.status_of(region))
     monkeypatch.setattr(Fleet, "statuses", lambda _self: made.statuses("virginia"))
-    monkeypatch.setattr(by_model, "KNOWN_WITHIN_S", 1.0)
-    monkeypatch.setattr(route, "KNOWN_WITHIN_S", 1.0)
+    monkeypatch.setattr(drain, "KNOWN_WITHIN_S", 1.0)
     urls = {name: RegionFile(*(f"http://127.0.0.1:{n}" for n in (1, 2, 3))) for name in REGIONS}
     file = WorldFile(os.getpid(), 1.0, str(shipped("three-regions")), made.endpoint, "", "m", {}, urls)
     world_file.write(tmp_path / "world.json", file)

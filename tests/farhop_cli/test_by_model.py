@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from farhop.store.etcd import EtcdStore
-from farhop_cli import by_model, drain
+from farhop_cli import drain
 
 SPLIT = ("split", "virginia", "--model", "llama", "--weights", "v1=95,v2=5", "--why", "canary", "--author", "ann")
 POLICY = ("policy", "virginia", "p2c", "--why", "comparing", "--author", "ann")
@@ -68,7 +68,7 @@ def test_two_operators_at_once_do_not_overwrite_each_other(cli, steering, monkey
 
 def test_it_says_whether_the_regions_balancer_follows(cli, steering, monkeypatch):
     steering.follows = False
-    monkeypatch.setattr(by_model, "KNOWN_WITHIN_S", 0.1)
+    monkeypatch.setattr(drain, "KNOWN_WITHIN_S", 0.1)
     result = cli.run(*SPLIT)
     assert result.exit_code == 0
     assert "does not say so yet" in result.stderr

@@ -68,7 +68,7 @@ def stage(embedded_etcd, tmp_path, monkeypatch):
     made = Stage(embedded_etcd.endpoint)
     monkeypatch.setattr(Fleet, "statuses", lambda self: made.statuses(self))
     monkeypatch.setattr(Fleet, "status_of", lambda self, region: made.status_of(self, region))
-    monkeypatch.setattr(room, "KNOWN_WITHIN_S", 0.5)
+    monkeypatch.setattr(drain, "KNOWN_WITHIN_S", 0.5)
     urls = {name: RegionFile(*(f"http://127.0.0.1:{n}" for n in (1, 2, 3))) for name in REGIONS}
     file = WorldFile(os.getpid(), 1.0, str(shipped("three-regions")), made.endpoint, "", "m", {}, urls)
     world_file.write(tmp_path / "world.json", file)

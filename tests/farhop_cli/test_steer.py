@@ -12,7 +12,7 @@ from farhop.store import steer as words
 from farhop.store.contract import STEER_PREFIX
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
-from farhop_cli import steer
+from farhop_cli import drain
 from farhop_cli.fleet import Fleet
 from farhop_lab import world_file
 from farhop_lab.etcd import EmbeddedEtcd
@@ -64,7 +64,7 @@ class Stage:
 def stage(etcd, tmp_path, monkeypatch):
     made = Stage(etcd.endpoint)
     monkeypatch.setattr(Fleet, "statuses", lambda self: made.statuses(self))
-    monkeypatch.setattr(steer, "KNOWN_WITHIN_S", 1.0)
+    monkeypatch.setattr(drain, "KNOWN_WITHIN_S", 1.0)
     urls = {name: RegionFile(*(f"http://127.0.0.1:{n}" for n in (1, 2, 3))) for name in REGIONS}
     file = WorldFile(os.getpid(), 1.0, str(shipped("three-regions")), etcd.endpoint, "", "m", {}, urls)
     world_file.write(tmp_path / "world.json", file)
