@@ -130,6 +130,20 @@ def test_what_was_sent_is_acknowledged_by_an_earlier_incarnation_too(regions: Re
     assert regions.reckoning_of(earlier).outstanding_bytes == 0.0
 
 
+def test_a_report_told_again_with_another_regions_is_no_second_report(regions: Regions) -> None:
+    london = instance("london", "a")
+    first = seen(london).view
+    regions.adopt(first, 1.0)
+    regions.reckoning_of(london).sent(500)
+    regions.reckoning_of(london).settled(500)  # answered; the next report will count it
+    for now in (2.0, 3.0):
+        regions.adopt(seen(london, instance("tokyo", received_at=now)).view, now)
+    regions.reckoning_of(london).sent(10)
+    counted = msgspec.structs.replace(london, accepted=500.0, received_at=4.0)
+    regions.adopt(seen(counted).view, 4.0)
+    assert regions.reckoning_of(counted).outstanding_bytes == 10.0
+
+
 def test_models_once_offered_exist(regions: Regions) -> None:
     regions.adopt(seen(instance("london", models={OTHER_MODEL: capacity()})).view, 0.0)
     assert [regions.may_exist(m) for m in (MODEL, OTHER_MODEL, "nowhere")] == [True, True, False]

@@ -29,15 +29,14 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
         taken.append(held.kv_tokens - int(GROWN_SHARE * 10))
         flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.1)
     assert taken == [512, 256, 0, 256]
-    for n in range(3):
+    for n in range(4):
         flow.handle(ClientLeft(f"q{n}"), 0.2)
-    flow.handle(
-        RequestArrived(request("last", prompt_bytes=bytes_at(12), chain=(*stem, 301, 302, 303, 304), max_tokens=10)),
-        0.3,
-    )
+    again = request("last", prompt_bytes=bytes_at(12), chain=(*stem, 301, 302, 303, 304), max_tokens=10)
+    flow.handle(RequestArrived(again), 0.3)
     last = flow.ledger.held("last")
     assert last is not None
-    assert last.kv_tokens == 256 + int(GROWN_SHARE * 10)  # the stem is cached, and somebody under way holds it anyway
+    # Two thirds are cached and need no prefill, but nobody else holds them: they cannot be evicted for its sake alone.
+    assert (last.prefill_tokens, last.kv_tokens) == (256, 768 + int(GROWN_SHARE * 10))
 
 
 @pytest.mark.parametrize("stands_s", [0.0, 100.0])

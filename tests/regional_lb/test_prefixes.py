@@ -135,9 +135,11 @@ async def test_news_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         reader, there = Reader(stub, asked()), set[int]()
         await reader.until(lambda r: r.snapshots)
         for name in ("x", "y", "z"):
+            await asyncio.sleep(4 * prefixes.BATCH_S)  # nothing was told for a while
             there |= serve(flow, name)
-            while reader.nodes != there:
-                await reader.read()
+            async with asyncio.timeout(10.0):
+                while reader.nodes != there:
+                    await reader.read()
         reader.call.cancel()
 
 
