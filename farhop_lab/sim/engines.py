@@ -119,6 +119,7 @@ class Gpu:
 
     def __init__(self, timeline: Timeline, profile: Profile, voice: Voice) -> None:
         self._timeline, self._profile, self._voice = timeline, profile, voice
+        self._whole, self.slowed = profile, 1.0
         self._core = EngineCore(profile, waiting_max=WAITING_MAX, each_token=False)
         self._jobs: dict[str, tuple[Job, Sequence, bool]] = {}
         self._stepping = False
@@ -129,6 +130,13 @@ class Gpu:
         """Its true state, to look at."""
         self._catch_up()
         return self._core
+
+    def slow(self, factor: float) -> None:
+        """From the next step on every step takes `factor` times as long as it should: `slowed`; 1 mends it. ValueError
+        unless it is above 0."""
+        self._interrupt()
+        self._profile = self._core.profile = self._whole.scaled(1.0 / factor)
+        self.slowed = factor
 
     @property
     def voice(self) -> Voice:
