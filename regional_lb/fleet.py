@@ -278,7 +278,9 @@ class Fleet:
         speed = self.speeds.get(name)
         if speed is not None:
             step_ms = speed.tpot_ms
-            if speed.began(elapsed_ms, tokens) and sure and self.standing.began(name, elapsed_ms, tokens, step_ms, now):
+            if speed.began(elapsed_ms, tokens) and self.standing.began(
+                name, elapsed_ms, tokens, step_ms, now, sure=sure
+            ):
                 self._stirred(name, now)
             self.whole.rate(self.whole.of.at[name], speed)
 

@@ -6,7 +6,8 @@ nothing, above the median of the others by a wider margin.
 
 Slowness: the time per uncached prompt token until the first token. One such figure proves nothing: a hit that the
 engine had evicted makes it 50 times too long, a stall makes all that were under way as late as each other. So what was
-under way together counts as one, at its best; and an outlier is slow in each of its last RUN of these. Slow is
+under way together counts as one, at its best; and an outlier is slow in each of its last RUN of these, one of which at
+least had most of its prompt to compute. Slow is
 `factor` times its own usual (a median over minutes: a slower kind of GPU is as fast as usual), beyond what its peers
 were slower than theirs in that very time, and `factor` times as slow as they are.
 
@@ -51,11 +52,13 @@ _STEP_LEAST = 0.1
 
 
 class First(NamedTuple):
-    """A first token: when its request was sent, when it came, and the logarithm of milliseconds per uncached token."""
+    """A first token: when its request was sent, when it came, and the logarithm of milliseconds per uncached token;
+    `sure` where most of the prompt was to be computed, whatever was cached."""
 
     sent_at: float
     at: float
     pace: float
+    sure: bool
 
 
 class Record:
@@ -78,7 +81,7 @@ class Record:
         run = self.run
         if run and first.sent_at < run[-1].at:  # beside the one before: the same moment of the engine
             if first.pace < run[-1].pace:
-                run[-1] = run[-1]._replace(pace=first.pace)
+                run[-1] = run[-1]._replace(pace=first.pace, sure=first.sure)
             return
         run.append(first)
         usually = self._usually
@@ -89,11 +92,12 @@ class Record:
             self.usual = median([pace for _, pace in usually]) if len(usually) >= USUAL_MIN else None
 
     def lately(self, now: float) -> tuple[First, ...]:
-        """The first tokens it is judged by: its last RUN, on trial its last. Empty where they are too few or old."""
+        """The first tokens it is judged by: its last RUN, on trial its last. Empty where they are too few or old, or may
+        all be slow since nothing was cached there after all."""
         wanted = 1 if self.trial else RUN
         taken = tuple(self.run)[-wanted:]
         fresh = len(taken) == wanted and now - taken[0].at <= RUN_S and now - taken[-1].at <= _THEN_S
-        return taken if fresh else ()
+        return taken if fresh and any(first.sure for first in taken) else ()
 
     def then(self, since: float) -> float | None:
         """Its pace since a moment; None where too little is known."""
@@ -131,8 +135,11 @@ class Peers:
         elif record.failing:
             record.failing = 0.0 if record.failing < _NONE else record.failing * (1.0 - _WEIGHT)
 
-    def began(self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float) -> None:
-        """A first token came `elapsed_ms` after dispatch, behind and with so many uncached `tokens`, above 0.
+    def began(
+        self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float, *, sure: bool = True
+    ) -> None:
+        """A first token came `elapsed_ms` after dispatch, behind and with so many uncached `tokens`, above 0; not `sure`:
+        more than those were thought to be cached.
 
         `step_ms`, a decode step, is taken out: it waits for one before its own prompt's turn comes.
         """
@@ -140,7 +147,7 @@ class Peers:
         if record is None or self._margin == inf or elapsed_ms <= 0.0:
             return
         pace = log(max(elapsed_ms - step_ms, _STEP_LEAST * elapsed_ms) / tokens)
-        record.began(First(now - elapsed_ms / 1e3, now, pace))
+        record.began(First(now - elapsed_ms / 1e3, now, pace, sure))
         if record.trial and record.usual is not None and record.run[-1].pace - record.usual < self._margin:
             record.trial = False
 

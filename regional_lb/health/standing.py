@@ -178,9 +178,11 @@ class Standing:
             self._ejected(name, "streak")
         return True
 
-    def began(self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float) -> bool:
+    def began(
+        self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float, *, sure: bool = True
+    ) -> bool:
         """A first token came: see Peers.began. Who is back on trial and slow still need not wait to be compared."""
-        self.peers.began(name, elapsed_ms, tokens, step_ms, now)
+        self.peers.began(name, elapsed_ms, tokens, step_ms, now, sure=sure)
         return self.peers.on_trial(name) and self._compare(now)
 
     def refused(self, name: str, now: float) -> bool:

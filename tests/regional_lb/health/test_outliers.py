@@ -20,9 +20,9 @@ def peers(names: tuple[str, ...] = NAMES, factor: float = 3.0) -> Peers:
     return made
 
 
-def first(made: Peers, name: str, pace: float, now: float, tokens: float = 1000.0) -> None:
+def first(made: Peers, name: str, pace: float, now: float, *, sure: bool = True) -> None:
     """A first token at this pace (ms per token), after its share of a decode step."""
-    made.began(name, pace * tokens + 20.0, tokens, 20.0, now)
+    made.began(name, pace * 1000.0 + 20.0, 1000.0, 20.0, now, sure=sure)
 
 
 def paced(made: Peers, paces: dict[str, float], *, begin: float = 0.0, seconds: int = 60) -> float:
@@ -75,6 +75,17 @@ def test_prompts_that_were_not_cached_after_all_are_nobody_s_slowness(names: tup
         for miss in range(RUN - 1):
             first(made, "r1", 1.3, now + 2.0 * miss)
         assert made.outliers({"m": names}, now + 8.0) == [], n
+
+
+def test_a_replica_that_lost_all_it_had_cached_is_not_slow() -> None:
+    made = peers()
+    now = paced(made, dict.fromkeys(NAMES, 0.1))
+    for second in range(2, 40, 2):
+        for name in NAMES:
+            first(made, name, 1.9 if name == "r1" else 0.1, now + second, sure=False)
+        assert made.outliers({"m": NAMES}, now + second) == []
+    first(made, "r1", 1.9, now + 42.0)
+    assert made.outliers({"m": NAMES}, now + 42.0) == [("r1", SLOW)]  # with nothing cached it is no faster
 
 
 def test_a_stall_is_one_moment_however_many_were_under_way_and_is_over_with_the_first_that_is_well() -> None:
