@@ -80,7 +80,7 @@ class Placing:
             return []  # who was to prefill is on trial, and has one already
         live.attempts += 1
         live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
-        choice.policy.placed(chosen.replica, self._fleet.whole)
+        choice.policy.placed(chosen.replica, live.line, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms, marks = choice.prefill_ms, chain.marks(request.chain)
