@@ -25,7 +25,7 @@ from regional_lb.pairs import Pairs
 from regional_lb.peers.shares import Shares
 from regional_lb.placing import Placing
 from regional_lb.policy import Policies, PoliciesChanged
-from regional_lb.queue import WaitingRoom
+from regional_lb.queue import WaitingRoom, work
 from regional_lb.split import Splits, SplitsChanged
 from regional_lb.view import ViewSwapped
 from topology.law import Scope
@@ -176,6 +176,8 @@ class RegionalFlow(Placing):
         if live is None:
             return []
         held = self.ledger.held(event.id)
+        if event.usage is not None:
+            self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(live)
         if event.fault is not None:
             self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)

@@ -114,9 +114,11 @@ class Placing:
                 return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
             detail = "the region's queue is full, and others go first"
             commands.append(self._refuse(self._live[victim.id], outcome.QUEUE_FULL, detail, now))
+        self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
-            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
-        )
+            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
+            live.need.output_tokens,
+        )  # fmt: skip
         live.held_at = now if live.held_at is None else live.held_at
         commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + most_s))]
         # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
@@ -239,6 +241,7 @@ class Placing:
         request_id = live.request.id
         del self._live[request_id]
         self.queue.remove(request_id, served=False)
+        self.queue.settle(request_id, None)
         self._pairs.give_back(live)
         self._budget.ended()
         if live.budgeted:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from regional_lb.queue import OF_LATE_S, STARVED_EVERY, WaitingRoom
+from regional_lb.queue import OF_LATE_S, STARVED_EVERY, WaitingRoom, work
 
 RUN = settings(max_examples=80, deadline=None, derandomize=True)
 REQUESTS_MAX, TOKENS_MAX, STARVATION_S = 8, 1000, 10.0
@@ -162,6 +165,62 @@ def test_service_is_in_proportion_to_weight(light: list[float], heavy: list[floa
         queue.remove(due.id, served=True)
         served[due.tenant] += due.tokens
         assert abs(served["light"] - served["heavy"] / weight) <= 400.0 + 400.0 / weight
+
+
+ANSWERS = st.lists(st.tuples(st.sampled_from((0.0, 50.0, 300.0)), st.sampled_from((0.0, 50.0, 300.0))), min_size=60)
+
+
+@given(ANSWERS, ANSWERS, st.sampled_from((1.0, 2.0, 5.0)), st.integers(0, 8))
+@settings(RUN, max_examples=40)
+def test_answers_count_as_they_turned_out(light: Any, heavy: Any, weight: float, late: int) -> None:
+    """However wrong what was expected of an answer: work served per weight differs by no more than one request of each
+    and what is still unknown of those under way."""
+    queue, most = room(), work(100.0, 300.0)
+    answers = {
+        f"{name[0]}{n}": one for name, all_ in (("light", light), ("heavy", heavy)) for n, one in enumerate(all_)
+    }
+    for request_id, (expected, _) in answers.items():
+        mine = ("light", 1.0) if request_id[0] == "l" else ("heavy", weight)
+        push(queue, request_id, *mine, output_tokens=expected)
+    served, under_way = {"light": 0.0, "heavy": 0.0}, deque[str]()
+    while {w.tenant for w in queue.first("m", 200)} == {"light", "heavy"}:
+        due = queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        served[due.tenant] += work(100.0, answers[due.id][1])
+        under_way.append(due.id)
+        if len(under_way) > late:
+            over = under_way.popleft()
+            queue.settle(over, work(100.0, answers[over][1]))
+        assert abs(served["light"] - served["heavy"] / weight) <= (1 + late) * (most + most / weight)
+
+
+def test_long_answers_are_paid_for() -> None:
+    """By prompts alone both tenants had as many turns, and one of them took 30 times the GPU time."""
+    queue = room()
+    for n in range(40):
+        push(queue, f"long{n}", "long", output_tokens=100.0)  # as nobody knows better
+        push(queue, f"short{n}", "short", output_tokens=100.0)
+    order = []
+    for _ in range(40):
+        due = queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        queue.settle(due.id, work(100.0, 1500.0 if due.tenant == "long" else 50.0))
+        order.append(due.tenant)
+    assert order.count("long") == pytest.approx(40 * 200 / (200 + 3100), abs=1.0)
+
+
+def test_a_turn_is_settled_once_and_never_after_its_band_has_emptied() -> None:
+    queue = room()
+    push(queue, "a0", "a")
+    queue.remove("a0", served=True)
+    push(queue, "a1", "a")
+    push(queue, "b0", "b")
+    queue.settle("a0", 1e9)  # of a band that is gone: what was before it empties is forgotten
+    assert serve_all(queue) == ["a1", "b0"]
+    for name in ("a1", "b0", "a0", "never"):
+        queue.settle(name, None)
+        queue.settle(name, 1e9)
+    assert not queue._taken
 
 
 @given(st.integers(1, 60), st.integers(1, 6))
