@@ -39,6 +39,9 @@ CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has
 # prefixes, and engines queue.
 GROWN_SHARE = 0.75
 RETRY_AFTER_S = 1.0
+_GAVE_UP = {
+    outcome.WHOLE_ANSWER_TIMEOUT: "no answer within this region's limit for one in one piece: ask for a stream, or less"
+}
 
 
 class Placing:
@@ -203,7 +206,7 @@ class Placing:
     def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
-            return [self._refuse(live, reason, "the replica failed before it answered", now)]
+            return [self._refuse(live, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
         if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
             live.budgeted = self._budget.take()
         live.transport_retries += reason.source is Source.TRANSPORT

@@ -5,7 +5,9 @@ Where traffic is split between versions of a model each of them has its own line
 Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996): who is served moves on
 by work / weight, who comes anew starts where the least served of those waiting stands, and only what is served
 counts. Work is the prompt's tokens and OUTPUT_WORTH times the answer's (Sheng et al. 2024, "Fairness in Serving Large
-Language Models"), as expected when the turn is taken, and as they were once that is known (`settle`). Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
+Language Models"), as expected when the turn is taken, and as they were once that is known (`settle`).
+
+Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
 or not at all; what waits for one model never stands before another's; nobody waits behind a lower band, but every
 STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`. Never decides where a request goes.
 """

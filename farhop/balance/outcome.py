@@ -89,6 +89,9 @@ TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryab
 # Of ours to one address, or for want of descriptors and ports here: nobody else's fault, and nothing was sent.
 UPSTREAM_FULL = _declare(Source.BALANCER, "too_many_upstream_connections", retryable=True)
 DEADLINE = _declare(Source.BALANCER, "deadline_exceeded")
+# An answer in one piece took longer than we wait for one. That is no failure of whoever generates it, and asked
+# elsewhere it would take as long again: a bound of ours, so not retried and held against nobody.
+WHOLE_ANSWER_TIMEOUT = _declare(Source.BALANCER, "whole_answer_timeout")
 STOPPING = _declare(Source.BALANCER, "stopping", retryable=True)
 INTERNAL = _declare(Source.BALANCER, "internal_error")
 

@@ -49,6 +49,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.TOO_MANY_CONNECTIONS: (503, "overloaded_error"),
     outcome.UPSTREAM_FULL: (503, "overloaded_error"),
     outcome.DEADLINE: (504, "timeout_error"),
+    outcome.WHOLE_ANSWER_TIMEOUT: (504, "timeout_error"),
     outcome.STOPPING: (503, "overloaded_error"),
     outcome.INTERNAL: (500, "server_error"),
     outcome.NO_REPLICA: (503, "overloaded_error"),

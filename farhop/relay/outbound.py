@@ -34,11 +34,16 @@ if TYPE_CHECKING:
 class OutboundLimits(msgspec.Struct, frozen=True):
     """What an upstream may do, and how much of us one address gets. Seconds, counts and bytes.
 
+    A stream is silent while its prompt waits and is computed (`first_byte_s`), a whole answer until all of it is
+    generated (`whole_answer_s`): that says nothing of the upstream's health. Where the upstream is a tier, each limit
+    must leave it the time for its own: else whoever knows what happened never gets to say it.
+
     A connection carries one stream, and a fresh one is opened only where none is at rest: `streams_max` bounds both.
     """
 
     connect_s: float = 3.0
     first_byte_s: float = 120.0
+    whole_answer_s: float = 600.0
     between_bytes_s: float = 60.0
     idle_s: float = 50.0  # below the 60-75 s that servers commonly keep: we close first
     idle_max: int = 256  # kept connections per upstream address

@@ -51,6 +51,24 @@ def test_a_refused_connection_sends_the_request_to_the_other_replica(play) -> No
     assert flow.ledger.load(first).in_flight == 0
 
 
+def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_replica(play) -> None:
+    """However many: nobody is ejected, nobody else is asked, nothing lingers, and no budget is drawn on."""
+    flow = regional(replica("r1", slots=8), replica("r2", slots=8))
+    book = play(flow)
+    for n in range(12):
+        flow.handle(RequestArrived(request(f"q{n}", stream=False, deadline=1e4)), float(n))
+        book.at(600.0 + n).on(failed(f"q{n}", 1, outcome.WHOLE_ANSWER_TIMEOUT)).expect(
+            answered(f"q{n}", outcome.WHOLE_ANSWER_TIMEOUT, detail=lambda d: "in one piece" in d)
+        )
+    for name in ("r1", "r2"):
+        flow.handle(ReplicaProbed(name, True), 620.0)
+        assert flow.health[name].read(620.0).state is State.UP
+        assert flow.standing.share(name, 620.0) == 1.0
+        assert flow.ledger.load(name).in_flight == 0
+    assert not flow.standing.ejections
+    assert (flow.under_way, flow._budget.retrying) == (0, 0)
+
+
 def test_one_redispatch_is_free_and_the_next_draws_on_the_budget(play) -> None:
     flow = regional(replica("r1"), replica("r2"), replica("r3"))
     first = arrive(flow, "a")

@@ -340,9 +340,42 @@ async def test_a_whole_answer_that_breaks_breaks_visibly(stage: Any, then: str) 
 
 async def test_a_first_byte_that_takes_too_long_is_given_up(stage: Any) -> None:
     s = await stage(outbound=OutboundLimits(first_byte_s=0.1))
+    s.gate.streams = True
     s.upstream.script = once(s)
     assert (await s.ask(post())).status == 504
     assert lost(s) == "first_byte_timeout"
+    await until(lambda: s.upstream.gone == 1)
+
+
+async def test_a_whole_answer_may_take_longer_than_a_streams_first_byte(stage: Any) -> None:
+    """Generating it takes as long as it takes: at a limit for first bytes healthy engines lost such requests, which
+    others then began anew, and were ejected for it."""
+    s = await stage(outbound=OutboundLimits(first_byte_s=0.05))
+    seen = 0
+
+    async def script(line: Line) -> None:
+        nonlocal seen
+        await s.upstream.request(line)
+        check, swept = type(s.gate.exchanges[0].journey.attempt).check, s.relay.clock()
+        for late in (0.1, 100.0, 599.0):
+            check(s.gate.exchanges[0].journey.attempt, swept + late, s.pool.limits)
+            seen += 1
+        await line.send(plain(b"{}"))
+
+    s.upstream.script = script
+    answer = await s.ask(post())
+    assert (answer.status, answer.body, seen) == (200, b"{}", 3)
+    assert lost(s) == "served"
+
+
+async def test_a_whole_answer_beyond_its_own_limit_is_nobodys_failure(stage: Any) -> None:
+    s = await stage(outbound=OutboundLimits(first_byte_s=0.01, whole_answer_s=0.1))
+    s.flow.addresses.append(s.upstream.address)
+    s.upstream.script = once(s)
+    answer = await s.ask(post())
+    assert answer.status == 504
+    assert b'"code":"whole_answer_timeout"' in answer.body
+    assert lost(s) == "whole_answer_timeout"  # the only attempt: nobody else is asked
     await until(lambda: s.upstream.gone == 1)
 
 
