@@ -69,6 +69,8 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.BAD_FRAMING: (502, "server_error"),
 }
 
+STOPPING_DETAIL = "this balancer is stopping and could not wait any longer: ask again"
+
 _PHRASES = {
     200: b"OK",
     204: b"No Content",
@@ -111,6 +113,11 @@ class Reply(msgspec.Struct, frozen=True):
     extra: bytes = b""
     content_type: bytes = b"application/json"
     wait_ms: float | None = None
+
+
+def stopping() -> Reply:
+    """For whoever is not answered by the time we stop: another instance takes it, as a tier above knows."""
+    return refusal(outcome.STOPPING, STOPPING_DETAIL, retry_after_s=1.0)
 
 
 def error_body(reason: Outcome, detail: str, param: str | None = None) -> bytes:
