@@ -66,6 +66,19 @@ def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_region(play) ->
     assert flow._budget.retrying == 0
 
 
+def test_a_kept_connection_that_was_closed_says_nothing_of_its_region(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .at(0.1).on(AttemptFailed("a", 1, outcome.KEPT_CLOSED)).expect(sent("a", "frankfurt", attempt=2))
+        .on(AttemptBegan("a", 2, 200)).expect()
+        .on(AttemptEnded("a", 2, 200, None)).expect()
+        .on(RequestArrived(request("b"))).expect(sent("b", "london"))
+    )  # fmt: skip
+    assert flow.liveness["london"].read(0.1).state is State.UP
+
+
 def test_the_only_lawful_region_is_tried_again_after_a_transport_failure(play) -> None:
     flow = worldwide()
     (
