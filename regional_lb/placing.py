@@ -112,7 +112,8 @@ class Placing:
             return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
-            victim = self.queue.victim(request.priority, tokens)
+            weight = self._weight_of(request.tenant)
+            victim = self.queue.victim(request.priority, tokens, live.line, request.tenant, weight)
             if victim is None:
                 return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
             detail = "the region's queue is full, and others go first"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,6 +57,11 @@ class _Tenant:
     def __init__(self, start: float) -> None:
         self.start, self.weight = start, 1.0
         self.requests: dict[str, Waiting] = {}
+
+    @property
+    def share(self) -> float:
+        """How many wait, by weight."""
+        return len(self.requests) / self.weight
 
     def cost(self, waiting: Waiting) -> float:
         """Virtual time that serving it takes."""
@@ -296,16 +302,33 @@ class WaitingRoom:
         if taken is not None and actual is not None:
             taken.band.settle(taken.tenant, (actual - taken.work) / taken.weight)
 
-    def victim(self, priority: int, tokens: float) -> Waiting | None:
-        """Whose place a request of this band may take when it does not fit: the newest of the lowest band below it.
+    def victim(
+        self, priority: int, tokens: float, model: str = "", tenant: str = "", weight: float = 1.0
+    ) -> Waiting | None:
+        """Whose place a request may take when it does not fit: the newest of the lowest band below it; else, of those
+        who wait in its band, the newest of the tenant that has most of the room for one model, by weight, if that is
+        more than its own tenant would have then. So neither one tenant nor one model fills the room alone.
 
-        None if nobody waits in a lower band, or that one place would not do.
+        None if nobody has to make way, or that one place would not do.
         """
         lowest = min((band for line in self._lines.values() for band in line.bands), default=priority)
-        if lowest >= priority:
-            return None
-        newest = next(w for w in reversed(self._by_id.values()) if w.priority == lowest)
+        if lowest < priority:
+            newest = next(w for w in reversed(self._by_id.values()) if w.priority == lowest)
+        else:
+            most = self._most(priority)
+            mine = self._lines[model].bands.get(priority) if model in self._lines else None
+            own = mine.tenants.get(tenant) if mine is not None else None
+            if most is None or (len(own.requests) + 1 if own is not None else 1) / weight >= most.share:
+                return None
+            newest = next(reversed(most.requests.values()))
         return newest if self.tokens - newest.tokens + tokens <= self.tokens_max else None
+
+    def _most(self, priority: int) -> _Tenant | None:
+        """The tenant that has most of the room for one model in this band."""
+        bands = (line.bands[priority] for line in self._lines.values() if priority in line.bands)
+        return max(
+            (tenant for band in bands for tenant in band.tenants.values()), key=attrgetter("share"), default=None
+        )
 
     def starved(self, model: str, now: float) -> Waiting | None:
         """The oldest waiting for the model, if it is too old and the next turn is its."""

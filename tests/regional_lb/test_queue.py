@@ -280,6 +280,31 @@ def test_the_newest_of_the_lowest_band_makes_way() -> None:
     assert queue.victim(0, 100.0) is None
 
 
+def test_nobody_fills_the_room_alone() -> None:
+    """Neither one model nor one tenant: who has most of it, by weight, makes way for who would still have less."""
+    queue = room(requests_max=8)
+
+    def come(name: str, model: str, tenant: str, weight: float = 1.0) -> str:
+        gone = ""
+        if not queue.fits(100.0):
+            victim = queue.victim(0, 100.0, model, tenant, weight)
+            if victim is None:
+                return name
+            queue.remove(victim.id, served=False)
+            gone = victim.id
+        push(queue, name, tenant, weight, model=model)
+        return gone
+
+    assert [come(f"a{n}", "busy", "a") for n in range(10)] == [""] * 8 + ["a8", "a9"]
+    assert [come(f"q{n}", "quiet", "a") for n in range(5)] == ["a7", "a6", "a5", "a4", "q4"]
+    assert [come(f"b{n}", "busy", "b", 2.0) for n in range(6)] == ["a3", "q3", "a2", "q2", "b4", "b5"]
+    assert [w.id for w in queue.first("busy", 9)] == ["a0", "b0", "b1", "a1", "b2", "b3"]
+    queue.remove("a0", served=True)
+    push(queue, "high", "c", priority=1)
+    assert queue.victim(1, 100.0, "m", "d") is not None  # a lower band first
+    assert queue.victim(-1, 100.0, "busy", "d") is None
+
+
 class Room(RuleBasedStateMachine):
     """A room beside the plainest model of it: a list in order of arrival."""
 
