@@ -347,10 +347,11 @@ class World:
             process.statutes.hear(self._law_in_etcd, self._revision, anew=True)
 
     def slow(self, region: str, replica: str, factor: float) -> None:
-        """One of the region's GPUs takes `factor` times as long for everything; 1 mends it. A new process is whole."""
+        """One of the region's GPUs takes `factor` times as long for everything; 1 mends it. A new process is whole.
+        TypeError for a station, KeyError for a replica that is not there."""
         engine = self.regions[region].engines[replica]
         if not isinstance(engine, Gpu):
-            raise ValueError(f"replica: {replica!r} of {region} is a station of fixed service; give it a GPU")
+            raise TypeError(f"replica: {replica!r} of {region} is a station of fixed service; give it a GPU")
         engine.slow(factor)
 
     def freeze(self, a: str, b: str) -> None:

@@ -92,8 +92,8 @@ class Record:
             self.usual = median([pace for _, pace in usually]) if len(usually) >= USUAL_MIN else None
 
     def lately(self, now: float) -> tuple[First, ...]:
-        """The first tokens it is judged by: its last RUN, on trial its last. Empty where they are too few or old, or may
-        all be slow since nothing was cached there after all."""
+        """The first tokens it is judged by: its last RUN, on trial its last. Empty where they are too few or old, or
+        may all be slow since nothing was cached there after all."""
         wanted = 1 if self.trial else RUN
         taken = tuple(self.run)[-wanted:]
         fresh = len(taken) == wanted and now - taken[0].at <= RUN_S and now - taken[-1].at <= _THEN_S
@@ -138,8 +138,8 @@ class Peers:
     def began(
         self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float, *, sure: bool = True
     ) -> None:
-        """A first token came `elapsed_ms` after dispatch, behind and with so many uncached `tokens`, above 0; not `sure`:
-        more than those were thought to be cached.
+        """A first token came `elapsed_ms` after dispatch, behind and with so many uncached `tokens`, above 0; not
+        `sure`: more than those were thought to be cached.
 
         `step_ms`, a decode step, is taken out: it waits for one before its own prompt's turn comes.
         """

@@ -13,7 +13,7 @@ import msgspec
 from regional_lb.signals.exposition import Page, PageError, labels_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _XID, _TEMPERATURE, _FREE = b"DCGM_FI_DEV_XID_ERRORS", b"DCGM_FI_DEV_GPU_TEMP", b"DCGM_FI_DEV_FB_FREE"
 _MOST = {_XID: 1e6, _TEMPERATURE: 1e3, _FREE: 1e9}
@@ -37,12 +37,12 @@ def _worse_xid(one: float, other: float) -> float:
     return max(one, other, key=lambda xid: (xid in FATAL_XIDS, xid))
 
 
-_WORSE = {_XID: _worse_xid, _TEMPERATURE: max, _FREE: min}
+_WORSE: dict[bytes, Callable[[float, float], float]] = {_XID: _worse_xid, _TEMPERATURE: max, _FREE: min}
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU. `index` as the host counts, `xid` the last error's code (0: none; of several parts' the worst); None where
-    it is not told."""
+    """One GPU. `index` as the host counts, `xid` the last error's code (0: none; of several parts' the worst); None
+    where it is not told."""
 
     index: str
     uuid: str

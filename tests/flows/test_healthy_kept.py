@@ -26,8 +26,8 @@ from farhop_lab.workloads import load, places, traces
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Lengths of the Azure LLM inference trace, code, 2023 (github.com/Azure/AzurePublicDataset, CC-BY; 8,819 requests, whose
-# prompts and answers do not correlate): what this share of them does not exceed.
+# Lengths of the Azure LLM inference trace, code, 2023 (github.com/Azure/AzurePublicDataset, CC-BY; 8,819 requests,
+# whose prompts and answers do not correlate): what this share of them does not exceed.
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 PROMPTS = (3, 75, 147, 385, 770, 1075, 1469, 1909, 2433, 3193, 5194, 7315, 7436, 7437)
 ANSWERS = (6, 6, 7, 8, 9, 11, 13, 16, 20, 29, 55, 90, 252, 1899)

@@ -254,5 +254,5 @@ def test_a_gpu_can_be_slowed_and_mended_and_ejections_tell_whether_there_was_a_c
     region.flow.health["gpu-1"].eject("told to", region.carrier.clock())
     world.run(world.now + 1.0)
     assert (world.measures.ejections.total(), world.measures.ejections_healthy) == (2, 1)
-    with pytest.raises(ValueError, match="give it a GPU"):
+    with pytest.raises(TypeError, match="give it a GPU"):
         World(3, flat(["paris"]), {"paris": station(4, 1.0)}).slow("paris", "gpu-0", 2.0)
