@@ -229,5 +229,5 @@ class RegionProcess:
             if times:
                 self._ejections[name] = health.ejections
                 engine = self.engines[name]
-                healthy = not (isinstance(engine, Gpu) and engine.slowed > 1.0)
+                healthy = not isinstance(engine, Gpu) or engine.healthy
                 self.stage.measures.ejected(self.name, name, times=times, healthy=healthy)

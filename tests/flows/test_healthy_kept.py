@@ -8,7 +8,7 @@ FARHOP_AZURE_CODE_TRACE names the file (AzureLLMInferenceTrace_code.csv, 2023, p
 from __future__ import annotations
 
 import os
-from itertools import count, cycle, islice
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -32,7 +32,11 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.
 PROMPTS = (3, 75, 147, 385, 770, 1075, 1469, 1909, 2433, 3193, 5194, 7315, 7436, 7437)
 ANSWERS = (6, 6, 7, 8, 9, 11, 13, 16, 20, 29, 55, 90, 252, 1899)
 A100_PER_S = 4.5  # of this work one A100 serves: its 2,048 tokens take 0.19 s of prefill, a step's share and overhead
-SECONDS = {"diurnal": 40.0, "fidelity": 40.0, "tree-mixed": 40.0, "wildchat": 40.0}  # the others tell enough in 27 s
+# Of simulated time until how fast some usually are is known, and a few seconds more; the others need 27.
+SECONDS = {
+    "arena": 24.0, "diurnal": 35.0, "fidelity": 35.0, "gorgo": 24.0, "tree-2": 24.0, "tree-mixed": 40.0,
+    "wildchat": 30.0,
+}  # fmt: skip
 
 
 def lengths(rng: Random) -> Iterator[tuple[int, int]]:
@@ -89,23 +93,22 @@ def test_no_healthy_replica_is_ejected_in_a_shipped_scenario(name: str) -> None:
 
 @pytest.mark.parametrize("of_capacity", [0.5, 0.9, 1.2])
 def test_no_healthy_replica_is_ejected_under_the_azure_code_trace(of_capacity: float) -> None:
-    world = coding(of_capacity, 50.0)
-    measures = world.run(50.0)
+    world = coding(of_capacity, 40.0)
+    measures = world.run(40.0)
     assert measures.ejections == {}
     assert judged(world) == 2
 
 
 def test_one_that_is_five_times_slower_goes_within_20_s_and_is_back_within_30_s_once_it_is_not() -> None:
-    world = coding(0.5, 100.0)
-    world.at(30.0, world.slow, "paris", "gpu-0", 5.0)
-    world.at(60.0, world.slow, "paris", "gpu-0", 1.0)
-    measures = world.run(50.0)
+    world = coding(0.5, 85.0)
+    world.at(25.0, world.slow, "paris", "gpu-0", 5.0)
+    world.at(50.0, world.slow, "paris", "gpu-0", 1.0)
+    measures = world.run(45.0)
     assert set(measures.ejections) == {("paris", "gpu-0")}
     region = world.regions["paris"]
-    at = next(at for at in count(90, 1) if world.run(float(at)))
-    assert at == 90
+    world.run(80.0)
     health = region.flow.health["gpu-0"].read(region.carrier.clock())
     assert health.state is State.UP
     before = measures.ejections.total()
-    world.run(100.0)
+    world.run(85.0)
     assert (measures.ejections.total(), measures.ejections_healthy) == (before, 0)

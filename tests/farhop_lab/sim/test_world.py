@@ -251,6 +251,7 @@ def test_a_gpu_can_be_slowed_and_mended_and_ejections_tell_whether_there_was_a_c
     assert (world.measures.ejections, world.measures.ejections_healthy) == ({("paris", "gpu-0"): 1}, 0)
     for name in region.engines:
         world.slow("paris", name, 1.0)
+    world.run(world.now + 6.0)
     region.flow.health["gpu-1"].eject("told to", region.carrier.clock())
     world.run(world.now + 1.0)
     assert (world.measures.ejections.total(), world.measures.ejections_healthy) == (2, 1)
