@@ -8,6 +8,7 @@ refuses but at its bound.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance.machine import Usage
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.timeline import Call, Timeline
 
 WAITING_MAX = 8192
+MENDED_S = 5.0  # so long after it was mended a GPU may still be met as it was before
 STEPS_MAX = 256  # of one leap: so much is written ahead at most
 
 
@@ -119,6 +121,8 @@ class Gpu:
 
     def __init__(self, timeline: Timeline, profile: Profile, voice: Voice) -> None:
         self._timeline, self._profile, self._voice = timeline, profile, voice
+        self._whole, self.slowed = profile, 1.0
+        self._mended_at = -inf
         self._core = EngineCore(profile, waiting_max=WAITING_MAX, each_token=False)
         self._jobs: dict[str, tuple[Job, Sequence, bool]] = {}
         self._stepping = False
@@ -129,6 +133,19 @@ class Gpu:
         """Its true state, to look at."""
         self._catch_up()
         return self._core
+
+    def slow(self, factor: float) -> None:
+        """From the next step on every step takes `factor` times as long as it should: `slowed`; 1 mends it. ValueError
+        unless it is above 0."""
+        self._interrupt()
+        self._profile = self._core.profile = self._whole.scaled(1.0 / factor)
+        self._mended_at = self._timeline.now if self.slowed > 1.0 else self._mended_at
+        self.slowed = factor
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong with it, nor was when what is answered now was asked."""
+        return self.slowed <= 1.0 and self._timeline.now - self._mended_at > MENDED_S
 
     @property
     def voice(self) -> Voice:

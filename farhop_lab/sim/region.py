@@ -13,7 +13,7 @@ from farhop.balance.chain import go_on, tail
 from farhop.balance.machine import LawChanged
 from farhop.store import report as reports
 from farhop_lab.sim.carrier import Carrier
-from farhop_lab.sim.engines import Spoken
+from farhop_lab.sim.engines import Gpu, Spoken
 from farhop_lab.sim.measures import use_of
 from farhop_lab.sim.statutes import Statutes
 from regional_lb.report import LONGEST_GAP_S, LOOK_S, Reporter, moved
@@ -95,6 +95,7 @@ class RegionProcess:
         self.incarnation = 0
         self._samples = 0
         self._seen: list[tuple[int, int, float]] = []
+        self._ejections: dict[str, int] = {}
         stage.measures.use[name] = []
         self.rise()
         stage.every(SAMPLE_S, self._measure)
@@ -107,6 +108,7 @@ class RegionProcess:
             return
         stage = self.stage
         self.incarnation += 1
+        self._ejections.clear()
         self.alive = True
         rng = stage.rng(f"region {self.name} {self.incarnation}")
         self.engines: dict[str, Engine] = {r.name: self.site.engine(stage.timeline) for r in self.site.named()}
@@ -215,7 +217,17 @@ class RegionProcess:
             now = self.carrier.under_way
         if self._samples % ENGINES_EVERY == 0:
             self._seen = [engine.metrics() for engine in self.engines.values()]
+            self._count_ejections()
         self._samples += 1
         slots = self.site.slots
         use = use_of(self.stage.timeline.now, now / slots, most / slots, self._seen if self.alive else [])
         self.stage.measures.use[self.name].append(use)
+
+    def _count_ejections(self) -> None:
+        for name, health in self.flow.health.items() if self.alive else ():
+            times = health.ejections - self._ejections.get(name, 0)
+            if times:
+                self._ejections[name] = health.ejections
+                engine = self.engines[name]
+                healthy = not isinstance(engine, Gpu) or engine.healthy
+                self.stage.measures.ejected(self.name, name, times=times, healthy=healthy)

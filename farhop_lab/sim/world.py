@@ -20,6 +20,7 @@ from farhop.shell.door import Caller
 from farhop_lab.sim.arrival import Arrival
 from farhop_lab.sim.balancer import BalancerProcess
 from farhop_lab.sim.carrier import Prompt
+from farhop_lab.sim.engines import Gpu
 from farhop_lab.sim.measures import Fate
 from farhop_lab.sim.region import RegionProcess
 from farhop_lab.sim.scenery import MODEL, Reporting, Watching
@@ -344,6 +345,14 @@ class World:
             process.rise()
             self._stage.witness("heard", region, region, self._law_in_etcd)
             process.statutes.hear(self._law_in_etcd, self._revision, anew=True)
+
+    def slow(self, region: str, replica: str, factor: float) -> None:
+        """One of the region's GPUs takes `factor` times as long for everything; 1 mends it. A new process is whole.
+        TypeError for a station, KeyError for a replica that is not there."""
+        engine = self.regions[region].engines[replica]
+        if not isinstance(engine, Gpu):
+            raise TypeError(f"replica: {replica!r} of {region} is a station of fixed service; give it a GPU")
+        engine.slow(factor)
 
     def freeze(self, a: str, b: str) -> None:
         """Nothing gets through between two regions; connections stand."""
