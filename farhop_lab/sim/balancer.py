@@ -150,7 +150,8 @@ class Hop:
 
 class BalancerProcess:
     """See the module's head. `regions` are all there are, by name, living or not. `prefixes` is what they tell of their
-    caches; None for a machine that is not the shipped one, which is told of none."""
+    caches; None for a machine that is not the shipped one, which is told of none. One that died is replaced by another
+    object of its name, as a process is, with the next `incarnation`."""
 
     def __init__(
         self,
@@ -159,10 +160,12 @@ class BalancerProcess:
         instance: str,
         regions: Mapping[str, RegionProcess],
         make: Callable[[str, Random], Flow],
+        incarnation: int = 0,
     ) -> None:
-        self.stage, self.region, self.name = stage, region, f"{region}/{instance}"
+        self.stage, self.region, self.instance, self.name = stage, region, instance, f"{region}/{instance}"
+        self.alive, self.incarnation, self._make = True, incarnation, make
         self._regions = regions
-        self._rng = stage.rng(f"balancer {self.name}")
+        self._rng = stage.rng(f"balancer {self.name}" + (f" {incarnation}" if incarnation else ""))
         self.flow = make(region, self._rng)
         self.statutes = Statutes(region, stage.law, self._adopt)
         self.carrier = Carrier(
@@ -177,6 +180,21 @@ class BalancerProcess:
             stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng, self.prefixes
         )
 
+    def die(self) -> None:
+        """The process is gone; whoever is connected notices, and the regions lose whom it had sent them. Idempotent."""
+        if not self.alive:
+            return
+        self.alive = False
+        for journey in self.carrier.die():
+            journey.client.broke(outcome.DIED_BEFORE_START)
+        self.hearing.close()
+
+    def successor(self) -> BalancerProcess:
+        """The same, as a new process that has heard of nothing."""
+        return BalancerProcess(
+            self.stage, self.region, self.instance, self._regions, self._make, self.incarnation + 1
+        )
+
     def _adopt(self, law: Law) -> None:
         before = self.flow.law if isinstance(self.flow, GlobalFlow) else law
         self.carrier.react(LawChanged(law))
@@ -184,6 +202,8 @@ class BalancerProcess:
             self.prefixes.adopt(before, law, self.region)
 
     def _tidy(self, prefixes: Prefixes) -> None:
+        if not self.alive:
+            return
         for _ in prefixes.tidy(self.carrier.clock()):
             pass  # it takes no time
         self.stage.timeline.after(CONFIRM_S, self._tidy, prefixes)

@@ -44,7 +44,9 @@ class Watching(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     probe_s: float = 1.0
+    probe_timeout_s: float = 2.0
     scrape_s: float = 0.5
+    gpus_s: float = 5.0
     ping_s: float = 1.0
     ping_timeout_s: float = 0.5
     ping_jitter: float = 0.02
