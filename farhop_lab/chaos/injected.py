@@ -9,7 +9,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from farhop_lab.chaos.schedule import ENGINE_KINDS, REPLICA_KINDS
+from farhop_lab.chaos.schedule import REPLICA_KINDS
 from farhop_lab.engine import faults
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Breaker:
 
 
 def _break_replica(host: Host, fault: Fault) -> None:
-    if fault.what in ENGINE_KINDS:
+    if fault.what in faults.KINDS:
         if not host.stopped:
             host.command(faults.Fault(fault.what, factor=max(1.0, fault.factor), xid=XID))  # type: ignore[arg-type]
     elif fault.what == "pause":
@@ -99,7 +99,7 @@ def _break_replica(host: Host, fault: Fault) -> None:
 
 
 def _mend_replica(host: Host, fault: Fault) -> None:
-    if fault.what in ENGINE_KINDS:
+    if fault.what in faults.KINDS:
         host.command(None)
     elif fault.what == "pause":
         host.resume()

@@ -13,11 +13,12 @@ import msgspec
 
 from farhop.balance.health import Mode, State
 from farhop_lab.chaos import workload
+from farhop_lab.chaos.injected import TENANT
 from farhop_lab.sim.scenery import MODEL
 from global_lb.flow import GlobalFlow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from farhop_lab.chaos.workload import Truth
     from farhop_lab.sim.balancer import BalancerProcess
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 SHARE_OFF = 0.20
 ESTIMATE_OFF = 0.25
 SIGMAS = 3.0
-SAMPLES = 50
+NEAR_HOME = 0.02  # of a region's requests go elsewhere by chance: whoever comes as two prefills are under way here
 IDLE_WAIT_MS = 1.0
 RTT_SLACK_MS = 2.0
 
@@ -52,11 +53,15 @@ def shares(world: World, truth: Truth, asked: dict[str, int]) -> Iterator[Findin
     """Of the answers since `truth` counts; `asked` is what each region's clients asked since then."""
     for name, region in world.regions.items():
         counts = {replica: truth.count(name, replica) for replica in region.hosts}
-        total = sum(counts.values())
-        yield from _share(name, total, asked[name], 0.02, "answers of its own clients' requests")
-        for replica, count in counts.items():
-            part = 1.0 / len(counts)
-            yield from _share(f"{name}/{replica}", count, total * part, 1.0 - part, f"of its region's {total} answers")
+        yield from share_findings(name, asked[name], counts)
+
+
+def share_findings(region: str, asked: int, counts: Mapping[str, int]) -> Iterator[Finding]:
+    """Of one region: `asked` by its own clients, answered by its replicas."""
+    total, part = sum(counts.values()), 1.0 / len(counts)
+    yield from _share(region, total, asked, NEAR_HOME, f"({asked} were asked by its own clients)")
+    for replica, count in counts.items():
+        yield from _share(f"{region}/{replica}", count, total * part, 1.0 - part, f"of its region's {total}")
 
 
 def _share(where: str, count: int, fair: float, variance: float, of: str) -> Iterator[Finding]:
@@ -64,7 +69,7 @@ def _share(where: str, count: int, fair: float, variance: float, of: str) -> Ite
     off, allowed = abs(count - fair), SHARE_OFF * fair
     if off > allowed:
         sure = off > allowed + SIGMAS * sqrt(variance * fair)
-        yield Finding("shares", where, f"{count} where {fair:.0f} is fair {of}", sure)
+        yield Finding("shares", where, f"{count} answers where {fair:.0f} are fair {of}", sure)
 
 
 # -- estimates
@@ -85,13 +90,13 @@ def estimates(world: World, truth: Truth) -> Iterator[Finding]:
             yield from _off(where, "prefill ms/token", speed.prefill_ms_per_token, workload.prefill_ms_per_token())
             yield from _off(where, "tpot ms", speed.tpot_at(load), workload.tpot_ms(answers))
             yield from _off(where, "service ms", speed.service_ms, service_ms)
-    for balancer, flow in _globals(world):
-        for name, region in flow.view.regions.items():
+    for balancer, tier in _globals(world):
+        for name, seen in tier.view.regions.items():
             where = f"{balancer.name} of {name}"
             wire_ms = world.wire.rtt_ms(balancer.region, name)
-            yield from _off(where, "rtt ms", region.rtt_ms, wire_ms, slack=RTT_SLACK_MS)
-            yield from _off(where, "output tokens", _output(flow), workload.ANSWER_TOKENS)
-            yield from _reported(where, flow, name)
+            yield from _off(where, "rtt ms", seen.rtt_ms, wire_ms, slack=RTT_SLACK_MS)
+            yield from _off(where, "output tokens", _output(tier), workload.ANSWER_TOKENS)
+            yield from _reported(where, tier, name)
 
 
 def _reported(where: str, flow: GlobalFlow, name: str) -> Iterator[Finding]:
@@ -105,7 +110,7 @@ def _reported(where: str, flow: GlobalFlow, name: str) -> Iterator[Finding]:
 
 
 def _output(flow: GlobalFlow) -> float:
-    return flow.estimates.output_tokens(workload.TENANT, MODEL, None)
+    return flow.estimates.output_tokens(TENANT, MODEL, None)
 
 
 def _bytes_per_token() -> float:
@@ -139,7 +144,9 @@ def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
         if health.state is not State.UP:
             yield Finding("standing", f"{name}/{replica}", f"{health.state}: {health.why}")
         elif (excess := fleet.peers.excess(replica)) > 0.0:
-            yield Finding("standing", f"{name}/{replica}", f"kept from {excess:.0%} of its slots: fails more than its peers")
+            yield Finding(
+                "standing", f"{name}/{replica}", f"kept from {excess:.0%} of its slots: fails more than its peers"
+            )
     if (mode := fleet.modes.get(MODEL, Mode.NORMAL)) is not Mode.NORMAL:
         yield Finding("standing", name, f"mode {mode}")
 
@@ -197,8 +204,8 @@ def ledgers(world: World) -> Iterator[Finding]:
         for what, count in _global_books(balancer, flow):
             if count:
                 yield Finding("ledgers", balancer.name, f"{what}: {count:g} at rest")
-        for name, region in flow.view.regions.items():
-            waits = [one.models[MODEL].wait_ms for one in region.instances if MODEL in one.models]
+        for name, seen in flow.view.regions.items():
+            waits = [one.models[MODEL].wait_ms for one in seen.instances if MODEL in one.models]
             if max(waits, default=0.0) > IDLE_WAIT_MS:
                 yield Finding("estimates", f"{balancer.name} of {name}", f"wait ms: {max(waits):.4g}, in truth 0")
 

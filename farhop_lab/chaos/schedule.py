@@ -42,8 +42,9 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     - of a replica, as the engine's `/lab/fault`: oom, fast-500, slow, stuck, dead-green, xid; of its process: pause
       (SIGSTOP), restart (killed, and back empty), refuse (its listener is closed, and streams go on);
-    - of a region: kill (balancer and engines), restart-regional (the balancer alone), restart-global, drain, lose-reports;
-    - of the world: freeze (a link), etcd (silent), law (an epoch that forbids the region, and one that allows it again).
+    - of a region: kill (balancer and engines), restart-regional (the balancer alone), restart-global, drain,
+      lose-reports;
+    - of the world: freeze (a link), etcd (silent), law (an epoch that forbids the region, and one that allows it).
     """
 
     at_s: float
@@ -88,9 +89,9 @@ def drawn(seed: int) -> Schedule:
     faults: list[Fault] = []
     for _ in range(rng.randint(1, FAULTS_MAX)):
         fault = _fault(rng, REGIONS[:regions], replicas)
-        if _fits(fault, faults):
+        if fits(fault, faults):
             faults.append(fault)
-    return Schedule(seed, regions, replicas, _in_order(faults))
+    return Schedule(seed, regions, replicas, in_order(faults))
 
 
 def _fault(rng: Random, regions: tuple[str, ...], replicas: int) -> Fault:
@@ -113,11 +114,13 @@ def _fault(rng: Random, regions: tuple[str, ...], replicas: int) -> Fault:
     return fault
 
 
-def _in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """As they begin."""
     return tuple(sorted(faults, key=lambda fault: (fault.at_s, fault.what, fault.region, fault.replica)))
 
 
-def _fits(fault: Fault, others: list[Fault]) -> bool:
+def fits(fault: Fault, others: list[Fault]) -> bool:
+    """Whether it may be beside these: not too many at once, and each mended by its own end alone."""
     beside = [one for one in others if one.at_s < fault.until_s and fault.at_s < one.until_s]
     begins = [fault.at_s, *(one.at_s for one in beside if one.at_s >= fault.at_s)]
     most = max(1 + sum(one.at_s <= at < one.until_s for one in beside) for at in begins)
@@ -128,7 +131,7 @@ def _same_place(a: Fault, b: Fault) -> bool:
     """Whether one's mending would mend the other."""
     if a.what in ENGINE_KINDS and b.what in ENGINE_KINDS:
         return (a.region, a.replica) == (b.region, b.replica)
-    if a.what == "freeze" == b.what:
+    if {a.what, b.what} <= {"freeze", "cut"}:
         return {a.region, a.to} == {b.region, b.to}
     if {a.what, b.what} <= {"kill", "restart-regional"}:
         return a.region == b.region
@@ -145,7 +148,10 @@ def encode(schedule: Schedule) -> str:
     document = msgspec.to_builtins(schedule)
     faults = document.pop("faults", [])
     lines = [yaml.safe_dump(document, sort_keys=False, width=118).rstrip(), "faults:" if faults else "faults: []"]
-    lines += [f"  - {yaml.safe_dump(fault, default_flow_style=True, sort_keys=False, width=10_000).strip()}" for fault in faults]
+    lines += [
+        f"  - {yaml.safe_dump(fault, default_flow_style=True, sort_keys=False, width=10_000).strip()}"
+        for fault in faults
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,15 +1,15 @@
 """What clients ask of a world in a trial, and what each part of it then truly does.
 
-A light, symmetric, open load: every region's clients ask PER_REPLICA_S times a second for each of its replicas, Poisson,
-every prompt PROMPT_BYTES long and like no other (nothing is ever cached), every answer ANSWER_TOKENS long. All replicas
-are one kind of GPU. Hence the fair share is defined without a choice of ours:
+A light, symmetric, open load: every region's clients ask PER_REPLICA_S times a second for each of its replicas
+(Poisson), every prompt PROMPT_BYTES long and like no other (nothing is ever cached), every answer ANSWER_TOKENS long.
+All replicas are one kind of GPU. Hence the fair share is defined without a choice of ours:
 
 - a region's is what its own clients ask: it has room for all of it, and any other is a wire away;
 - a replica's is an equal part of what its region serves.
 
-Pure figures. Sizes: a prompt takes 189 ms of an A100, long enough that the decode step before it (26 ms) is small beside
-it; an answer takes some 0.6 s, so that 0.6 requests are at a replica in the mean, of which a prefill is under way for
-19 % of the time.
+Sizes: a prompt takes 189 ms of an A100, long enough that the decode step before it (26 ms) is small beside it; an
+answer takes some 0.6 s, so that 0.6 requests are at a replica in the mean, and a prefill is under way 19 % of the time.
+Never judges.
 """
 
 from __future__ import annotations

@@ -191,9 +191,7 @@ class BalancerProcess:
 
     def successor(self) -> BalancerProcess:
         """The same, as a new process that has heard of nothing."""
-        return BalancerProcess(
-            self.stage, self.region, self.instance, self._regions, self._make, self.incarnation + 1
-        )
+        return BalancerProcess(self.stage, self.region, self.instance, self._regions, self._make, self.incarnation + 1)
 
     def _adopt(self, law: Law) -> None:
         before = self.flow.law if isinstance(self.flow, GlobalFlow) else law

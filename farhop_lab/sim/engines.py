@@ -1,7 +1,7 @@
 """Replicas in virtual time: the live engine's own scheduler, or a station of fixed service for control experiments.
 
 Invariants: a job hears `first` once and then `done` once, or `broke`, or nothing more after it was aborted; a `Gpu` has
-the physics of the live engine, since it is the same core, and says what it would say; a station says nothing. Its faults
+the physics of the live engine, since it is the same core, and says what it would say; a station says nothing. Faults
 are the live engine's own, too (`engine/faults.py`). Never chooses, never refuses but at its bound.
 """
 

@@ -1,8 +1,8 @@
 """A replica's process in virtual time: its engine, and what keeps it from serving: paused, stopped, refusing, broken.
 
-The twin of SIGSTOP, SIGKILL, a closed listener and the engine's own `/lab/fault`. Invariants: who waits at a host is told
-how it ended, or was told nothing since it left; a paused process does nothing and loses nothing, what came meanwhile is
-done in order once it goes on; one that was stopped comes back idle, with an empty cache. Never chooses.
+The twin of SIGSTOP, SIGKILL, a closed listener and the engine's own `/lab/fault`. Invariants: who waits at a host is
+told how it ended, or was told nothing since it left; a paused process does nothing and loses nothing, what came
+meanwhile is done in order once it goes on; one that was stopped comes back idle, with an empty cache. Never chooses.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class World:
     machines than the shipped ones, for control experiments. It has stood for `stood_s` at its second 0; if for none,
     nobody has heard of anybody then. `witness` is told what happens to prompts and laws, each
     with the region, the process and the request or document: a prompt `read`, `sent` to a region, `computed` there; a
-    process `born`, a law `heard`. `timed` is told of every answer, by region and replica, what it truly took there. ValueError for a region that the topology lacks.
+    process `born`, a law `heard`. `timed` is told of every answer, by region and replica, what it truly took there.
+    ValueError for a region that the topology lacks.
     """
 
     def __init__(
