@@ -50,6 +50,8 @@ class Breaker:
             "drain": lambda: world.drain(region, "chaos"),
             "lose-reports": lambda: world.lose_reports(region, fault.factor),
             "freeze": lambda: world.freeze(region, fault.to),
+            "cut": lambda: world.cut(region, fault.to),
+            "blackhole": lambda: world.blackhole(region, fault.to),
             "etcd": world.silence_etcd,
             "law": lambda: self._publish([name for name in world.regions if name != region]),
         }
@@ -68,6 +70,8 @@ class Breaker:
             "drain": lambda: world.undrain(region),
             "lose-reports": lambda: world.lose_reports(region, 0.0),
             "freeze": lambda: world.heal(region, fault.to),
+            "cut": lambda: world.heal(region, fault.to),
+            "blackhole": lambda: world.heal(region, fault.to),
             "etcd": world.etcd_speaks,
             "law": lambda: self._publish(list(world.regions)),
         }

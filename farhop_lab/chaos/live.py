@@ -1,9 +1,9 @@
 """The same on real processes: a whole world (`farhop_lab.world`), load all the time, faults at random, then a verdict.
 
 What breaks has the simulator's names; `refuse`, `lose-reports`, `law` and `xid` exist there alone (no process of a
-world closes its listener, loses reports but with its link, or is watched by an exporter), `cut` here alone. Estimates
-are compared with one another, since all replicas are alike and this machine's own pace is in every figure. Invariant:
-however it ends, the world's processes have ended.
+world closes its listener, loses reports but with its link, or is watched by an exporter). Estimates are compared with
+one another, since all replicas are alike and this machine's own pace is in every figure. Invariant: however it ends,
+the world's processes have ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from farhop_lab.chaos import workload
 from farhop_lab.chaos.properties import ESTIMATE_OFF, Finding, share_findings
-from farhop_lab.chaos.schedule import LONGEST_S, Fault, fits, in_order
+from farhop_lab.chaos.schedule import LINK_KINDS, LONGEST_S, Fault, fits, in_order
 from farhop_lab.child import ChildError
 from farhop_lab.client import COMPLETION, answer
 from farhop_lab.engine.faults import KINDS as ENGINE_KINDS
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 REPLICA_KINDS = ("oom", "fast-500", "slow", "stuck", "dead-green", "pause", "restart")
 REGION_KINDS = ("kill", "restart-regional", "restart-global")
-WORLD_KINDS = ("freeze", "cut", "etcd")
+WORLD_KINDS = (*LINK_KINDS, "etcd")
 REPLICAS = 2
 EVERY_S = 6.0  # between the beginnings of two faults, in the mean
 WARM_S = 15.0
@@ -85,7 +85,7 @@ def _fault(rng: Random, regions: list[str], at_s: float) -> Fault:
     what, region = rng.choice(kinds), rng.choice(regions)
     for_s = round(0.5 + LONGEST_S * rng.random() ** 2, 1)
     replica = f"{region}-{rng.randrange(REPLICAS)}" if what in REPLICA_KINDS else ""
-    to = rng.choice([name for name in regions if name != region]) if what in ("freeze", "cut") else ""
+    to = rng.choice([name for name in regions if name != region]) if what in LINK_KINDS else ""
     factor = round(rng.uniform(1.5, 12.0), 1) if what == "slow" else 1.0
     return Fault(at_s, for_s, what, region if what != "etcd" else "", replica, to, factor)
 
@@ -114,7 +114,7 @@ class _Breaker:
             self._engine(fault).signal(signal.SIGSTOP)
         elif fault.what == "restart":
             await self._engine(fault).kill()
-        elif fault.what in ("freeze", "cut"):
+        elif fault.what in LINK_KINDS:
             assert world.ocean is not None
             getattr(world.ocean, fault.what)(fault.region, fault.to)
         elif fault.what == "etcd":
@@ -137,7 +137,7 @@ class _Breaker:
             self._engine(fault).signal(signal.SIGCONT)
         elif fault.what == "restart":
             await self._start(fault, lambda: self._start_engines(fault, [_place(fault)]))
-        elif fault.what in ("freeze", "cut"):
+        elif fault.what in LINK_KINDS:
             assert world.ocean is not None
             world.ocean.heal(region, fault.to)
         elif fault.what == "etcd":
@@ -190,12 +190,10 @@ def _place(fault: Fault) -> int:
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """One answer: when it was asked, where, by whom it came, and how it ended."""
+    """One answer: when it was asked, at which region's entry, and how it ended."""
 
     at: float
     entry: str
-    region: str
-    replica: str
     ended: str
 
 
@@ -236,33 +234,32 @@ class _Crowd:
 def answered(at: float, entry: str, result: Result) -> Answered:
     """What a client knows of its answer."""
     ended = "served" if result.ok else result.error.code if result.error is not None else str(result.status)
-    headers = result.headers
-    return Answered(at, entry, headers.get("x-farhop-region", ""), headers.get("x-farhop-replica", ""), ended)
+    return Answered(at, entry, ended)
 
 
 # -- the verdict
 
 
 def judged(
-    answers: Iterable[Answered], regional: Mapping[str, dict[str, Any]], global_: Mapping[str, dict[str, Any]]
+    answers: Iterable[Answered],
+    counts: Mapping[str, Mapping[str, int]],
+    regional: Mapping[str, dict[str, Any]],
+    global_: Mapping[str, dict[str, Any]],
 ) -> tuple[dict[str, tuple[int, float]], list[Finding]]:
-    """Shares of the answers of the window, and what does not hold of them and of every balancer's `/status`."""
+    """Shares of the answers of the window, which `counts` gives by region and replica, and what does not hold of them
+    and of every balancer's `/status`."""
     findings: list[Finding] = []
     asked: Counter[str] = Counter()
-    counts: Counter[tuple[str, str]] = Counter()
     failed: Counter[tuple[str, str]] = Counter()
     for one in answers:
         asked[one.entry] += 1
-        if one.ended == "served":
-            counts[one.region, one.replica] += 1
-        else:
+        if one.ended != "served":
             failed[one.entry, one.ended] += 1
     for (entry, ended), count in failed.items():
         findings.append(Finding("answers", entry, f"{count} requests ended as {ended} though nothing is broken"))
     shares: dict[str, tuple[int, float]] = {}
     for region, status in regional.items():
-        names = [replica["replica"] for replica in status["replicas"]]
-        here = {name: counts[region, name] for name in names}
+        here = counts[region]
         findings += share_findings(region, asked[region], here)
         shares |= {f"{region}/{name}": (count, sum(here.values()) / len(here)) for name, count in here.items()}
         findings += _of_replicas(region, status)
@@ -367,11 +364,14 @@ async def _broken_and_judged(
     await asyncio.sleep(QUIET_S)
     since = clock()
     before = sum(one.ended != "served" for one in crowd.answers)
+    served = await _served(world, session)
     say(f"judging for {WINDOW_S:g} s")
     await asyncio.sleep(WINDOW_S)
     regional, global_ = await _statuses(world, session)
     window = [one for one in crowd.answers if one.at >= since]
-    shares, findings = judged(window, regional, global_)
+    after = await _served(world, session)
+    counts = {name: {one: count - served[name][one] for one, count in there.items()} for name, there in after.items()}
+    shares, findings = judged(window, counts, regional, global_)
     late = [at for at in crowd.under_way.values() if at < clock() - workload.SERVED_WITHIN_S]
     if late:
         text = f"{len(late)} requests are open, the oldest for {clock() - min(late):.0f} s"
@@ -410,6 +410,28 @@ async def _statuses(
     regional = await asyncio.gather(*(ask(world.regions[name].regional_admin) for name in names))
     global_ = await asyncio.gather(*(ask(world.regions[name].global_admin) for name in names))
     return dict(zip(names, regional, strict=True)), dict(zip(names, global_, strict=True))
+
+
+async def _served(world: World, session: aiohttp.ClientSession) -> dict[str, dict[str, int]]:
+    """Answers that each engine says it has given since it started, by region and replica. LiveError."""
+    found: dict[str, dict[str, int]] = {}
+    for name, run in world.regions.items():
+        for place, url in enumerate(run.engine_urls):
+            try:
+                async with session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(10.0)) as page:
+                    found.setdefault(name, {})[f"{name}-{place}"] = answers_given(await page.text())
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise LiveError(f"{url}/metrics does not answer: {error}") from None
+    return found
+
+
+def answers_given(page: str) -> int:
+    """What an engine's metrics say of whole answers; those broken off are none."""
+    given = 0.0
+    for line in page.splitlines():
+        if line.startswith("vllm:request_success_total") and 'finished_reason="abort"' not in line:
+            given += float(line.rpartition(" ")[2])
+    return int(given)
 
 
 def _wake_all(world: World) -> None:

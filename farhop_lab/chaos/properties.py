@@ -214,7 +214,7 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
     flow, table = region.flow, region.flow._fleet.whole
     now = region.carrier.clock()
     return [
-        ("requests under way", region.carrier.under_way + flow.under_way),
+        ("requests under way", max(region.carrier.under_way, flow.under_way)),
         ("reservations", len(flow.ledger)),
         ("targets with load", len(flow.ledger.targets())),
         ("queued requests", len(flow.queue)),
@@ -231,7 +231,7 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
 def _global_books(balancer: BalancerProcess, flow: GlobalFlow) -> list[tuple[str, float]]:
     reckonings = flow._regions._reckonings.values()
     return [
-        ("requests under way", balancer.carrier.under_way + flow.under_way),
+        ("requests under way", max(balancer.carrier.under_way, flow.under_way)),
         ("reservations", len(flow.ledger)),
         ("held requests", len(flow._held)),
         ("active in the retry budget", flow._budget.active),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 REPLICA_KINDS = (*ENGINE_KINDS, "pause", "restart", "refuse")
 REGION_KINDS = ("kill", "restart-regional", "restart-global", "drain", "lose-reports")
-WORLD_KINDS = ("freeze", "etcd", "law")
+LINK_KINDS = ("freeze", "cut", "blackhole")
+WORLD_KINDS = (*LINK_KINDS, "etcd", "law")
 KINDS = (*REPLICA_KINDS, *REGION_KINDS, *WORLD_KINDS)
 
 REGIONS = ("ash", "elm", "oak", "yew")
@@ -37,14 +38,16 @@ class ScheduleError(ValueError):
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`what` is broken from `at_s` on, for `for_s` seconds. At `region`; a replica fault at `replica` (gpu-0, gpu-1,
-    ...), a frozen link between `region` and `to`. `factor`: how many times slower (slow), the share of reports that is
+    ...), a link between `region` and `to`. `factor`: how many times slower (slow), the share of reports that is
     lost (lose-reports).
 
     - of a replica, as the engine's `/lab/fault`: oom, fast-500, slow, stuck, dead-green, xid; of its process: pause
       (SIGSTOP), restart (killed, and back empty), refuse (its listener is closed, and streams go on);
     - of a region: kill (balancer and engines), restart-regional (the balancer alone), restart-global, drain,
       lose-reports;
-    - of the world: freeze (a link), etcd (silent), law (an epoch that forbids the region, and one that allows it).
+    - of the world: freeze (a link: nothing passes, nothing is lost), blackhole (so, and what is connected stays dead),
+      cut (connections break, none comes about), etcd (silent), law (an epoch that forbids the region, and one that
+      allows it again).
     """
 
     at_s: float
@@ -107,7 +110,7 @@ def _fault(rng: Random, regions: tuple[str, ...], replicas: int) -> Fault:
         fault = replace(fault, factor=round(rng.uniform(1.5, 12.0), 1))
     elif what == "lose-reports":
         fault = replace(fault, factor=rng.choice((0.5, 0.9, 1.0)))
-    elif what == "freeze":
+    elif what in LINK_KINDS:
         fault = replace(fault, to=rng.choice([name for name in regions if name != region]))
     elif what == "etcd":
         fault = replace(fault, region="")
@@ -131,7 +134,7 @@ def _same_place(a: Fault, b: Fault) -> bool:
     """Whether one's mending would mend the other."""
     if a.what in ENGINE_KINDS and b.what in ENGINE_KINDS:
         return (a.region, a.replica) == (b.region, b.replica)
-    if {a.what, b.what} <= {"freeze", "cut"}:
+    if a.what in LINK_KINDS and b.what in LINK_KINDS:
         return {a.region, a.to} == {b.region, b.to}
     if {a.what, b.what} <= {"kill", "restart-regional"}:
         return a.region == b.region
@@ -194,7 +197,7 @@ def _wrong(fault: Fault, schedule: Schedule) -> str:
         return f"region: {fault.region!r} is none of {', '.join(schedule.names)}"
     if fault.what in REPLICA_KINDS and fault.replica not in replicas:
         return f"replica: {fault.replica!r} is none of {', '.join(replicas)}"
-    if fault.what == "freeze" and fault.to not in [name for name in schedule.names if name != fault.region]:
+    if fault.what in LINK_KINDS and fault.to not in [name for name in schedule.names if name != fault.region]:
         return f"to: name another region than {fault.region}"
     if fault.what == "slow" and not 1.0 <= fault.factor <= 1e6:
         return "factor: give 1 to 1,000,000 times slower"

@@ -129,6 +129,10 @@ class Carrier:
         """Requests neither answered nor given up."""
         return len(self._live)
 
+    def attempts(self) -> list[Attempt]:
+        """Those under way."""
+        return [journey.attempt for journey in self._live.values() if journey.attempt is not None]
+
     def most_under_way(self) -> int:
         """The most there were since this was asked last."""
         most, self._most = self._most, len(self._live)

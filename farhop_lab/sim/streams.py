@@ -90,6 +90,11 @@ class PrefixCall:
         self._stage.wire.send(line.here, line.region.name, self._arrive, request)
         self._watch = self._stage.timeline.after(self._patience_s, self._look)
 
+    @property
+    def here(self) -> str:
+        """Where the global balancer stands."""
+        return self._line.here
+
     # -- there: the region's end
 
     def _arrive(self, request: region_pb2.PrefixesRequest) -> None:

@@ -386,6 +386,7 @@ class World:
         if before.alive:
             return
         self.balancers[region][place] = process = before.successor()
+        process.cut_off |= before.cut_off
         self._everybody = [balancer for those in self.balancers.values() for balancer in those]
         self._list_law(process)
         self._list_drains(process)
@@ -412,9 +413,36 @@ class World:
         """Nothing gets through between two regions; connections stand."""
         self.wire.freeze(a, b)
 
+    def blackhole(self, a: str, b: str) -> None:
+        """As freeze, but what is connected now stays dead, and what is sent meanwhile never arrives: a request that is
+        there already is answered to nobody."""
+        self.wire.blackhole(a, b)
+
+    def cut(self, a: str, b: str) -> None:
+        """Connections between two regions break at once, and are refused until it is healed."""
+        self.wire.blackhole(a, b)
+        for balancer, region in self._across(a, b):
+            balancer.cut(region)
+        self._break_calls(a, b)
+
     def heal(self, a: str, b: str) -> None:
-        """The link works again; what waited in it arrives."""
+        """The link works again; what waited in a frozen one arrives."""
+        if self.wire.swallows(a, b):
+            self._break_calls(a, b)
         self.wire.heal(a, b)
+        for balancer, region in self._across(a, b):
+            balancer.cut_off.discard(region)
+
+    def _across(self, a: str, b: str) -> list[tuple[BalancerProcess, str]]:
+        return [(one, b) for one in self.balancers.get(a, ())] + [(one, a) for one in self.balancers.get(b, ())]
+
+    def _break_calls(self, a: str, b: str) -> None:
+        """The prefix streams between two regions, at both ends."""
+        for here, there in ((a, b), (b, a)):
+            for call in tuple(self.regions[there].calls) if there in self.regions else ():
+                if call.here == here:
+                    call.give_up()
+                    call.cut()
 
     def lose_reports(self, region: str, share: float) -> None:
         """That share (0..1) of the region's reports arrives nowhere, each listener's lost by itself."""
