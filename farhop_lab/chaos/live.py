@@ -1,7 +1,8 @@
 """The same on real processes: a whole world (`farhop_lab.world`), load all the time, faults at random, then a verdict.
 
-What breaks has the simulator's names; `refuse`, `lose-reports`, `law` and `xid` exist there alone (no process of a
-world closes its listener, loses reports but with its link, or is watched by an exporter). Estimates are compared with
+What breaks has the simulator's names; `refuse`, `lose-reports` and `xid` exist there alone (no process of a world
+closes its listener, loses reports but with its link, or is watched by an exporter); drains and laws have live drills of
+their own. Estimates are compared with
 one another, since all replicas are alike and this machine's own pace is in every figure. Invariant: however it ends,
 the world's processes have ended.
 """

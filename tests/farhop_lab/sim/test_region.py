@@ -197,10 +197,11 @@ def test_an_engine_that_never_begins_or_goes_silent_is_given_up() -> None:
     world.at(1.0, lambda: world.arrive("paris", "t", direct=True, answer_tokens=100))
     world.at(2.0, host.command, Fault("dead-green"))
     world.at(2.5, lambda: world.arrive("paris", "t", direct=True))
-    measures = world.run(12.0)
-    ends = {fate.outcome: fate.ended_at for fate in measures.fates}
-    assert ends["upstream_stalled"] == pytest.approx(7.0, abs=0.01), "5 s after the last token"
-    assert len(ends) >= 1
+    measures = world.run(40.0)
+    stalled, late = measures.fates
+    assert (stalled.outcome, late.outcome) == ("upstream_stalled", "first_byte_timeout")
+    assert stalled.ended_at == pytest.approx(7.0, abs=0.01), "5 s after the last token"
+    assert late.attempts > 1, "nobody else is there: it was asked again"
     assert host.engine.metrics()[:2] == (0, 0)
 
 
