@@ -80,16 +80,20 @@ def estimates(world: World, truth: Truth) -> Iterator[Finding]:
     for name, region in world.regions.items():
         flow = region.flow
         yield from _off(f"{name}", "bytes per token", flow.estimates.bytes_per_token(MODEL), _bytes_per_token())
-        for replica, speed in flow.speeds.items():
+        table = flow._fleet.table(flow._fleet.whole.of)  # what a pick reads
+        for replica, row in table.of.at.items():
             answers = truth.by.get((name, replica), [])
             if len(answers) < 2:
                 continue  # its share is told
             service_ms = workload.service_ms(answers)
             load = 1.0 + service_ms / 1e3 * len(answers) / max(1e-9, world.now - truth.since_s)
             where = f"{name}/{replica}"
-            yield from _off(where, "prefill ms/token", speed.prefill_ms_per_token, workload.prefill_ms_per_token())
-            yield from _off(where, "tpot ms", speed.tpot_at(load), workload.tpot_ms(answers))
-            yield from _off(where, "service ms", speed.service_ms, service_ms)
+            yield from _off(
+                where, "prefill ms/token", table.prefill_ms_per_token.item(row), workload.prefill_ms_per_token()
+            )
+            tpot_ms = table.tpot_alone_ms.item(row) + (load - 1.0) * table.crowd_ms.item(row)
+            yield from _off(where, "tpot ms", tpot_ms, workload.tpot_ms(answers))
+            yield from _off(where, "service ms", table.service_ms.item(row), service_ms)
     for balancer, tier in _globals(world):
         for name, seen in tier.view.regions.items():
             where = f"{balancer.name} of {name}"

@@ -42,14 +42,6 @@ def found(world: World, truth: Truth) -> set[str]:
     return {finding.property for some in everything for finding in some}
 
 
-def break_speed(world: World) -> None:
-    world.regions["ash"].flow.speeds["gpu-0"]._pace_ms *= 2.0
-
-
-def break_tpot(world: World) -> None:
-    world.regions["ash"].flow.speeds["gpu-0"]._tpot_ms *= 1.5
-
-
 def break_wire(world: World) -> None:
     world.wire.set_rtt("ash", "elm", 200.0)
 
@@ -103,7 +95,7 @@ def lie(world: World) -> None:
 @pytest.mark.parametrize(
     ("breaks", "property_"),
     [
-        (break_speed, "estimates"), (break_tpot, "estimates"), (break_wire, "estimates"), (eject, "standing"),
+        (break_wire, "estimates"), (eject, "standing"),
         (drain, "standing"), (silence, "standing"), (kill, "standing"), (fail, "answers"), (swallow, "open"),
         (leak, "ledgers"), (leak_globally, "ledgers"), (outrun, "law"), (lie, "sound"),
     ],
@@ -113,6 +105,22 @@ def test_a_broken_world_is_found(played: tuple[World, Truth], breaks: Callable[[
     assert found(world, truth) == set()
     breaks(world)
     assert property_ in found(world, truth)
+
+
+def test_an_estimate_that_is_not_the_truth_is_found(
+    played: tuple[World, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The truth is changed, since estimates are whatever the machine keeps them in."""
+    world, truth = played
+    slower = [t._replace(ended_at=t.began_at + 1.5 * (t.ended_at - t.began_at)) for t in truth.by["ash", "gpu-0"]]
+    truth.by["ash", "gpu-0"] = slower
+    said = list(properties.estimates(world, truth))
+    assert {("ash/gpu-0", "tpot")} <= {(f.where, f.what.split()[0]) for f in said}
+    assert {f.where for f in said} == {"ash/gpu-0"}
+    truth.by.clear()
+    assert list(properties.estimates(world, truth)) == [], "of nothing that was measured nothing is said"
+    monkeypatch.setattr(workload, "prefill_ms_per_token", lambda: 0.2)
+    assert {f.what.partition(":")[0] for f in properties.estimates(world, truth)} == {"reported prefill ms/token"}
 
 
 def test_a_share_is_out_for_sure_only_where_chance_does_not_explain_it() -> None:
