@@ -147,7 +147,7 @@ def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
         health = fleet.read(replica, now)
         if health.state is not State.UP:
             yield Finding("standing", f"{name}/{replica}", f"{health.state}: {health.why}")
-        elif (excess := fleet.peers.excess(replica)) > 0.0:
+        elif (excess := fleet.peers.excess(replica)) > SHARE_OFF:
             yield Finding(
                 "standing", f"{name}/{replica}", f"kept from {excess:.0%} of its slots: fails more than its peers"
             )
