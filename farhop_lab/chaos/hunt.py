@@ -21,6 +21,7 @@ from farhop_lab.chaos.properties import PROPERTIES
 from farhop_lab.chaos.schedule import Schedule
 from farhop_lab.chaos.shrink import shrunk
 from farhop_lab.chaos.trial import Outcome
+from farhop_lab.sim import faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,7 +116,7 @@ def _told(outcomes: list[Outcome], shortest: list[Outcome]) -> Hunted:
         answers=sum(one.answers for one in outcomes),
         cpu_s=round(sum(one.cpu_s for one in outcomes), 3),
         by_property={name: by_property[name] for name in PROPERTIES if by_property[name]},
-        by_kind={what: (of_all[what], of_failed[what]) for what in schedules.KINDS if of_all[what]},
+        by_kind={what: (of_all[what], of_failed[what]) for what in faults.KINDS if of_all[what]},
         failures=failures,
         shortest=_distinct(shortest),
     )

@@ -22,10 +22,11 @@ import msgspec
 
 from farhop_lab.chaos import workload
 from farhop_lab.chaos.properties import ESTIMATE_OFF, Finding, share_findings
-from farhop_lab.chaos.schedule import LINK_KINDS, LONGEST_S, Fault, fits, in_order
+from farhop_lab.chaos.schedule import LONGEST_S, fits, in_order
 from farhop_lab.child import ChildError
 from farhop_lab.client import COMPLETION, answer
 from farhop_lab.engine.faults import KINDS as ENGINE_KINDS
+from farhop_lab.sim.faults import LINK_KINDS, Fault
 from farhop_lab.world import World, WorldError, WorldSettings
 
 if TYPE_CHECKING:

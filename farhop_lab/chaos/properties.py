@@ -13,7 +13,7 @@ import msgspec
 
 from farhop.balance.health import Mode, State
 from farhop_lab.chaos import workload
-from farhop_lab.chaos.injected import TENANT
+from farhop_lab.chaos.workload import TENANT
 from farhop_lab.sim.scenery import MODEL
 from global_lb.flow import GlobalFlow
 

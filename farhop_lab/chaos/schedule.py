@@ -13,15 +13,10 @@ import msgspec
 import yaml
 
 from farhop_lab.engine.faults import KINDS as ENGINE_KINDS
+from farhop_lab.sim.faults import KINDS, LINK_KINDS, REGION_KINDS, REPLICA_KINDS, WORLD_KINDS, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-REPLICA_KINDS = (*ENGINE_KINDS, "pause", "restart", "refuse")
-REGION_KINDS = ("kill", "restart-regional", "restart-global", "drain", "lose-reports")
-LINK_KINDS = ("freeze", "cut", "blackhole")
-WORLD_KINDS = (*LINK_KINDS, "etcd", "law")
-KINDS = (*REPLICA_KINDS, *REGION_KINDS, *WORLD_KINDS)
 
 REGIONS = ("ash", "elm", "oak", "yew")
 WARM_S = 8.0  # before the first fault: a world that has served some 8 requests at every replica
@@ -34,34 +29,6 @@ DOCUMENT_BYTES_MAX = 64 * 1024
 
 class ScheduleError(ValueError):
     """A schedule that cannot be played; the text names the field and the remedy."""
-
-
-class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`what` is broken from `at_s` on, for `for_s` seconds. At `region`; a replica fault at `replica` (gpu-0, gpu-1,
-    ...), a link between `region` and `to`. `factor`: how many times slower (slow), the share of reports that is
-    lost (lose-reports).
-
-    - of a replica, as the engine's `/lab/fault`: oom, fast-500, slow, stuck, dead-green, xid; of its process: pause
-      (SIGSTOP), restart (killed, and back empty), refuse (its listener is closed, and streams go on);
-    - of a region: kill (balancer and engines), restart-regional (the balancer alone), restart-global, drain,
-      lose-reports;
-    - of the world: freeze (a link: nothing passes, nothing is lost), blackhole (so, and what is connected stays dead),
-      cut (connections break, none comes about), etcd (silent), law (an epoch that forbids the region, and one that
-      allows it again).
-    """
-
-    at_s: float
-    for_s: float
-    what: str
-    region: str = ""
-    replica: str = ""
-    to: str = ""
-    factor: float = 1.0
-
-    @property
-    def until_s(self) -> float:
-        """When it is mended."""
-        return self.at_s + self.for_s
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -15,7 +15,7 @@ from farhop_lab.chaos.schedule import WARM_S, Schedule, ScheduleError, check
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from farhop_lab.chaos.schedule import Fault
+    from farhop_lab.sim.faults import Fault
 
 TRIALS_MAX = 80
 _LENGTHS_S = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)

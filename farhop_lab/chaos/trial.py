@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop_lab.chaos import properties, workload
-from farhop_lab.chaos.injected import Breaker
 from farhop_lab.chaos.schedule import Schedule
 from farhop_lab.chaos.workload import Crowd, Truth
 from farhop_lab.proving.cell import seldom_tidied
+from farhop_lab.sim.faults import Breaker
 
 if TYPE_CHECKING:
     from farhop_lab.chaos.properties import Finding
@@ -67,8 +67,8 @@ def run(schedule: Schedule) -> Outcome:
 
 
 def _played(world: World, schedule: Schedule, truth: Truth) -> list[Finding]:
-    breaker = Breaker(world)
-    breaker.plan(schedule)
+    breaker = Breaker(world, workload.TENANT)
+    breaker.plan(schedule.faults)
     crowd = Crowd(world, schedule)
     quiet_s = schedule.mended_s + QUIET_S
     world.run(quiet_s)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from farhop_lab.chaos.injected import TENANT
 from farhop_lab.chaos.schedule import WARM_S
 from farhop_lab.engine.profiles import PROFILES
 from farhop_lab.sim.scenery import flat, gpus
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from farhop_lab.chaos.schedule import Schedule
     from farhop_lab.sim.engines import Timing
 
+TENANT = "t"
 GPU = PROFILES["a100"]
 RTT_MS = 60.0
 PROMPT_BYTES, PROMPT_TOKENS, ANSWER_TOKENS = 8000, 2000, 16

@@ -9,8 +9,9 @@ import pytest
 from farhop_lab.chaos import hunt, live, schedule, trial
 from farhop_lab.chaos.live import Verdict
 from farhop_lab.chaos.properties import Finding
-from farhop_lab.chaos.schedule import Fault, Schedule
+from farhop_lab.chaos.schedule import Schedule
 from farhop_lab.chaos.trial import Outcome
+from farhop_lab.sim.faults import Fault
 
 FAULT = Fault(9.0, 2.0, "pause", "ash", "gpu-1")
 BAD = Outcome(Schedule(7, faults=(FAULT,)), (Finding("shares", "ash/gpu-1", "0 answers where 20 are fair"),), 300, 60.0)

@@ -8,8 +8,9 @@ import pytest
 
 from farhop_lab.chaos import live
 from farhop_lab.chaos.live import Answered
-from farhop_lab.chaos.schedule import AT_ONCE, LINK_KINDS
+from farhop_lab.chaos.schedule import AT_ONCE
 from farhop_lab.client import Failure, Result
+from farhop_lab.sim.faults import LINK_KINDS
 
 REGIONS = ["virginia", "tokyo"]
 

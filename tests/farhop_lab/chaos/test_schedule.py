@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from farhop_lab.chaos import schedule
-from farhop_lab.chaos.schedule import AT_ONCE, KINDS, LONGEST_S, SPAN_S, WARM_S, Fault, Schedule, ScheduleError
+from farhop_lab.chaos.schedule import AT_ONCE, LONGEST_S, SPAN_S, WARM_S, Schedule, ScheduleError
+from farhop_lab.sim.faults import KINDS, Fault
 
 MANY = [schedule.drawn(seed) for seed in range(400)]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from farhop_lab.chaos import schedule
-from farhop_lab.chaos.schedule import WARM_S, Fault, Schedule
+from farhop_lab.chaos.schedule import WARM_S, Schedule
 from farhop_lab.chaos.shrink import TRIALS_MAX, shrunk
+from farhop_lab.sim.faults import Fault
 
 BIG = Schedule(
     7,

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from farhop_lab.chaos import schedule, trial
-from farhop_lab.chaos.schedule import Fault, Schedule
+from farhop_lab.chaos.schedule import Schedule
+from farhop_lab.sim.faults import Fault
 
 KEPT = sorted((Path(__file__).parents[2] / "seeds" / "chaos").glob("*.yaml"))
 SEEDS = (0, 5, 10, 16, 17, 25, 29, 36)

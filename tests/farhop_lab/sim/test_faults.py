@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farhop_lab.chaos import properties, workload
-from farhop_lab.chaos.injected import Breaker
-from farhop_lab.chaos.schedule import KINDS, LINK_KINDS, REPLICA_KINDS, Fault, Schedule
+from farhop_lab.chaos.schedule import Schedule
 from farhop_lab.chaos.workload import Truth
+from farhop_lab.sim.faults import KINDS, LINK_KINDS, REPLICA_KINDS, Breaker, Fault
 
 if TYPE_CHECKING:
     from farhop_lab.sim.world import World
@@ -41,7 +41,7 @@ def test_it_breaks_and_is_mended(what: str) -> None:
     schedule = Schedule(1, faults=(fault,))
     world = workload.world_of(schedule, Truth())
     breaker = Breaker(world)
-    breaker.plan(schedule)
+    breaker.plan(schedule.faults)
     world.run(0.9)
     before = shown(world)
     world.run(2.0)
@@ -62,6 +62,6 @@ def test_a_replica_fault_in_a_dead_region_is_over_with_its_process() -> None:
     )
     world = workload.world_of(Schedule(1, faults=faults), Truth())
     before = shown(world)
-    Breaker(world).plan(Schedule(1, faults=faults))
+    Breaker(world).plan(faults)
     world.run(6.0)
     assert shown(world) == before

@@ -1,4 +1,4 @@
-"""Breaks and mends a simulated world as a schedule says. The live twin is `live`: the same names, real processes.
+"""What can break in a world, by name, and for how long; breaks and mends a simulated one. Its live twin: `chaos.live`.
 
 Invariant: what a fault broke is whole again once it is mended, whatever else was broken meanwhile. Never judges.
 """
@@ -9,31 +9,65 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from farhop_lab.chaos.schedule import REPLICA_KINDS
+import msgspec
+
 from farhop_lab.engine import faults
+from farhop_lab.engine.faults import KINDS as ENGINE_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from farhop_lab.chaos.schedule import Fault, Schedule
     from farhop_lab.sim.hosts import Host
     from farhop_lab.sim.world import World
 
-TENANT = "t"
+REPLICA_KINDS = (*ENGINE_KINDS, "pause", "restart", "refuse")
+REGION_KINDS = ("kill", "restart-regional", "restart-global", "drain", "lose-reports")
+LINK_KINDS = ("freeze", "cut", "blackhole")
+WORLD_KINDS = (*LINK_KINDS, "etcd", "law")
+KINDS = (*REPLICA_KINDS, *REGION_KINDS, *WORLD_KINDS)
+
 XID = 79  # fell off the bus: fatal
 LAW_LAG_S = 0.2
 
 
-class Breaker:
-    """See the module's head."""
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`what` is broken from `at_s` on, for `for_s` seconds. At `region`; a replica fault at `replica` (gpu-0, gpu-1,
+    ...), a link between `region` and `to`. `factor`: how many times slower (slow), the share of reports that is
+    lost (lose-reports).
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    - of a replica, as the engine's `/lab/fault`: oom, fast-500, slow, stuck, dead-green, xid; of its process: pause
+      (SIGSTOP), restart (killed, and back empty), refuse (its listener is closed, and streams go on);
+    - of a region: kill (balancer and engines), restart-regional (the balancer alone), restart-global, drain,
+      lose-reports;
+    - of the world: freeze (a link: nothing passes, nothing is lost), blackhole (so, and what is connected stays dead),
+      cut (connections break, none comes about), etcd (silent), law (an epoch that forbids the region, and one that
+      allows it again).
+    """
+
+    at_s: float
+    for_s: float
+    what: str
+    region: str = ""
+    replica: str = ""
+    to: str = ""
+    factor: float = 1.0
+
+    @property
+    def until_s(self) -> float:
+        """When it is mended."""
+        return self.at_s + self.for_s
+
+
+class Breaker:
+    """See the module's head. `tenant` is whose law a `law` changes: no other has one then."""
+
+    def __init__(self, world: World, tenant: str = "t") -> None:
+        self._world, self._tenant = world, tenant
         self.law_epoch = world.law.epoch
 
-    def plan(self, schedule: Schedule) -> None:
+    def plan(self, faults: Iterable[Fault]) -> None:
         """Every fault at its time, and its mending at its own."""
-        for fault in schedule.faults:
+        for fault in faults:
             self._world.at(fault.at_s, self._break, fault)
             self._world.at(fault.until_s, self._mend, fault)
 
@@ -84,13 +118,13 @@ class Breaker:
             "author": "chaos",
             "why": "a fault of the schedule",
             "at": "2026-01-01T00:00:00Z",
-            "tenants": [{"name": TENANT, "residency": {"processing": {"allow": allowed}}}],
+            "tenants": [{"name": self._tenant, "residency": {"processing": {"allow": allowed}}}],
         }
         self._world.publish_law(json.dumps(document).encode(), LAW_LAG_S)
 
 
 def _break_replica(host: Host, fault: Fault) -> None:
-    if fault.what in faults.KINDS:
+    if fault.what in ENGINE_KINDS:
         if not host.stopped:
             host.command(faults.Fault(fault.what, factor=max(1.0, fault.factor), xid=XID))  # type: ignore[arg-type]
     elif fault.what == "pause":
@@ -103,7 +137,7 @@ def _break_replica(host: Host, fault: Fault) -> None:
 
 
 def _mend_replica(host: Host, fault: Fault) -> None:
-    if fault.what in faults.KINDS:
+    if fault.what in ENGINE_KINDS:
         host.command(None)
     elif fault.what == "pause":
         host.resume()
