@@ -62,7 +62,10 @@ class EngineAttempt:
         self._place = region.name, forward.target
         timeline = region.stage.timeline
         self._sent_at, self._began_at = timeline.now, -inf
-        self._watch: Call = timeline.after(region.stage.watching.first_byte_s, self._late)
+        streams, watching = journey.request.stream, region.stage.watching
+        patience_s = watching.engine_first_byte_s if streams else watching.engine_whole_answer_s
+        late = outcome.FIRST_BYTE_TIMEOUT if streams else outcome.WHOLE_ANSWER_TIMEOUT
+        self._watch: Call = timeline.after(patience_s, self._give_up, late)
         timeline.after(self._away_s, self._arrive)
 
     def _arrive(self) -> None:
@@ -75,7 +78,7 @@ class EngineAttempt:
         """See engines.Job."""
         self._began_at = self._stage.timeline.now
         self._watch.cancel()
-        self._watch = self._stage.timeline.after(self._stage.watching.between_bytes_s, self._quiet)
+        self._watch = self._stage.timeline.after(self._stage.watching.engine_between_bytes_s, self._quiet)
         self._tell(self._carrier.began, 200)
 
     def done(self, usage: Usage) -> None:
@@ -106,13 +109,10 @@ class EngineAttempt:
         else:
             self.refused(text)
 
-    def _late(self) -> None:
-        self._give_up(outcome.FIRST_BYTE_TIMEOUT)
-
     def _quiet(self) -> None:
         """Chunks are not simulated: they come all the time, unless the engine makes none."""
         stage, since = self._stage, self._host.quiet_since
-        due = (stage.timeline.now if since is None else since) + stage.watching.between_bytes_s
+        due = (stage.timeline.now if since is None else since) + stage.watching.engine_between_bytes_s
         if due <= stage.timeline.now:
             self._give_up(outcome.STALLED)
         else:

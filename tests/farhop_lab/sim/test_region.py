@@ -191,7 +191,7 @@ def test_a_replica_is_seen_as_it_is() -> None:
 
 
 def test_an_engine_that_never_begins_or_goes_silent_is_given_up() -> None:
-    watching = Watching(first_byte_s=4.0, between_bytes_s=5.0)
+    watching = Watching(engine_first_byte_s=4.0, engine_between_bytes_s=5.0)
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 1)}, balancers={}, watching=watching)
     host = world.regions["paris"].hosts["gpu-0"]
     world.at(1.0, lambda: world.arrive("paris", "t", direct=True, answer_tokens=100))
