@@ -21,6 +21,7 @@ from farhop_lab.chaos.properties import PROPERTIES
 from farhop_lab.chaos.schedule import Schedule
 from farhop_lab.chaos.shrink import shrunk
 from farhop_lab.chaos.trial import Outcome
+from farhop_lab.child import bound_to_parent
 from farhop_lab.sim import faults
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def hunt(
         return _told(outcomes, shortest)
     context = multiprocessing.get_context("spawn")
     count = min(workers or os.cpu_count() or 1, len(batches))
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_undisturbed) as pool:
+    bound = bound_to_parent()
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_undisturbed, initargs=(bound,)) as pool:
         try:
             for part in pool.map(_play, batches):
                 outcomes += part
@@ -77,9 +79,11 @@ def hunt(
     return _told(outcomes, shortest)
 
 
-def _undisturbed() -> None:
-    """Ctrl-C is for the parent, who ends this process."""
+def _undisturbed(bound: Callable[[], None] | None) -> None:
+    """Ctrl-C is for the parent, who ends this process; if it is killed, this one dies with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if bound is not None:
+        bound()
 
 
 def _play(seeds: Sequence[int]) -> list[Outcome]:
