@@ -1,6 +1,6 @@
 """`farhop bench`: what a decision and what a relayed request cost, in CPU time of this machine. Judges nothing.
 
-`routing` and `fidelity` measure no cost: see the modules of these names.
+`routing`, `fidelity` and `chaos` measure no cost: see the modules of these names.
 """
 
 from __future__ import annotations
@@ -30,6 +30,18 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
+class Chaos:
+    """What `chaos` alone is told: see its module."""
+
+    seeds: int = 200
+    first: int = 0
+    replay: Path | None = None
+    live: bool = False
+    for_s: float = 600.0
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What the command line says. `repeats` None and `streams` None: as the plan has it."""
 
@@ -44,6 +56,7 @@ class Options:
     markdown: Path | None = None
     speedup: float = 1.0
     seed: int = 1
+    chaos: Chaos = Chaos()
 
 
 def decide(options: Options) -> int:
@@ -271,6 +284,13 @@ def fidelity(options: Options) -> int:
     return compare(options)
 
 
+def chaos(options: Options) -> int:
+    """Break worlds at random; the exit code, 1 if one does not come back to what it was."""
+    from farhop_cli.chaos import run as hunt
+
+    return hunt(options)
+
+
 BENCHES: dict[str, Callable[[Options], int]] = {
     "decide": decide,
     "relay": relay,
@@ -281,6 +301,7 @@ BENCHES: dict[str, Callable[[Options], int]] = {
     "sim": sim,
     "routing": routing,
     "fidelity": fidelity,
+    "chaos": chaos,
 }
 
 

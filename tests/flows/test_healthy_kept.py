@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farhop.balance.health import State
+from farhop_lab.engine.faults import Fault
 from farhop_lab.proving import cell, routers
 from farhop_lab.scenarios import load as scenarios
 from farhop_lab.sim.clients import Crowd
@@ -101,8 +102,8 @@ def test_no_healthy_replica_is_ejected_under_the_azure_code_trace(of_capacity: f
 
 def test_one_that_is_five_times_slower_goes_within_20_s_and_is_back_within_30_s_once_it_is_not() -> None:
     world = coding(0.5, 85.0)
-    world.at(25.0, world.slow, "paris", "gpu-0", 5.0)
-    world.at(50.0, world.slow, "paris", "gpu-0", 1.0)
+    world.at(25.0, lambda: world.host("paris", "gpu-0").command(Fault("slow", factor=5.0)))
+    world.at(50.0, lambda: world.host("paris", "gpu-0").command(None))
     measures = world.run(45.0)
     assert set(measures.ejections) == {("paris", "gpu-0")}
     region = world.regions["paris"]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farhop_lab.engine.faults import Fault
 from farhop_lab.engine.text import write_all
 from farhop_lab.sim.scenery import Reporting, flat, gpus, station
 from farhop_lab.sim.world import World
@@ -244,16 +245,14 @@ def test_a_gpu_can_be_slowed_and_mended_and_ejections_tell_whether_there_was_a_c
     world.run(1.0)
     usual_ms = ttft_ms()
     for name in region.engines:
-        world.slow("paris", name, 4.0)
+        world.host("paris", name).command(Fault("slow", factor=4.0))
     assert 3.0 * usual_ms < ttft_ms() < 5.0 * usual_ms
     region.flow.health["gpu-0"].eject("told to", region.carrier.clock())
     world.run(world.now + 1.0)
     assert (world.measures.ejections, world.measures.ejections_healthy) == ({("paris", "gpu-0"): 1}, 0)
     for name in region.engines:
-        world.slow("paris", name, 1.0)
+        world.host("paris", name).command(None)
     world.run(world.now + 6.0)
     region.flow.health["gpu-1"].eject("told to", region.carrier.clock())
     world.run(world.now + 1.0)
     assert (world.measures.ejections.total(), world.measures.ejections_healthy) == (2, 1)
-    with pytest.raises(TypeError, match="give it a GPU"):
-        World(3, flat(["paris"]), {"paris": station(4, 1.0)}).slow("paris", "gpu-0", 2.0)
