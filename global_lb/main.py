@@ -96,6 +96,7 @@ class GlobalBalancer:
         self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, log)
         self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
         self.flow.sent.append(prefixes.sent)
+        self.flow.forgotten.append(prefixes.begin_anew)
         self.watcher = Watcher(
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
             regions, self.secrecy.trouble, pool.give_up,
@@ -138,9 +139,8 @@ class GlobalBalancer:
         return self.flow.law.patience_s(tenant)
 
     def _adopt(self, law: Law) -> None:
-        before = self.flow.law
         self.relay.react(LawChanged(law))
-        self.prefixes.adopt(before, law, self.config.region)
+        self.prefixes.adopt(self.flow.law.epoch)
 
     def _gauges(self) -> None:
         gauge = self.metrics.gauge

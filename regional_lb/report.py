@@ -22,6 +22,7 @@ from farhop.store.contract import StoreError, report_key
 from farhop.store.hubs import told_of
 from farhop.store.report import (
     ACCEPTED_LIMIT,
+    BASES_LIMIT,
     RATE_LIMIT_MS,
     USED_LIMIT,
     WAIT_LIMIT_MS,
@@ -95,6 +96,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             models=tuple(self._model(model) for model in sorted(self._flow.view.by_model)),
             accepted_bytes=dict(islice(reversed(self._flow.accepted_bytes.items()), ACCEPTED_LIMIT)),
             client_url=self._client_url,
+            law_epoch=self._flow.law.epoch,
         )
 
     def _model(self, model: str) -> ModelReport:
@@ -109,6 +111,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         else:
             prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
             tpot_ms, crowd_ms = min(flow.speeds[name].tpot_ms for name in replicas), 0.0
+        bases = flow.law.lineage.get(model, frozenset())
         left = admission.headroom(owned, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
@@ -130,6 +133,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
             crowd_ms=min(RATE_LIMIT_MS, crowd_ms),
             used_share=min(flow.outlook.used_share(model, now), USED_LIMIT),
             gpu_types=self._gpus_of(model),
+            bases=tuple(sorted(bases)[:BASES_LIMIT]) if bases else (),
+            base_unknown=bases is None,
         )
 
     def _gpus_of(self, model: str) -> tuple[str, ...]:
@@ -264,13 +269,17 @@ def _left(total: Column, taken: Column) -> int:
 
 def moved(old: RegionReport, new: RegionReport) -> bool:
     """Whether something in it changed by 5 % or more, or a yes became a no."""
-    if old.draining != new.draining or len(old.models) != len(new.models) or old.accepted_bytes != new.accepted_bytes:
+    if (old.draining, old.law_epoch) != (new.draining, new.law_epoch):
+        return True
+    if len(old.models) != len(new.models) or old.accepted_bytes != new.accepted_bytes:
         return True
     return any(_model_moved(a, b) for a, b in zip(old.models, new.models, strict=True))
 
 
 def _model_moved(old: ModelReport, new: ModelReport) -> bool:
     if (old.model, old.replicas_ready, old.replicas_total) != (new.model, new.replicas_ready, new.replicas_total):
+        return True
+    if (old.bases, old.base_unknown) != (new.bases, new.base_unknown):
         return True
     return any(
         abs(a - b) >= CHANGE * max(abs(a), abs(b), 1.0)
