@@ -8,13 +8,15 @@ bounded, because narrowings come from clients.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
 from topology.lineage import NO_LINEAGE, Lineage
-from topology.model import WORLD, Residency, Rule, Tenant, Topology
+from topology.model import WORLD, Key, Residency, Rule, Tenant, Topology
 
 NARROWINGS_MAX = 8
 PLACES_MAX = 1024
@@ -93,19 +95,29 @@ class Law:
 
     def widens(self, before: Law, scope: Scope, regions: frozenset[str]) -> bool:
         """Whether all that was lawful in these regions under another law of the same map still is, for everybody whom
-        that law knew: what is gone (a tenant, a key) may do nothing any more."""
-        ours, theirs = self._topology, before.topology
-        relearned = self._relearned(before)
-        alike = ours.models == theirs.models and not relearned
-        models = {"", *self._ruled_models, *before._ruled_models, *relearned}
-        return not any(
-            before.verdict(name, model, scope, key=key).lawful
-            & regions - self.verdict(name, model, scope, key=key).lawful
-            for name, tenant in theirs.tenants.items()
-            if not (alike and ours.tenants.get(name) == tenant)
-            for model in models
-            for key in ("", *_rekeyed(tenant, ours.tenants.get(name)))
-        )
+        that law knew: what is gone (a tenant, a key) may do nothing any more.
+
+        A verdict intersects its clauses, and each of them may be absent (no key named, a model without a rule): so
+        something is lost exactly if some single clause loses it inside what the tenant's own residency gave. Thus each
+        clause is looked at once, and no verdict is made: 4,000 tenants take milliseconds.
+        """
+        then, now = _Reach(before, scope, regions), _Reach(self, scope, regions)
+        lost_by, relearned = then.lost_by_models(now), self._relearned(before)
+        lost_by_any = functools.reduce(operator.or_, lost_by.values(), 0)
+        for name, tenant in before.topology.tenants.items():
+            same = self._topology.tenants.get(name)
+            if same is tenant and not lost_by_any and not relearned:
+                continue
+            reach = then.of_tenant(tenant)
+            if reach & ~now.of_tenant(same):
+                return False
+            if reach & lost_by_any or relearned or tenant.models or (same is not None and same.models):
+                models = {*lost_by, *relearned, *tenant.models, *(same.models if same is not None else ())}
+                if any(reach & then.of_model(tenant, model) & ~now.of_model(same, model) for model in models):
+                    return False
+            if tenant.keys and then.lost_by_keys(tenant.keys, now, same.keys if same is not None else ()) & reach:
+                return False
+        return True
 
     def _relearned(self, before: Law) -> list[str]:
         """Models that other rules bind now, or may. A model that was not served left nothing that could be lawful; one
@@ -241,6 +253,76 @@ class Law:
         return dict.fromkeys(self._topology.regions, reason)
 
 
+class _Reach:
+    """What each clause of a law leaves of some regions in a scope, as bits, to compare it with another law's."""
+
+    __slots__ = ("_all", "_allowed", "_bits", "_denied", "_law", "_scope")
+
+    def __init__(self, law: Law, scope: Scope, regions: frozenset[str]) -> None:
+        self._law, self._scope = law, scope
+        self._bits = {region: 1 << n for n, region in enumerate(sorted(regions))}
+        self._allowed: dict[tuple[str, ...], int] = {}
+        self._denied: dict[tuple[str, ...], int] = {}
+        self._all = self._within((WORLD,))
+
+    def of_tenant(self, tenant: Tenant | None) -> int:
+        residency = tenant.residency if tenant is not None else None
+        if residency is None:
+            return 0
+        own: Rule | None = getattr(residency, self._scope)
+        if own is None and self._scope is Scope.ENTRY:
+            return self._all
+        return self._rule(own or residency.processing)
+
+    def of_model(self, tenant: Tenant | None, model: str) -> int:
+        """By the world's rules and the tenant's for it and what it is based on."""
+        names = self._law._bound.get(model, ())
+        if self._scope is Scope.ENTRY or names == ():
+            return self._all
+        each = [self._law.topology.models] + ([tenant.models] if tenant is not None else [])
+        if names is None:
+            return 0 if any(each) else self._all
+        rules = (self._rule(held[name]) for held in each for name in names if name in held)
+        return functools.reduce(operator.and_, rules, self._all)
+
+    def of_key(self, key: Key | None) -> int:
+        if key is None:
+            return 0
+        return self._all if not key.within or self._scope is Scope.ENTRY else self._within(key.within)
+
+    def lost_by_keys(self, keys: tuple[Key, ...], now: _Reach, kept: tuple[Key, ...]) -> int:
+        """What these keys leave here and those of the same names not there, all together."""
+        lost, held = 0, None
+        for n, key in enumerate(keys):
+            other = kept[n] if n < len(kept) else None
+            if other is None or other.name != key.name:  # hardly ever: keys keep their places from law to law
+                held = {one.name: one for one in kept} if held is None else held
+                other = held.get(key.name)
+            if other is None or other.within != key.within:
+                lost |= self.of_key(key) & ~now.of_key(other)
+        return lost
+
+    def lost_by_models(self, now: _Reach) -> dict[str, int]:
+        """By model, what the world's own rule for it leaves here and not there."""
+        models = {*self._law.topology.models, *now._law.topology.models}
+        lost = {model: self.of_model(None, model) & ~now.of_model(None, model) for model in models}
+        return {model: regions for model, regions in lost.items() if regions}
+
+    def _rule(self, rule: Rule) -> int:
+        denied = self._denied.get(rule.deny)
+        if denied is None:
+            known = all(place in self._law._inside for place in rule.deny)
+            denied = self._denied[rule.deny] = self._within(rule.deny) if known else self._all
+        return self._within(rule.allow) & ~denied
+
+    def _within(self, places: tuple[str, ...]) -> int:
+        found = self._allowed.get(places)
+        if found is None:
+            inside = frozenset().union(*(self._law._inside.get(place, frozenset()) for place in places))
+            found = self._allowed[places] = sum(bit for region, bit in self._bits.items() if region in inside)
+        return found
+
+
 def narrowing(*lists: tuple[str, ...]) -> Narrow:
     """The lists that do narrow, for `Law.verdict`: an empty list here means that nobody asked. Use it for a request's
     own wish or a key's `within`, never for a hop token's lawful regions, where empty means that nothing is lawful.
@@ -271,12 +353,6 @@ def _bound(ruled: frozenset[str], lineage: Lineage) -> dict[str, tuple[str, ...]
         if orphan or names:
             bound[model] = None if orphan else names
     return bound
-
-
-def _rekeyed(before: Tenant, after: Tenant | None) -> list[str]:
-    """Keys that are gone or stay elsewhere: any other is lawful where its tenant is, within the same places."""
-    places = {key.name: key.within for key in after.keys} if after is not None else {}
-    return [key.name for key in before.keys if places.get(key.name) != key.within]
 
 
 def _members(topology: Topology) -> dict[str, frozenset[str]]:
