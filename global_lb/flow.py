@@ -134,6 +134,7 @@ class GlobalFlow:
         self._regions.liveness_of(live.region).relay_succeeded()
         # What the region's machine refuses it has counted; its doors turn away uncounted (client, balancer).
         counted = event.outcome.source not in (Source.CLIENT, Source.BALANCER)
+        counted = counted and event.outcome is not outcome.UNLAWFUL_UNREAD
         if event.wait_ms is not None:
             live.waits_ms[live.region] = event.wait_ms
         if live.instance is not None and event.outcome.source is Source.REGION:
@@ -203,7 +204,7 @@ class GlobalFlow:
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
-        if event.law.epoch <= self.law.epoch:
+        if event.law.epoch < self.law.epoch:
             return []
         return self._go_by(event.law.knowing(self._regions.lineages.of), now)
 

@@ -24,6 +24,7 @@ from farhop.store.report import (
     ACCEPTED_LIMIT,
     BASES_LIMIT,
     RATE_LIMIT_MS,
+    TEXT_LIMIT,
     USED_LIMIT,
     WAIT_LIMIT_MS,
     ModelReport,
@@ -38,6 +39,7 @@ from regional_lb.table import TOTAL
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from farhop.shell.lawbook import LawBook
     from farhop.store.contract import Publication, Store
     from regional_lb.flow import RegionalFlow
     from regional_lb.table import Column
@@ -64,7 +66,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
         incarnation: int,
         prefix_nodes_per_s: int = NODES_PER_S,
         client_url: str = "",
+        laws: LawBook | None = None,
     ) -> None:
+        self._laws = laws
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
         self._incarnation, self._client_url = incarnation, client_url
@@ -216,6 +220,17 @@ class Reporter(region_pb2_grpc.RegionServicer):
     ) -> region_pb2.PingReply:
         """Our clock, at once."""
         return region_pb2.PingReply(nonce=request.nonce, clock_ms=self._clock() * 1e3, incarnation=self._incarnation)
+
+    async def Law(  # noqa: N802 - the service's name for it
+        self, request: region_pb2.LawExchange, context: Any
+    ) -> region_pb2.LawExchange:
+        """Our law for theirs, whichever is later."""
+        if self._laws is None or len(request.sender) > TEXT_LIMIT or not request.sender.isprintable():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sender: a printable name, at most 256 characters")
+        assert self._laws is not None
+        proven = bool(context.peer_identities())  # by a certificate that we asked for and verified
+        told = await self._laws.exchanged(request.epoch, request.document, request.sender, proven=proven)
+        return region_pb2.LawExchange(sender=self._instance, epoch=told[0], document=told[1])
 
     async def Prefixes(  # noqa: N802 - the service's name for it
         self, request: region_pb2.PrefixesRequest, context: Any

@@ -27,8 +27,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class LawExchange(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SENDER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     DOCUMENT_FIELD_NUMBER: _builtins.int
+    sender: _builtins.str
+    """name of the balancer that speaks, to be shown"""
     epoch: _builtins.int
     """of the sender's law"""
     document: _builtins.bytes
@@ -36,12 +39,13 @@ class LawExchange(_message.Message):
     def __init__(
         self,
         *,
+        sender: _builtins.str = ...,
         epoch: _builtins.int = ...,
         document: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "epoch", b"epoch", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
