@@ -204,7 +204,7 @@ class GlobalFlow:
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
-        if event.law.epoch < self.law.epoch:
+        if not event.law.supersedes(self.law):
             return []
         return self._go_by(event.law.knowing(self._regions.lineages.of), now)
 

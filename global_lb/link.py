@@ -171,17 +171,17 @@ class Link:
                 await asyncio.sleep(LAW_AGAIN_S)
                 continue
             try:
-                theirs = await self._exchange(laws, laws.law.epoch, b"")
+                theirs = await self._exchange(laws.law.epoch, b"")
                 if theirs.document:
                     await laws.offer(theirs.document, "/".join(self._name), proven=proven)
                 elif theirs.epoch < laws.law.epoch:
-                    await self._exchange(laws, laws.law.epoch, laws.document_after(theirs.epoch))
+                    await self._exchange(laws.law.epoch, laws.document_after(theirs.epoch))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # else an older build
                     self._watcher.stream_failed("law", error.code())
             await asyncio.sleep(LAW_AGAIN_S * self._watcher.jitter())
 
-    async def _exchange(self, laws: LawBook, epoch: int, document: bytes) -> region_pb2.LawExchange:
+    async def _exchange(self, epoch: int, document: bytes) -> region_pb2.LawExchange:
         ours = region_pb2.LawExchange(sender=self._config.balancer, epoch=epoch, document=document)
         return await self._stub.Law(ours, timeout=LAW_TIMEOUT_S)
 

@@ -247,7 +247,7 @@ class RegionalFlow(Placing):
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Who waits and may not stay is told at once; whom an engine has been sent stays there."""
-        if event.law.epoch < self.law.epoch:
+        if not event.law.supersedes(self.law):
             return []
         return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
 

@@ -87,6 +87,11 @@ class Law:
         law._compile(self._topology, lineage, self._inside, self._ruled_models)
         return law
 
+    def supersedes(self, before: Law) -> bool:
+        """Whether it takes the place of another: it is later, or that one knows no tenant and so only kept the place
+        of the law of its epoch."""
+        return self.epoch > before.epoch or (self.epoch == before.epoch and not before.topology.tenants)
+
     def patience_s(self, tenant: str) -> float:
         """How long a tenant's request may wait while regions are lawful and none serves; 0 for whom nobody knows."""
         known = self._topology.tenants.get(tenant)

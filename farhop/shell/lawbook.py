@@ -106,7 +106,7 @@ class LawBook:
         try:
             kept = self._state.load(STATE_NAME)
         except StateError as error:
-            self._withhold(self.law.epoch, [str(error)])
+            self._withhold(self.law.epoch + 1, [str(error)])  # there was a law that went before the topology's
             return
         if kept is None:
             return
@@ -115,8 +115,9 @@ class LawBook:
             return  # the topology's file is newer
         judged = self._judge(kept.document)
         if isinstance(judged, _Read):
-            self._take_in(judged, "its own disk")
-        else:
+            if self._is_news(judged):
+                self._take_in(judged, "its own disk")
+        elif epoch > self.law.epoch:
             self._withhold(epoch, [f"the law of epoch {epoch} on disk: {one}" for one in _problems(judged)])
 
     def _withhold(self, epoch: int, problems: list[str]) -> None:
@@ -235,7 +236,7 @@ class LawBook:
 
     def _is_older(self, written: bytes) -> bool:
         """Whether it says itself that it is older than ours. Of what cannot be read nobody knows."""
-        return bool(written) and 0 <= stamp(written)[0] < self.law.epoch
+        return bool(written) and 0 < stamp(written)[0] < self.law.epoch
 
     def _is_ours(self, read: _Read) -> bool:
         held = self.law.topology

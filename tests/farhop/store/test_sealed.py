@@ -18,8 +18,6 @@ from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.store.sealed import Sealed, inner
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from farhop.store.contract import Change, Store
 
 OPS = Signer(
@@ -31,8 +29,8 @@ TOKYO, PARIS = override_key("tokyo"), override_key("paris")
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[MemoryCluster]:
-    yield MemoryCluster()
+async def cluster() -> MemoryCluster:
+    return MemoryCluster()
 
 
 def sealed(cluster: MemoryCluster, refused: list[str], signer: Signer | None = None) -> Sealed:
