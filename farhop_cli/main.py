@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,7 +89,7 @@ def run_demo() -> None:
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
     what: Annotated[
-        str, typer.Argument(help="decide, relay, soak, scrape, hits, trie, sim, routing or fidelity.")
+        str, typer.Argument(help="decide, relay, soak, scrape, hits, trie, sim, routing, fidelity or law.")
     ] = "decide",
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="relay, trie, sim, routing, fidelity: roughly.")] = False,
@@ -109,15 +110,22 @@ def run_bench(
     out: Annotated[Path | None, typer.Option("--out", help="routing: keep results here, and go on from there.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="routing: write its tables to this file.")] = None,
     speedup: Annotated[float, typer.Option("--speedup", min=0.1, max=100.0, help="fidelity: of the live world.")] = 1.0,
+    worlds: Annotated[int, typer.Option("--worlds", min=1, max=10**9, help="law: how many.")] = 10_000,
+    first: Annotated[int, typer.Option("--first", min=0, help="law: the number of the first world.")] = 0,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="law: processes.")] = None,
 ) -> None:
     """Measure CPU time: of a decision, of a relayed request beside other proxies; and memory over many requests.
 
     `routing` compares Farhop with every published router, simulated on the same work; `fidelity` a simulated run with
-    a live one.
+    a live one; `law` plays random worlds of laws, hubs and balancers, and fails if a byte goes where none may.
     """
     from farhop_cli.bench import Options, run
 
-    raise typer.Exit(run(what, Options(as_json, quick, only, repeats, streams, requests, tls, out, markdown, speedup)))
+    options = Options(
+        as_json, quick, only, repeats, streams, requests, tls, out, markdown, speedup, worlds, first,
+        workers or os.cpu_count() or 1,
+    )  # fmt: skip
+    raise typer.Exit(run(what, options))
 
 
 @app.command("sim", epilog="Example:  farhop sim arena --policy farhop,skywalker --seeds 3 --out results/arena")
