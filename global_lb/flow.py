@@ -145,7 +145,7 @@ class GlobalFlow:
         live = self._under_way(event)
         if live is None:
             return []
-        if event.outcome.source is Source.TRANSPORT:
+        if outcome.blames_target(event.outcome):
             self._regions.liveness_of(live.region).relay_failed(now)
         if live.started:
             self._over(live)

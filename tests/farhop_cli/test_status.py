@@ -1,6 +1,7 @@
 """`farhop status`: what each balancer sees; silence is a row; code 1 where anything is down."""
 
 import json
+import re
 
 import pytest
 
@@ -25,6 +26,7 @@ async def test_all_is_well(healthy, cli):
     assert len(views) == 9
     assert views[0] == ["virginia", "virginia", "up", "9.2", "1.5", "–", "–", "512", "3", "0.25", "why", "up"]
     assert result.stdout.count("137,280") == 3
+    assert len(re.findall(r"137,280 +43 +– +0\.0094", result.stdout)) == 3
 
 
 async def test_a_region_that_is_down_is_code_1(healthy, cli, made):
@@ -206,7 +208,8 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
     assert "the law that each" not in (await cli.in_thread("status")).stdout
     healthy.status["tokyo", "global_admin"] |= {"law": law}
     frozen = {
-        **law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6, "signed_by": "ops", "kept_on_disk": True,
+        **law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6, "signed_by": "ops",
+        "kept_on_disk": True,
     }  # fmt: skip
     healthy.status["tokyo", "regional_admin"] |= {"law": frozen}
     healthy.status["virginia", "regional_admin"] |= {"law": 5}

@@ -13,8 +13,8 @@ import yaml
 from farhop.shell import wiring
 from farhop.shell.config import ConfigError, Process
 from farhop.store.contract import ChangeKind, StoreError
-from farhop.store.etcd_link import EtcdClient, EtcdSettings
 from farhop.store.envelope import NO_KEYS
+from farhop.store.etcd_link import EtcdClient, EtcdSettings
 from farhop.store.hubs import Hubs, store_of
 from farhop.store.memory import MemoryStore
 from farhop.store.sealed import Sealed
