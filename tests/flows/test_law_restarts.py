@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from inprocess import HOP_KEY, Engine, both, chat, send, tenant, topology, until
+from inprocess import HOP_KEY, Engine, both, chat, regional_config, send, tenant, topology, until
 
 from farhop.shell import lawbook
 from farhop.shell.lawbook import LawBook
@@ -23,6 +23,7 @@ from farhop.store.envelope import Signer
 from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.store.sealed import inner
 from farhop.store.state import StateDir
+from regional_lb.main import RegionalBalancer
 from topology import policy
 from topology.law import Law
 
@@ -165,3 +166,23 @@ async def test_without_a_key_and_without_proof_a_later_law_is_but_told_of(engine
         above.restore()
         await until(lambda: not up.global_.laws.trouble and up.global_.flow.law.epoch == 5)
         await up.at_rest()
+
+
+async def test_a_regions_balancers_give_one_another_the_later_law(engine: Engine) -> None:
+    cluster = MemoryCluster()
+    stores = [MemoryStore(Random(n), cluster) for n in range(2)]
+    first = RegionalBalancer(regional_config(engine, signing=SIGNING), WORLD, Random(1), stores[0])
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(first.close)
+        await first.open()
+        peers = {"addresses": [first.peers.control_address]}
+        made = regional_config(engine, instance="r2", signing=SIGNING, peers=peers)
+        second = RegionalBalancer(made, WORLD, Random(2), stores[1])
+        stack.push_async_callback(second.close)
+        await second.open()
+        await until(lambda: second.peers.up == 1)
+        stores[1].outage()
+        cluster.put(LAW_KEY, OPS.seal(LAW_KEY, law(5)))
+        await until(lambda: first.flow.law.epoch == 5)
+        await until(lambda: second.flow.law.epoch == 5)
+        assert second.laws.told()["source"] == "peer r1"
