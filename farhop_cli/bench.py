@@ -55,6 +55,9 @@ class Options:
     out: Path | None = None
     markdown: Path | None = None
     speedup: float = 1.0
+    worlds: int = 10_000
+    first: int = 0
+    workers: int = 1
     seed: int = 1
     chaos: Chaos = Chaos()
 
@@ -291,6 +294,23 @@ def chaos(options: Options) -> int:
     return hunt(options)
 
 
+def law(options: Options) -> int:
+    """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
+    from farhop_lab.proving import law_worlds
+
+    with show.telling("playing worlds") as say:
+        played, seen, sins = law_worlds.prove(options.first, options.worlds, options.workers, say)
+    if options.as_json:
+        show.json({"bench": "law", "first": options.first, "worlds": played, "seen": dict(seen), "broken": sins})
+        return 1 if sins else 0
+    rows = [[what, show.number(count)] for what, count in sorted(seen.items())]
+    show.table(f"law: what happened in {played:,} worlds, from number {options.first:,}", ("what", ">times"), rows)
+    for sin in sins:
+        show.line(sin, "red")
+    show.line(f"{played:,} worlds; the law was {'broken' if sins else 'kept in each'}", "bold")
+    return 1 if sins else 0
+
+
 BENCHES: dict[str, Callable[[Options], int]] = {
     "decide": decide,
     "relay": relay,
@@ -302,6 +322,7 @@ BENCHES: dict[str, Callable[[Options], int]] = {
     "routing": routing,
     "fidelity": fidelity,
     "chaos": chaos,
+    "law": law,
 }
 
 

@@ -203,6 +203,7 @@ class BalancerProcess:
         if isinstance(self.flow, GlobalFlow):
             self.prefixes = Prefixes(self.flow.trie, self._disbelieved, self.flow.law.epoch)
             self.flow.sent.append(self.prefixes.sent)
+            self.flow.forgotten.append(self.prefixes.begin_anew)
             stage.timeline.after(CONFIRM_S, self._tidy, self.prefixes)
         self.hearing = Hearing(
             stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng, self.prefixes
@@ -229,10 +230,9 @@ class BalancerProcess:
         return BalancerProcess(self.stage, self.region, self.instance, self._regions, self._make, self.incarnation + 1)
 
     def _adopt(self, law: Law) -> None:
-        before = self.flow.law if isinstance(self.flow, GlobalFlow) else law
         self.carrier.react(LawChanged(law))
         if self.prefixes is not None:
-            self.prefixes.adopt(before, law, self.region)
+            self.prefixes.adopt(law.epoch)
 
     def _tidy(self, prefixes: Prefixes) -> None:
         if not self.alive:
