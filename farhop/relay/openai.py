@@ -79,6 +79,9 @@ class _Embeddings(JsonBody, kw_only=True):
     cache_salt: str | None = None
 
 
+# What reading what somebody else wrote may raise: no JSON, of another type, not UTF-8, nested too deeply.
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+
 _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
@@ -234,7 +237,7 @@ def said_in(document: bytes) -> bytes:
     """The text of the answer in a document that is not a stream; b"" where there is none, or more than one."""
     try:
         choices = _document.decode(document).choices
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return b""
     if len(choices) != 1:
         return b""
@@ -269,7 +272,7 @@ def usage_of(document: bytes | memoryview) -> Usage | None:
     """The usage in an answer or a stream's chunk; None where there is none, or it makes no sense."""
     try:
         usage = _answer.decode(document).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     if usage is None:
         return None

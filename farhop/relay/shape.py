@@ -206,7 +206,9 @@ def twice(body: bytes) -> BodyError:
 
 
 def _too_many_items() -> BodyError:
-    return _too_much(f"the body has too many values, lists and objects: at most {ITEMS_MAX}; send it in several requests")
+    return _too_much(
+        f"the body has too many values, lists and objects: at most {ITEMS_MAX}; send it in several requests"
+    )
 
 
 def _too_much(detail: str) -> BodyError:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from farhop.relay.inbound import InboundLimits
 
 
+_READING = 5
+_SMALL_BYTES = 64 * 1024
+
+
 class Gate(Protocol):
     """What a listener asks of its tier."""
 
@@ -43,6 +47,9 @@ class Port(Protocol):
     stopping: bool
     is_hop: bool
     cork: Cork
+
+    def uncounted(self, exchange: Exchange) -> None:
+        """A request that was counted to its tenant's share is over."""
 
 
 class Turns:
@@ -164,6 +171,13 @@ class Turns:
         if exchange.early is not None:
             exchange.reply(exchange.early)
             return
+        # What reading takes beside the body, at most: texts at four bytes a character, and the chain's copy of them.
+        reading_bytes = _READING * len(exchange.body) if len(exchange.body) > _SMALL_BYTES else 0
+        if not self._budget.take(reading_bytes, exchange.tenant):
+            refused = "this balancer's buffers are full: retry shortly"
+            exchange.abandon(outcome.NO_BUFFER, answers.status_of(outcome.NO_BUFFER))
+            exchange.reply(answers.refusal(outcome.NO_BUFFER, refused, retry_after_s=1.0))
+            return
         try:
             self._gate.arrived(exchange)
         except Exception as error:  # noqa: BLE001 - one request's bug must not take its neighbours', nor leave it unanswered
@@ -174,6 +188,8 @@ class Turns:
                 exchange.reply(reply)
             elif self.active is exchange:
                 self.abort()
+        finally:
+            self._budget.give(reading_bytes, exchange.tenant)
 
     def over(self, exchange: Exchange) -> None:
         """The exchange has its whole answer: give back what it held and serve the next, or close."""
@@ -261,9 +277,24 @@ class Turns:
             exchange.abandon(outcome.CLIENT_LEFT, 0)
 
     def give_back(self, exchange: Exchange) -> None:
-        """Return what the exchange held of the budget."""
-        self._budget.give(exchange.held_bytes)
+        """Return what the exchange held of the budget, and its place among the requests under way."""
+        self._budget.give(exchange.held_bytes, exchange.tenant)
         exchange.held_bytes = 0
+        if exchange.counted:
+            exchange.counted = False
+            self._port.uncounted(exchange)
+
+    def let_go(self, exchange: Exchange) -> None:
+        """Return what the exchange's body held of the budget."""
+        body_bytes = exchange.held_bytes - len(exchange.head.onward)
+        if body_bytes > 0:
+            self._budget.give(body_bytes, exchange.tenant)
+            exchange.held_bytes -= body_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def bug(self, error: Exception) -> Reply:
         """The gate failed: say so where the process logs, and what the client is told."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
 
 from farhop.balance import chain, outcome
 from farhop.balance.machine import Request
@@ -231,6 +232,7 @@ class Door:
             model=prompt.model,
             prompt_bytes=len(prompt.canonical) + prompt.unspelled_bytes,
             body_bytes=len(body),
+            body_hash=xxh3_64_intdigest(body),
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
             deadline=self._clock.now() + caller.deadline_s,
             max_tokens=prompt.max_tokens,
