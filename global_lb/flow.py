@@ -121,6 +121,8 @@ class GlobalFlow:
             self._start(live, event.status)
         self._over(live)
         request, usage = live.request, event.usage
+        if self._suspects:
+            self._suspects.answered((request.tenant, request.body_hash))
         if event.status < 400 and usage is not None:
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
             if live.decision is not None:
@@ -352,7 +354,11 @@ class GlobalFlow:
     def _broke_off(self, live: Live, reason: Outcome, now: float) -> None:
         """An attempt ended without an answer: it was under way, unless there was no connection."""
         instance, request = live.instance, live.request
-        if instance is not None and request.body_hash and reason not in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT):
+        if (
+            instance is not None
+            and request.body_hash
+            and reason not in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT)
+        ):
             process = (instance.region, instance.name, str(instance.incarnation))
             self._suspects.broke_off((request.tenant, request.body_hash), process, self._heard_of(process), now)
 

@@ -82,7 +82,7 @@ class GlobalBalancer:
         })  # fmt: skip
         self.observer = Observer(
             "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
-            DecisionReasons(config.region),
+            DecisionReasons(config.region), config.limits.traced_per_s_max,
         )  # fmt: skip
         signer = HopSigner(config.hop.secrets(), config.hop.active)
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("global"), wall), self.metrics, log)

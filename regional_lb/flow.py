@@ -15,6 +15,7 @@ import msgspec
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
+from farhop.balance.suspects import Suspects
 from regional_lb import admission
 from regional_lb.fleet import Fleet
 from regional_lb.kv_words import TOKEN_BYTES
@@ -83,7 +84,7 @@ class RegionalFlow(Placing):
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
         self.accepted_bytes: dict[str, float] = {}
         self.predicted_tokens = self.actual_tokens = 0.0
-        self._budget = retry.RetryBudget()
+        self._budget, self._suspects = retry.RetryBudget(), Suspects()
         self._live: dict[str, Live] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
@@ -130,6 +131,8 @@ class RegionalFlow(Placing):
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
         live = self._live[request.id] = Live(request, self.outlook.need_of(request), request.model)
         self._budget.began()
+        if (suspected := self._suspected(live, now)) is not None:
+            return [suspected]
         if self.splits.by_model:
             self._assign(live)
         turned = self.outlook.turned_away(request, live.need, now, live.line)
@@ -166,6 +169,8 @@ class RegionalFlow(Placing):
             return []
         held = self.ledger.held(event.id)
         self._over(live)
+        if self._suspects:
+            self._suspects.answered((live.request.tenant, live.request.body_hash))
         if event.fault is not None:
             self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
         if event.fault is not None or event.status >= 500:
@@ -183,6 +188,7 @@ class RegionalFlow(Placing):
             return []
         failed = live.replica
         self._fleet.failed(failed, event.outcome, now)
+        self._broke_off(live, event.outcome, now)
         held = self.ledger.held(event.id)
         if live.started:
             self._over(live)

@@ -114,7 +114,7 @@ class RegionalBalancer:
         self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies, splits)
         self.observer = Observer(
             "farhop.regional", "farhop.regional.pick", self.tracing, self.metrics, self.decisions, self.clock, rng,
-            PickReasons(),
+            PickReasons(), config.limits.traced_per_s_max,
         )  # fmt: skip
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
         self.lag = LoopLag()

@@ -3,7 +3,7 @@
 A process counts against a body if the body was under way there when it broke off, and nothing was heard of the process
 afterwards, by any path, for SILENCE_S. One that is heard of again meanwhile had its link cut, and nothing is held
 against anybody. Invariants: bounded; nothing is held longer than HOLD_S; only the same body of the same tenant is
-concerned. Never sees a body: a hash stands for it.
+concerned, and not once it was answered. Never sees a body: a hash stands for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ BODIES_MAX = 4096
 
 Body: TypeAlias = tuple[str, int]  # tenant, hash of the body
 Process: TypeAlias = tuple[str, ...]
-Heard: TypeAlias = Callable[[Process], float]  # when it was last heard of, by any path; -inf if it is not known any more
+Heard: TypeAlias = Callable[
+    [Process], float
+]  # when it was last heard of, by any path; -inf if it is not known any more
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -48,6 +50,10 @@ class Suspects:
         self._against[body] = held  # the last: the first is the one quiet for longest
         if len(self._against) > BODIES_MAX:
             del self._against[next(iter(self._against))]
+
+    def answered(self, body: Body) -> None:
+        """A process took it, and lives: whatever ended the others, it was not this."""
+        self._against.pop(body, None)
 
     def verdict(self, body: Body, heard: Heard, now: float) -> Verdict | None:
         """Whether the body may be sent to another process: None, or until when not."""

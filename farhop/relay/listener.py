@@ -41,8 +41,8 @@ class PortTakenError(Exception):
 class Listener:
     """One listening address and its connections. `is_hop`: the tier above comes here, not clients.
 
-    `slots` bound the connections of all listeners of the process together, `requests` those under way; both have a share
-    for each tenant (the tier above has connections in common for all). `refused` counts, by reason, what was
+    `slots` bound the connections of all listeners of the process together, `requests` those under way; both have a
+    share for each tenant (the tier above has connections in common for all). `refused` counts, by reason, what was
     refused before a request could be read; the gate counts the others.
     """
 

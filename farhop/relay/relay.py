@@ -137,7 +137,10 @@ class Journey:
 
 
 class Relay:
-    """Drives one machine. `clock` gives monotonic seconds, the machine's `now`. The `budget` is told what answers hold."""
+    """Drives one machine. `clock` gives monotonic seconds, the machine's `now`.
+
+    The `budget` is told what answers hold.
+    """
 
     def __init__(
         self,

@@ -36,7 +36,9 @@ def test_texts() -> None:
     assert texts(b"[[1], [22, 3]]", "x") == (prompt.TOKENS + b"1\xff" + prompt.TOKENS + b"22,3", False, False, 5 - 12)
 
 
-@pytest.mark.parametrize("given", [b"[{}]", b"{}", b"7", b"null", b'""', b"[]", b"[ ]", b"[-1]", b"[1.5]", b'[1,"a"]', b"[[[1]]]"])
+@pytest.mark.parametrize(
+    "given", [b"[{}]", b"{}", b"7", b"null", b'""', b"[]", b"[ ]", b"[-1]", b"[1.5]", b'[1,"a"]', b"[[[1]]]"]
+)
 def test_what_is_no_text_is_refused_by_name(given: bytes) -> None:
     with pytest.raises(BodyError) as caught:
         texts(given, "x")
