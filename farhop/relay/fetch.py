@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 class FetchError(Exception):
-    """Nothing that could be read came; `reason` is a fixed word: unreachable, timeout, cut, size or unreadable. `outcome`
-    says it as an attempt would."""
+    """Nothing that could be read came; `reason` is a fixed word: unreachable, timeout, cut, size or unreadable.
+
+    `outcome` says it as an attempt would.
+    """
 
     def __init__(self, reason: str, outcome: Outcome) -> None:
         super().__init__(reason)

@@ -2,10 +2,10 @@
 
 A megabyte of `{},{},...` is 350,000 objects: a hundred times the work of a megabyte of prompt. Counted are the commas
 and opening brackets outside strings, how deep they nest, and the escapes that must be undone, so that to read a body
-costs what its size says and no more. Code in a prompt passes: what stands in a string is text. Numbers behind one another
-(token ids, tensors) are counted apart: they may be many in the one member whose reader does not build them. And no key
-stands twice in one object, since of two readers one may take the first and one the last. Never builds an object per
-item, never decodes a long string; whether it is JSON at all is the decoder's to say.
+costs what its size says and no more. Code in a prompt passes: what stands in a string is text. Numbers behind one
+another (token ids, tensors) are counted apart: they may be many in the one member whose reader does not build them. And
+no key stands twice in one object, since of two readers one may take the first and one the last. Never builds an object
+per item, never decodes a long string; whether it is JSON at all is the decoder's to say.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _quotes(body: bytes, data: _Bytes) -> _Places:
     elif many:
         others, unsure = np.flatnonzero(data != 0x5C), quotes[doubtful]
         escaped[doubtful] = (unsure - others[np.searchsorted(others, unsure) - 1]) % 2 == 0  # an odd run of backslashes
-    quotes = quotes[~escaped]
-    return quotes
+    unescaped: _Places = quotes[~escaped]
+    return unescaped
 
 
 def _count(skeleton: bytes) -> int:
@@ -122,8 +122,8 @@ def _outside(skeleton: bytes, data: _Bytes) -> _Bytes:
     """What no string holds."""
     ends = np.concatenate((_quotes(skeleton, data), [len(data)]))
     if len(ends) > _CUTS_MAX:
-        data = data[np.repeat(np.arange(len(ends)) % 2 == 0, np.diff(ends, prepend=0))]
-        return data
+        outside: _Bytes = data[np.repeat(np.arange(len(ends)) % 2 == 0, np.diff(ends, prepend=0))]
+        return outside
     cuts = [0, *ends.tolist()]
     return np.frombuffer(b"".join(map(skeleton.__getitem__, map(slice, cuts[::2], cuts[1::2]))), np.uint8)
 
