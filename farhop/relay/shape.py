@@ -71,7 +71,8 @@ def _skeleton(body: bytes) -> bytes:
     long = long[np.isin(data[np.minimum(ends[long] + 1, len(data) - 1)], (0x2C, 0x5D, 0x7D))]
     if not len(long):
         return body
-    kept, at = [], 0
+    kept: list[bytes] = []
+    at = 0
     for begin, end in zip(begins[long].tolist(), ends[long].tolist(), strict=True):
         kept.append(body[at : begin + 1])
         at = end
@@ -149,14 +150,33 @@ def _without(body: bytes, numeric: str, numbers: int) -> bytes:
     most = NUMBERS_MAX if numeric else 0
     if numbers > most:
         raise _too_much(f"the body has too many numbers: at most {most or ITEMS_MAX} here")
-    fields = _fields(body)
-    if _colons(_encode(fields)) != _colons(body):  # an escaped colon would only be refused
-        raise twice(body)
+    rest = _cut(body)
+    fields = _fields(rest)
+    if _colons(_encode(fields)) != _colons(rest):  # an escaped colon would only be refused
+        raise twice(rest)
     fields.pop(numeric, None)
     rest = _encode(fields)
-    if len(rest) > SMALL_BYTES and _count(rest):
+    if _CUT in rest or (len(rest) > SMALL_BYTES and _count(rest)):
         raise _too_much(f"the body has too many numbers outside of `{numeric}`: at most {ITEMS_MAX}")
     return rest
+
+
+def _cut(body: bytes) -> bytes:
+    """The same JSON with long lists of nothing but numbers cut down to one that is in no other body."""
+    others = np.flatnonzero(np.frombuffer(body.translate(_NUMERIC), np.bool_))
+    long = np.flatnonzero(np.diff(others) > _LONG_BYTES)
+    kept: list[bytes] = []
+    at = 0
+    for begin, end in zip(others[long].tolist(), others[long + 1].tolist(), strict=True):
+        if body[begin] == 0x5B and body[end] == 0x5D:
+            kept += (body[at : begin + 1], _CUT)
+            at = end
+    kept.append(body[at:])
+    return b"".join(kept)
+
+
+_NUMERIC = bytes(0 if chr(byte) in "0123456789,.+-eE \t\r\n" else 1 for byte in range(256))
+_CUT = b"-87e-53"
 
 
 def once(body: bytes | memoryview) -> None:
