@@ -379,9 +379,11 @@ class GlobalFlow:
             return None
         if verdict.sure:
             return [self._answer(live, outcome.ENDS_PROCESSES, _ENDED_TWO, verdict.until - now)]
-        held = request.id in self._held
+        held, due = request.id in self._held, min(request.deadline, verdict.until)
+        if held and live.due == due:
+            return []
         self._held[request.id] = None
-        timer = self._timer(live, min(request.deadline, verdict.until))
+        timer = self._timer(live, due)
         return [timer] if held else [machine.Hold(request.id), timer]
 
     def _timer(self, live: Live, at: float) -> Command:

@@ -61,9 +61,9 @@ class Suspects:
         if held is None:
             return None
         for process, (since, sure) in list(held.items()):
-            if now - since >= HOLD_S or (not sure and heard(process) > since):
+            if now >= since + HOLD_S or (not sure and heard(process) > since):
                 del held[process]
-            elif not sure and now - since >= SILENCE_S:
+            elif not sure and now >= since + SILENCE_S:
                 held[process] = (since, True)
         if not held:
             del self._against[body]

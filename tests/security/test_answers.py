@@ -63,7 +63,7 @@ async def test_an_engine_sets_no_cookie_and_sends_nobody_elsewhere(stage: Any) -
     s = await stage()
     headers = (
         b"Content-Type: application/json\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nLocation: http://10.0.0.7:8000/x\r\n"
-        b"Content-Location: http://10.0.0.7/\r\nAlt-Svc: h3=\"10.0.0.7:1\"\r\nRefresh: 0; url=http://10.0.0.7\r\n"
+        b'Content-Location: http://10.0.0.7/\r\nAlt-Svc: h3="10.0.0.7:1"\r\nRefresh: 0; url=http://10.0.0.7\r\n'
         b"Server: engine at 10.0.0.7\r\nX-Request-Id: 7\r\n"
     )
     s.upstream.answer = lambda _m: plain(b"{}", "307 Temporary Redirect", headers)

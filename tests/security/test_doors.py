@@ -135,7 +135,10 @@ async def test_a_malformed_admin_request_leaves_nothing_of_itself_in_the_log(cap
     port = await admin.open("127.0.0.1", 0)
     try:
         with caplog.at_level(logging.DEBUG):
-            for wire in (b"SECRET-PROMPT nonsense\r\n\r\n", b"POST /explain HTTP/1.1\r\nHost: a\r\nX SECRET: 1\r\n\r\n"):
+            for wire in (
+                b"SECRET-PROMPT nonsense\r\n\r\n",
+                b"POST /explain HTTP/1.1\r\nHost: a\r\nX SECRET: 1\r\n\r\n",
+            ):
                 assert await _post(port, wire)
         assert "SECRET" not in caplog.text
     finally:

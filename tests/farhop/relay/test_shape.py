@@ -17,7 +17,9 @@ from farhop.relay.prompt import BodyError
 
 RUN = settings(max_examples=40, deadline=None, derandomize=True)
 PAD = b'"pad":"' + b"x" * shape.SMALL_BYTES + b'"'
-TEXT = st.lists(st.sampled_from(["a", '"', "\\", "[", "{", "}", "]", ",", ":", "é", "\n", "x" * 9]), max_size=12).map("".join)
+TEXT = st.lists(st.sampled_from(["a", '"', "\\", "[", "{", "}", "]", ",", ":", "é", "\n", "x" * 9]), max_size=12).map(
+    "".join
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 10**9) | TEXT,
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=5),
