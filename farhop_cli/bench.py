@@ -184,12 +184,11 @@ def hostile(options: Options) -> int:
     title = "hostile: CPU ms of both tiers for a body of 1 MiB, the least of three"
     show.table(title, ("body", ">ms", ">x plain", ">status"), rows)
     show.line(
-        f"an innocent's p99: {told.alone_ms:.1f} ms alone, {told.beside_plain_ms:.1f} ms beside {attacks.CLIENTS} clients "
-        f"with plain prompts, {told.beside_worst_ms:.1f} ms beside as many with {told.worst.what!r}"
+        f"an innocent's p99: {told.alone_ms:.1f} ms alone, {told.beside_plain_ms:.1f} ms beside {attacks.CLIENTS} "
+        f"clients with plain prompts, {told.beside_worst_ms:.1f} ms beside as many with {told.worst.what!r}"
     )
-    show.line(
-        f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {'hold' if told.holds else 'BROKEN'}"
-    )
+    word = "hold" if told.holds else "BROKEN"
+    show.line(f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {word}")
     return 0 if told.holds else 1
 
 

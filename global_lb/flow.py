@@ -17,7 +17,7 @@ from farhop.balance.estimate import Estimates
 from farhop.balance.health import State
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
-from farhop.balance.suspects import Suspects
+from farhop.balance.suspects import BROKE_OFF, Suspects
 from global_lb import admission
 from global_lb.answering import Answering
 from global_lb.fleet import Regions
@@ -148,7 +148,7 @@ class GlobalFlow:
         live = self._under_way(event)
         if live is None:
             return []
-        if event.outcome.source is Source.TRANSPORT:
+        if outcome.blames_target(event.outcome):
             self._regions.liveness_of(live.region).relay_failed(now)
             self._broke_off(live, event.outcome, now)
         if live.started:
@@ -354,11 +354,7 @@ class GlobalFlow:
     def _broke_off(self, live: Live, reason: Outcome, now: float) -> None:
         """An attempt ended without an answer: it was under way, unless there was no connection."""
         instance, request = live.instance, live.request
-        if (
-            instance is not None
-            and request.body_hash
-            and reason not in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT)
-        ):
+        if instance is not None and request.body_hash and reason in BROKE_OFF:
             process = (instance.region, instance.name, str(instance.incarnation))
             self._suspects.broke_off((request.tenant, request.body_hash), process, self._heard_of(process), now)
 

@@ -13,7 +13,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from farhop.balance import outcome
+
 HOLD_S = 60.0
+# How an attempt ends that was under way at a process: not one without a connection, nor one that was answered.
+BROKE_OFF = (outcome.DIED_BEFORE_START, outcome.DIED_MID_STREAM, outcome.FIRST_BYTE_TIMEOUT, outcome.STALLED)
 SILENCE_S = 3.0  # three reports missed, as for a region's liveness
 PROCESSES = 2  # one may be chance
 BODIES_MAX = 4096

@@ -210,10 +210,14 @@ class AttemptRun:
         silent_s = now - self._heard_at
         if self._over or self._paused or self._connection is None:
             return  # connecting has its own limit, and a slow client is not a slow upstream
-        if not self.began and silent_s > limits.first_byte_s:
-            self._give_up(outcome.FIRST_BYTE_TIMEOUT)
-        elif self.began and silent_s > limits.between_bytes_s:
-            self._give_up(outcome.STALLED)
+        if self.began:
+            if silent_s > limits.between_bytes_s:
+                self._give_up(outcome.STALLED)
+        elif self.journey.request.stream:
+            if silent_s > limits.first_byte_s:
+                self._give_up(outcome.FIRST_BYTE_TIMEOUT)
+        elif silent_s > limits.whole_answer_s:
+            self._give_up(outcome.WHOLE_ANSWER_TIMEOUT)
 
     def _give_up(self, reason: Outcome) -> None:
         self.abort()

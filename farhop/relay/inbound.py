@@ -224,7 +224,10 @@ class Inbound(asyncio.Protocol):
                 self._refuse(self._no_room(exchange.tenant))
                 return b""
             exchange.held_bytes += size
-            _gather(exchange.parts, piece)
+            if rest is None:
+                _gather(exchange.parts, piece)
+            else:
+                exchange.parts.append(piece)  # the last
         if rest is None:
             return b""
         self._whole(exchange)
@@ -234,7 +237,7 @@ class Inbound(asyncio.Protocol):
         """The request is whole."""
         self._reading = self._body = None
         parts = exchange.parts
-        exchange.body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        exchange.body = b"".join(parts)  # of one that is bytes: itself
         parts.clear()
         if not exchange.head.keep_alive:
             self._turns.last(exchange)
@@ -271,6 +274,13 @@ class Inbound(asyncio.Protocol):
             self._too_slow(f"the body came at less than {limits.upload_bytes_per_s_min} bytes a second")
         elif reading_s > limits.upload_s:
             self._too_slow(f"the request did not arrive within {limits.upload_s:g} s")
+
+    def expel(self) -> None:
+        """We stop, and time is up: end what is under way so that the client knows, and the connection with it."""
+        reply = answers.stopping()
+        if self._reading is not None or self._partial:
+            self._refuse(reply)
+        self._turns.expel(reply)
 
     def abort(self) -> None:
         """Break the connection."""

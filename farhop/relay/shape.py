@@ -32,6 +32,8 @@ _DOUBTFUL_MAX = 4096  # quotes behind two backslashes: more are looked at in ano
 _CUTS_MAX = 1024  # up to here slices are cheaper than a mask over every byte
 _NAMED_BYTES_MAX = 64 * 1024  # to find out which key stands twice takes a slower reader
 
+_BEHIND_A_VALUE = (b",", b"]", b"}")
+
 _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 _Places: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
@@ -45,13 +47,14 @@ def check(body: bytes | memoryview, numeric: str = "") -> None:
 
     `numeric` is the member that may hold many numbers. Raises BodyError, or msgspec's errors.
     """
-    if bytes(body[:1]) != b"{" and bytes(body).lstrip(b" \t\r\n")[:1] != b"{":
+    if body[0:1] != b"{" and bytes(body).lstrip(b" \t\r\n")[:1] != b"{":
         return  # no object: the reader says so at its first byte
     if len(body) <= SMALL_BYTES:
         once(body)
         return
     skeleton = _skeleton(bytes(body))
-    numbers = _count(skeleton)
+    few = len(skeleton) <= SMALL_BYTES and skeleton.count(b"[") + skeleton.count(b"{") <= DEPTH_MAX
+    numbers = 0 if few else _count(skeleton)
     if numbers:
         skeleton = _without(skeleton, numeric, numbers)
     once(skeleton)
@@ -60,22 +63,21 @@ def check(body: bytes | memoryview, numeric: str = "") -> None:
 def _skeleton(body: bytes) -> bytes:
     """The same JSON with its long texts emptied. Raises BodyError where strings or escapes are too many."""
     data = np.frombuffer(body, np.uint8)
-    if _number_of(data, b"\\") > ESCAPES_MAX:
+    if b"\\" in body and _number_of(data, b"\\") > ESCAPES_MAX:
         raise _too_much(f"the body's strings have too many escapes: at most {ESCAPES_MAX}; write text as UTF-8")
     quotes = _quotes(body, data)
     if len(quotes) > 4 * ITEMS_MAX:  # an item is a value, at most with a key: two strings
         raise _too_many_items()
     begins, ends = quotes[: len(quotes) & ~1 : 2], quotes[1::2]
-    long = np.flatnonzero(ends - begins > _LONG_BYTES)
-    # What a key comes before is a colon, perhaps after blanks: there the text stays.
-    long = long[np.isin(data[np.minimum(ends[long] + 1, len(data) - 1)], (0x2C, 0x5D, 0x7D))]
-    if not len(long):
-        return body
+    long = ends - begins > _LONG_BYTES
     kept: list[bytes] = []
     at = 0
     for begin, end in zip(begins[long].tolist(), ends[long].tolist(), strict=True):
-        kept.append(body[at : begin + 1])
-        at = end
+        if body[end + 1 : end + 2] in _BEHIND_A_VALUE:  # a key has a colon behind it, perhaps after blanks: it stays
+            kept.append(body[at : begin + 1])
+            at = end
+    if not kept:
+        return body
     kept.append(body[at:])
     return b"".join(kept)
 
@@ -83,6 +85,8 @@ def _skeleton(body: bytes) -> bytes:
 def _quotes(body: bytes, data: _Bytes) -> _Places:
     """Where strings begin and end, by turns."""
     quotes: _Places = np.flatnonzero(data == 0x22)
+    if b"\\" not in body:
+        return quotes
     escaped = data[quotes - 1] == 0x5C
     if not escaped.any():
         return quotes

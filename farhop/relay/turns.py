@@ -173,7 +173,7 @@ class Turns:
             return
         # What reading takes beside the body, at most: texts at four bytes a character, and the chain's copy of them.
         reading_bytes = _READING * len(exchange.body) if len(exchange.body) > _SMALL_BYTES else 0
-        if not self._budget.take(reading_bytes, exchange.tenant):
+        if reading_bytes and not self._budget.take(reading_bytes, exchange.tenant):
             refused = "this balancer's buffers are full: retry shortly"
             exchange.abandon(outcome.NO_BUFFER, answers.status_of(outcome.NO_BUFFER))
             exchange.reply(answers.refusal(outcome.NO_BUFFER, refused, retry_after_s=1.0))
@@ -189,7 +189,8 @@ class Turns:
             elif self.active is exchange:
                 self.abort()
         finally:
-            self._budget.give(reading_bytes, exchange.tenant)
+            if reading_bytes:
+                self._budget.give(reading_bytes, exchange.tenant)
 
     def over(self, exchange: Exchange) -> None:
         """The exchange has its whole answer: give back what it held and serve the next, or close."""
@@ -244,6 +245,23 @@ class Turns:
         else:
             self._blind = True  # through TLS: what the system still has to send cannot be seen
             transport.close()
+
+    def expel(self, reply: Reply) -> None:
+        """We stop, and time is up: what is being answered ends now, who waits for a turn gets this, nobody is read."""
+        self.deaf = True
+        for waiting in self._waiting:
+            if waiting.early is None:
+                waiting.abandon(reply.outcome, reply.status)
+                waiting.early = reply
+        active = self.active
+        if active is None and not self._waiting:
+            self.close()
+            return
+        self._close_after = self._waiting[-1] if self._waiting else active
+        if active is not None and active.journey is not None:
+            active.journey.stopped()
+        elif active is not None and not active.started:
+            active.reply(reply)
 
     def check_ending(self, now: float, send_s: float, linger_s: float) -> bool:
         """Bound how long the client takes to read, and to close once all is said. False if that is not what goes on."""

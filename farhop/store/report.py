@@ -24,7 +24,6 @@ RATE_LIMIT_MS = 60_000.0  # a minute for one token
 INCARNATION_LIMIT = 2**63 - 1  # int64 on the wire
 CLOCK_LIMIT_MS = 1e15
 BYTES_PER_TOKEN_LIMIT = 4096.0
-USD_LIMIT = 1e6
 USED_LIMIT = 1e6
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -70,7 +69,6 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     usable_share: float = 1.0
     headroom_foreign_tokens: int = 0
     gpu_types: tuple[str, ...] = ()
-    usd_per_mtok: float = 0.0
     used_share: float = 0.0
     crowd_ms: float = 0.0
 
@@ -182,7 +180,6 @@ _NUMBERS = {
     "tpot_ms": RATE_LIMIT_MS,
     "bytes_per_token": BYTES_PER_TOKEN_LIMIT,
     "usable_share": 1.0,
-    "usd_per_mtok": USD_LIMIT,
     "used_share": USED_LIMIT,
     "crowd_ms": RATE_LIMIT_MS,
 }

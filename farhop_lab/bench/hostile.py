@@ -1,9 +1,9 @@
 """What a hostile body costs beside a plain one of the same size, and what innocents notice of four who send it.
 
-Both tiers run as they are shipped. Each crafted megabyte is sent some times, one after another, and so is a plain prompt
-in the same run: what counts is the processes' CPU time, whether the body is served or refused. Then an innocent sends
-small requests at a fixed pace, alone and beside four clients without a pause. Judges by two figures, `COST_MAX` and
-`DELAY_MAX`, against the plain prompt's.
+Both tiers run as they are shipped. Each crafted megabyte is sent some times, one after another, and so is a plain
+prompt in the same run: what counts is the processes' CPU time, whether the body is served or refused. Then an innocent
+sends small requests at a fixed pace, alone and beside four clients without a pause. Judges by two figures, `COST_MAX`
+and `DELAY_MAX`, against the plain prompt's.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def crafted(size: int) -> dict[str, tuple[str, bytes]]:
 
 
 def _wire(path: str, body: bytes, host: str, *, chunk: int = 0) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {bodies.KEY}\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {bodies.KEY}\r\n"
+    head += "content-type: application/json\r\n"
     if not chunk:
         return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     pieces = (body[at : at + chunk] for at in range(0, len(body), chunk))

@@ -31,7 +31,7 @@ def test_a_body_that_ended_two_balancers_is_held_until_that_is_sure_and_then_ref
     # Whoever asks the same again within the minute is refused at once; another body and another tenant are served.
     (
         book.at(10.0).on(RequestArrived(request("b", body_hash=BODY))).expect(answered("b", outcome.ENDS_PROCESSES))
-        .on(RequestArrived(request("c", body_hash=BODY + 1))).expect(sent("c", "tokyo"))
+        .on(RequestArrived(request("c", body_hash=BODY + 1))).expect(sent("c", "london"))
     )  # fmt: skip
     assert not outcome.ENDS_PROCESSES.retryable
     assert flow.under_way == 1

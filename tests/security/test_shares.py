@@ -59,7 +59,8 @@ def test_the_greedy_come_to_have_equal_shares_and_the_modest_get_all_they_want()
 
 def test_a_place_moves_to_whom_it_turns_out_to_be() -> None:
     limit = SlotLimit(10)
-    assert limit.take(1, "") and limit.move(1, "", "a")
+    assert limit.take(1, "")
+    assert limit.move(1, "", "a")
     assert (limit.held(""), limit.held("a"), limit.used) == (0, 1, 1)
     while limit.take(1, "a"):
         pass

@@ -14,7 +14,6 @@ from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, te
 
 from farhop.balance import outcome
 from farhop.balance.machine import Address, Forward, Request, Usage
-from farhop.relay.head import UNREAD
 from farhop.shell.decisions import Decisions
 from farhop.shell.observe import MODEL_CHARS_MAX, Observer
 from farhop.telemetry.metrics import TierMetrics
