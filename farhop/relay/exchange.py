@@ -42,7 +42,7 @@ class Exchange:
     """One request and its one answer. `context` and `on_abandoned` belong to the gate.
 
     `tenant` is set by the gate's `head` where it knows who asks: it is whose share of what is bounded this counts to;
-    `counted` says that it is among the requests under way.
+    `counted` says that it is among the requests under way, `waits` that it is whole and not read yet.
 
     `on_abandoned(outcome, status)` is called once if a request that the gate's `head` let pass never arrives: it was
     cut short here (with the status the client got) or its client left (status 0).
@@ -63,6 +63,7 @@ class Exchange:
         "parts",
         "started",
         "tenant",
+        "waits",
     )
 
     def __init__(self, turns: Turns, request_head: Head) -> None:
@@ -70,7 +71,7 @@ class Exchange:
         self.head = request_head
         self.parts: list[bytes | bytearray] = []
         self.tenant = ""
-        self.counted = False
+        self.counted = self.waits = False
         self.body = b""
         self.body_bytes = self.held_bytes = 0  # `held_bytes` are those taken from the budget
         self.early: Reply | None = None

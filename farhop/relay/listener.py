@@ -18,6 +18,7 @@ from farhop.balance import outcome
 from farhop.relay.cork import Cork
 from farhop.relay.inbound import Gate, Inbound, InboundLimits
 from farhop.relay.tls import Handshakes
+from farhop.relay.turns import Heavy
 
 if TYPE_CHECKING:
     from farhop.balance.limits import ByteBudget, SlotLimit
@@ -60,7 +61,7 @@ class Listener:
         tls: ListenerTls | None = None,
     ) -> None:
         self.name, self.is_hop = name, is_hop
-        self.cork = Cork(asyncio.get_running_loop())
+        self.cork, self.heavy = Cork(asyncio.get_running_loop()), Heavy(asyncio.get_running_loop())
         self._gate, self._limits, self._budget, self._slots, self._requests = gate, limits, budget, slots, requests
         self.refused: Counter[str] = Counter()
         self._by_client: Counter[str] = Counter()

@@ -12,6 +12,7 @@ import fcntl
 import sys
 import termios
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance import outcome
@@ -19,6 +20,7 @@ from farhop.relay import answers
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from farhop.balance.limits import ByteBudget
     from farhop.relay.answers import Reply
@@ -29,6 +31,28 @@ if TYPE_CHECKING:
 
 _READING = 5
 _SMALL_BYTES = 64 * 1024
+
+
+class Heavy:
+    """Large bodies are read one in a turn of the loop: whoever else has come is served between them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Do it in a turn of its own, after those that wait."""
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        try:
+            self._waiting[0]()
+        finally:
+            self._waiting.popleft()
+            if self._waiting:
+                self._loop.call_soon(self._next)
 
 
 class Gate(Protocol):
@@ -47,6 +71,7 @@ class Port(Protocol):
     stopping: bool
     is_hop: bool
     cork: Cork
+    heavy: Heavy
 
     def uncounted(self, exchange: Exchange) -> None:
         """A request that was counted to its tenant's share is over."""
@@ -112,6 +137,8 @@ class Turns:
         self._abandon_waiting()
         if active is not None:
             self.give_back(active)
+            if active.waits:
+                active.abandon(outcome.CLIENT_LEFT, 0)
             if active.journey is not None:
                 active.journey.client_left()
 
@@ -171,6 +198,17 @@ class Turns:
         if exchange.early is not None:
             exchange.reply(exchange.early)
             return
+        if len(exchange.body) > _SMALL_BYTES:
+            exchange.waits = True
+            self._port.heavy.add(partial(self._arrive, exchange))
+        else:
+            self._arrive(exchange)
+
+    def _arrive(self, exchange: Exchange) -> None:
+        """Have the gate read the request."""
+        if self.active is not exchange:
+            return  # its client left meanwhile
+        exchange.waits = False
         # What reading takes beside the body, at most: texts at four bytes a character, and the chain's copy of them.
         reading_bytes = _READING * len(exchange.body) if len(exchange.body) > _SMALL_BYTES else 0
         if reading_bytes and not self._budget.take(reading_bytes, exchange.tenant):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
+from functools import partial
+from typing import Any
 
 import pytest
+from relay_wire import post, until
 
 from farhop.balance.limits import ByteBudget
 from farhop.relay import bodies
@@ -12,6 +16,7 @@ from farhop.relay.body import ChunkedBody, FramingError
 from farhop.relay.inbound import _gather
 from farhop.relay.paths import Kind
 from farhop.relay.prompt import BodyError
+from farhop.relay.turns import Heavy
 from farhop_lab.bench.hostile import crafted
 
 SIZE = 1 << 18
@@ -92,11 +97,35 @@ def test_runs_of_chunks_are_read_the_same_however_they_are_cut(cut: int) -> None
     assert rest == b"rest"
 
 
-async def test_reading_is_in_the_budget(stage: object) -> None:
+async def test_reading_is_in_the_budget(stage: Any) -> None:
     """What parsing takes beside a body is taken from the budget while it is read."""
-    from relay_wire import post
-
-    s = await stage(budget_bytes=1 << 20)  # type: ignore[operator]
+    s = await stage(budget_bytes=1 << 20)
     assert (await s.ask(post(b"x" * 100_000))).status == 200
     assert (await s.ask(post(b"x" * 400_000))).status == 503
     assert isinstance(s.budget, ByteBudget)
+
+
+async def test_large_bodies_are_read_one_in_a_turn_of_the_loop() -> None:
+    loop, done = asyncio.get_running_loop(), list[str]()
+    heavy = Heavy(loop)
+    for name in ("a", "b", "c"):
+        heavy.add(partial(done.append, name))
+    seen = []
+    while len(done) < 3:
+        await asyncio.sleep(0)
+        seen.append(len(done))
+    assert done == ["a", "b", "c"]
+    assert seen == [1, 2, 3]  # others came between them
+
+
+async def test_a_client_that_leaves_before_its_body_is_read_is_counted_once(stage: Any) -> None:
+    s = await stage()
+    held: list[Any] = []
+    s.listener.heavy.add = held.append
+    c = await s.client()
+    await c.send(post(b"x" * 100_000))
+    await until(lambda: held)
+    c.abort()
+    await until(lambda: s.gate.abandoned)
+    held[0]()
+    assert (s.gate.abandoned, s.gate.exchanges) == ([("client_left", 0)], [])
