@@ -151,6 +151,7 @@ class Texts(NamedTuple):
 
 
 _TOKEN_DIGITS = len(str(TOKEN_MAX))
+_LONG_IDS_MAX = 1 << 16  # of so many digits: no vocabulary has any
 _LARGEST = str(TOKEN_MAX).encode()
 _TOKEN_BYTES = 4  # of text that a token stands for, until its model is known better
 _BLANKS = b" \t\r\n"
@@ -204,8 +205,9 @@ def _in_range(digits: bytes, commas: np.ndarray[Any, np.dtype[np.bool_]]) -> boo
     near = commas
     for step in (1, 2, 4, 2):  # whether there is one among two bytes, four, eight, ten
         near = near[:-step] | near[step:]
-    if near.all():
-        return True
+    long = len(near) - int(np.count_nonzero(near))
+    if not 0 < long <= _LONG_IDS_MAX:
+        return not long
     starts = np.concatenate(([0], np.flatnonzero(commas) + 1))
     lengths = np.diff(starts, append=len(digits) + 1) - 1
     if int(lengths.max()) != _TOKEN_DIGITS:

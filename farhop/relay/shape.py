@@ -28,6 +28,7 @@ NUMBERS_MAX = 1 << 21  # 2.4 ns each to skip: 5 ms
 ESCAPES_MAX = 1 << 21  # 3.3 ns each to undo: 7 ms; one in eight bytes of the longest body
 # A longer string that is a value is left out of what is looked at: a body of long prompts has few of them.
 _LONG_BYTES = 256
+_BEGINNING_BYTES = 1 << 20
 _DOUBTFUL_MAX = 4096  # quotes behind two backslashes: more are looked at in another way
 _CUTS_MAX = 1024  # up to here slices are cheaper than a mask over every byte
 _NAMED_BYTES_MAX = 64 * 1024  # to find out which key stands twice takes a slower reader
@@ -52,7 +53,10 @@ def check(body: bytes | memoryview, numeric: str = "") -> None:
     if len(body) <= SMALL_BYTES:
         once(body)
         return
-    skeleton = _skeleton(bytes(body))
+    body = bytes(body)
+    if len(body) > 2 * _BEGINNING_BYTES:
+        _count(_skeleton(body[:_BEGINNING_BYTES]))  # what is too much already here need not be looked at whole
+    skeleton = _skeleton(body)
     few = len(skeleton) <= SMALL_BYTES and skeleton.count(b"[") + skeleton.count(b"{") <= DEPTH_MAX
     numbers = 0 if few else _count(skeleton)
     if numbers:
