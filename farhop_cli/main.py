@@ -89,10 +89,13 @@ def run_demo() -> None:
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
     what: Annotated[
-        str, typer.Argument(help="decide, relay, soak, scrape, hits, trie, sim, routing, fidelity, chaos or law.")
+        str,
+        typer.Argument(help="decide, relay, soak, hostile, scrape, hits, trie, sim, routing, fidelity, chaos or law."),
     ] = "decide",
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="relay, trie, sim, routing, fidelity: roughly.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="relay, hostile, trie, sim, routing, fidelity: roughly.")
+    ] = False,
     only: Annotated[
         str, typer.Option("--only", help="relay: proxies whose names hold one of these words; routing: scenarios.")
     ] = "",

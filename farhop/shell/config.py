@@ -239,7 +239,10 @@ class Limits(Part):
     head_s: Seconds = _IN.head_s
     body_s: Seconds = _IN.body_s
     upload_s: Seconds = _IN.upload_s
+    upload_bytes_per_s_min: Annotated[int, Field(ge=0, le=1 << 20)] = _IN.upload_bytes_per_s_min
     send_s: Seconds = _IN.send_s
+    requests_max: Count = 20_000
+    traced_per_s_max: Annotated[float, Field(ge=0, le=1e6)] = 100.0
     upstream_idle_s: Seconds = _OUT.idle_s
     request_s: Seconds = 600.0
     connect_s: Seconds = _OUT.connect_s
