@@ -57,7 +57,7 @@ def read(kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"", guard
     """
     try:
         if (numeric := _JSON.get(kind)) is not None:
-            shape.check(body, numeric)
+            guard.fields(shape.check(body, numeric))
         return _READERS[kind](body, path, headers, guard)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None

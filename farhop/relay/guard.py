@@ -14,8 +14,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from farhop.relay.prompt import invalid
 
 if TYPE_CHECKING:
@@ -92,15 +90,12 @@ KNOWN = frozenset(
         "vllm_xargs",
     )
 )  # fmt: skip
+_PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS}
 
 _EXEMPT = frozenset(("text", "type", "detail", "format", "role", "name", "title", "mime_type", "media_type"))
 _COUNTED_MAX = 256  # names; a client must not be able to make more
 OTHER = "(other)"
 _NAME_CHARS = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
-
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_any = msgspec.json.Decoder().decode
-_NULL = b"null"
 
 # A client's headers that engines may see. Cookies, request ids, ranks and whatever else is for the balancers alone.
 _HEADERS = frozenset(
@@ -121,16 +116,18 @@ class Guard:
         self._media_hosts, self._refuses_unknown = frozenset(media_hosts), refuse_unknown
         self.unknown: Counter[str] = Counter()
 
-    def fields(self, body: bytes | memoryview) -> None:
-        """A JSON body's own members, and those that are arguments. Raises BodyError, or msgspec's errors."""
-        fields = _fields(body)
-        for name in sorted(fields.keys() - KNOWN):
-            if bytes(fields[name]) != _NULL:
-                self._judge(name)
-        for name in _NESTED & fields.keys():
-            arguments(name, fields[name])
-        if _TEMPLATE_ARGUMENTS in fields:
-            _template(fields[_TEMPLATE_ARGUMENTS])
+    def fields(self, fields: Any) -> None:
+        """A JSON body's own members, and those that are arguments, as read. Raises BodyError."""
+        if not isinstance(fields, dict):
+            return  # its reader says so
+        for name in fields:
+            if name not in _PLAIN and (value := fields[name]) is not None:
+                if name in _NESTED:
+                    arguments(name, value)
+                elif name == _TEMPLATE_ARGUMENTS:
+                    _template(value)
+                else:
+                    self._judge(name)
 
     def form(self, names: Iterable[str]) -> None:
         """A form's fields. Raises BodyError."""
@@ -193,9 +190,8 @@ _TEXTS = ("text", "input_text")
 DEFAULT = Guard()
 
 
-def arguments(name: str, value: msgspec.Raw) -> None:
-    """A member that an engine takes for arguments. Raises BodyError."""
-    given = _any(value)
+def arguments(name: str, given: Any) -> None:
+    """A member that an engine takes for arguments, as read. Raises BodyError."""
     if isinstance(given, dict):
         for inner, said in given.items():
             family = family_of(inner)
@@ -203,8 +199,7 @@ def arguments(name: str, value: msgspec.Raw) -> None:
                 raise _refused(inner, family, f"{name}.")
 
 
-def _template(value: msgspec.Raw) -> None:
-    given = _any(value)
+def _template(given: Any) -> None:
     if isinstance(given, dict):
         for inner in sorted(_TEMPLATE_REFUSED & given.keys()):
             raise _refused(inner, _CODE, f"{_TEMPLATE_ARGUMENTS}.")

@@ -25,11 +25,11 @@ class _Tensor(msgspec.Struct):
     datatype: str
     shape: msgspec.Raw
     data: msgspec.Raw = msgspec.Raw(b"")
-    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    parameters: dict[str, Any] | None = None
 
 
 class _Output(msgspec.Struct):
-    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    parameters: dict[str, Any] | None = None
 
 
 class _Infer(msgspec.Struct, kw_only=True):
@@ -59,8 +59,7 @@ _data = msgspec.json.Decoder(str | _Nested)
 def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
     said = memoryview(body)[: _json_bytes(body, headers)]
-    shape.check(said, "inputs")
-    guard.fields(said)
+    guard.fields(shape.check(said, "inputs"))
     document = _infer.decode(said)
     for tensor in (*document.inputs, *(document.outputs or ())):
         arguments("parameters", tensor.parameters)
@@ -103,18 +102,17 @@ def _texts(tensor: _Tensor) -> list[str]:
     return found
 
 
-def generate(body: bytes, path: bytes, _headers: bytes, guard: Guard) -> Prompt:
+def generate(body: bytes, path: bytes, _headers: bytes, _guard: Guard) -> Prompt:
     """`.../generate`. Raises BodyError, or msgspec's errors."""
-    return _read_generate(body, path, guard, stream=False)
+    return _read_generate(body, path, stream=False)
 
 
-def generate_stream(body: bytes, path: bytes, _headers: bytes, guard: Guard) -> Prompt:
+def generate_stream(body: bytes, path: bytes, _headers: bytes, _guard: Guard) -> Prompt:
     """`.../generate_stream`: the path says that the answer is a stream. Raises as `generate` does."""
-    return _read_generate(body, path, guard, stream=True)
+    return _read_generate(body, path, stream=True)
 
 
-def _read_generate(body: bytes, path: bytes, guard: Guard, *, stream: bool) -> Prompt:
-    guard.fields(body)
+def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
     asked = _generate.decode(body)
     limit, param = asked.max_tokens, "max_tokens"
     if limit is None and asked.parameters is not None:
