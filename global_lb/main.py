@@ -129,7 +129,8 @@ class GlobalBalancer:
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
         marks = MarkReader(AnyVersion())
         advisor = Advisor(self.flow, self.observer, passes, self.clock)
-        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor)
+        self.guard = config.requests.guard()
+        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor, guard=self.guard)
         self.door.relay = self.relay
         self.listener = Listener(
             "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots, self.requests,
@@ -152,7 +153,7 @@ class GlobalBalancer:
         gauge("region_hit_predicted_tokens", "Expected to be cached in each region.", lambda: self._hits(0), "to")
         gauge("region_hit_actual_tokens", "Of the same requests, found cached there.", lambda: self._hits(1), "to")
         gauge("region_residence", "Share of believed hits that proved true lately.", self._residence, "to")
-        wiring.observe(self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.listener)
+        wiring.observe(self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.listener)
 
     def _hits(self, which: int) -> dict[str, float]:
         return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}

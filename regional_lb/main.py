@@ -194,13 +194,14 @@ class RegionalBalancer:
         )
         marks = MarkReader(splits)
         self.tokenizers = _tokenizers(config)
-        common = (self.observer, self.clock, rng, session, marks, self.tokenizers)
-        self.hop_door = Door(self.hop_keeper, *common, listens=True)
+        self.guard = config.requests.guard()
+        common = (self.observer, self.clock, rng, session, marks, self.tokenizers, None, self.guard)
+        self.hop_door = Door(self.hop_keeper, *common, to_engines=True)
         self.keeper = KeyKeeper(config.region, lambda: self.flow.law, self._offered, config.limits.request_s)
         self.observer.may_record = self.keeper.recorded
         passes = PassVerifier(config.hop.secrets(), config.region, holder(config.instance, self._incarnation))
         pass_keeper = PassKeeper(self.keeper, passes, self.flow, self.clock)
-        self.key_door = Door(pass_keeper, *common, listens=True)
+        self.key_door = Door(pass_keeper, *common, to_engines=True)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, self.requests, is_hop=True,
@@ -242,6 +243,7 @@ class RegionalBalancer:
             self.requests,
             self.relay.pool,
             self.lag,
+            self.guard,
             self.tier_listener,
             self.client_listener,
         )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Address
+    from farhop.relay.guard import Guard
     from farhop.relay.listener import Listener
     from farhop.shell.certificates import Cabinet, Certificates, Files
     from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
@@ -263,7 +264,13 @@ async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]
 
 
 def observe(
-    metrics: TierMetrics, budget: ByteBudget, requests: SlotLimit, pool: Pool, lag: LoopLag, *listeners: Listener
+    metrics: TierMetrics,
+    budget: ByteBudget,
+    requests: SlotLimit,
+    pool: Pool,
+    lag: LoopLag,
+    guard: Guard,
+    *listeners: Listener,
 ) -> None:
     """Show what the data plane holds and what it turned away unread, as both tiers do."""
     gauge = metrics.gauge
@@ -274,6 +281,7 @@ def observe(
     gauge("loop_lag_seconds", "The longest that the event loop was late of late.", lag.worst_s)
     gauge("loop_late_seconds", "By how much it was late since the start, in all.", lambda: lag.total_s)
     gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
+    gauge("unknown_body_fields", "Requests with a body field that nobody knows.", lambda: dict(guard.unknown), "field")
     gauge("upstream_connections", "Open connections upstream.", lambda: float(pool.connections))
 
     def clients() -> dict[str, float]:
