@@ -23,6 +23,7 @@ from regional_lb.peers.recent import Cached
 from regional_lb.peers.shares import PeerHeard, PeersChanged, TurnsPassed
 from regional_lb.table import SAMPLE_FRESH_S, Subset, Table
 from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_line, view_of
+from topology.lineage import Lineages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,6 +51,7 @@ class Fleet:
         self.memory = Memory(estimates)
         self.trie, self.journal, self.blocks = self.memory.trie, self.memory.journal, self.memory.blocks
         self.adapters = Adapters()
+        self.lineages = Lineages()
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
         # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
@@ -96,6 +98,7 @@ class Fleet:
         self._able_until = -inf  # who has peers, and so may be eased, is another question now
         if self.shares is not None:
             self.shares.adopt(view)
+        self.lineages.learn(replica.lineage for replica in view.replicas.values())
         names = tuple(view.replicas)
         self.whole = table = Table(Subset(names, np.arange(len(names))))
         for row, (name, replica) in enumerate(view.replicas.items()):
@@ -149,9 +152,9 @@ class Fleet:
     def _peer_heard(self, event: PeerHeard, now: float) -> str | None:  # noqa: ARG002
         assert self.shares is not None
         changed = self.shares.heard(event)
-        if event.cached:
-            self.journal.under(event.epoch)
         for entry in event.cached:
+            if self.journal.epoch not in (None, event.epoch):
+                entry = replace(entry, audience=frozenset())  # by another law than ours nobody knows who may know
             if self.shares.serves(event.peer, entry.replica):
                 self.journal.insert(entry.replica, entry.chain, entry.audience)
                 self.shares.recent.add(entry)
@@ -266,6 +269,13 @@ class Fleet:
         self.whole.filled[self.whole.of.at[name]] = self.trie.filled(name)
         if self.shares is not None and chain:
             self.shares.recent.add(Cached(name, chain, audience, own=True))
+
+    def narrowed(self, epoch: int) -> None:
+        """By the law of this epoch fewer may know what is cached than might before."""
+        self.journal.under(epoch, widened=True)
+        self.journal.narrowed()
+        if self.shares is not None:
+            self.shares.recent.narrowed()
 
     def loaded(self, extra_ms: float) -> None:
         """A first token came so much later than its prefill explains: an adapter was loaded before."""

@@ -260,11 +260,16 @@ class RegionalFlow(Placing):
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Who waits and may not stay is told at once; whom an engine has been sent stays there."""
-        if event.law.epoch <= self.law.epoch:
+        if not event.law.supersedes(self.law):
             return []
-        before, self.law = self.law, event.law
-        everywhere = frozenset(before.topology.regions)
-        self.journal.under(self.law.epoch, widened=self.law.widens(before, Scope.HINTS, everywhere))
+        return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
+
+    def _go_by(self, law: Law, now: float) -> list[Command]:
+        before, self.law = self.law, law
+        if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
+            self.journal.under(law.epoch, widened=True)
+        else:
+            self._fleet.narrowed(law.epoch)
         commands: list[Command] = []
         for live in [live for live in self._live.values() if not live.replica]:
             refusal = admission.unlawful(live.request, self.config.region, self.law)
@@ -275,7 +280,8 @@ class RegionalFlow(Placing):
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.view = self._fleet.adopt(event.view)
         self.policies.adopt(self._fleet.whole.of.names)
-        return self._fill_all(now)
+        law = self.law.knowing(self._fleet.lineages.of)
+        return self._fill_all(now) if law is self.law else self._go_by(law, now)
 
     def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
         self.policies.override(event.choices)

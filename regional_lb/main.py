@@ -31,14 +31,12 @@ from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
-from farhop.shell.lawbook import LawBook
 from farhop.shell.marks import MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
 from farhop.shell.tokens import Files, Tokenizers
-from farhop.store.hubs import store_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -146,10 +144,11 @@ class RegionalBalancer:
             self.flow.standing.answered_at, self._works_on, self._say, self._hear,
         )  # fmt: skip
         self.kv_listener: KvListener | None = None
-        self.store = (
-            store if store is not None else store_of(wiring.home_hubs(config, self.topology, config.remote_hub), rng)
+        hubs = store if store is not None else wiring.home_hubs(config, self.topology, config.remote_hub)
+        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng)
+        self.laws = wiring.law_book(
+            config, "regional", self.store, self.flow.law, self._adopt, self.metrics, self._log, rng
         )
-        self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, self._log)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
         self.discovery = Discovery(
@@ -160,7 +159,7 @@ class RegionalBalancer:
         self.peers = Peers(
             config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
             self.clock.now, rng, self._incarnation, self.secrecy.upstream("peers.tls", config.peers.tls),
-            self.secrecy.trouble,
+            self.secrecy.trouble, self.laws,
         )  # fmt: skip
 
     def _adopt(self, law: Law) -> None:
@@ -254,6 +253,7 @@ class RegionalBalancer:
     async def open(self) -> str:
         """See shell.process.Balancer."""
         config = self.config
+        self.laws.remember()
         await self.store.open()
         await self.watcher.open()
         self.discovery.open()
@@ -276,6 +276,7 @@ class RegionalBalancer:
             incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
             client_url=(config.client.url or "") if config.client is not None else "",
+            laws=self.laws,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()

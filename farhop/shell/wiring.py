@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,21 +16,29 @@ from farhop.relay.outbound import OutboundLimits, Pool
 from farhop.relay.tls import ListenerTls
 from farhop.shell.certificates import TlsError, system_context
 from farhop.shell.config import ConfigError
+from farhop.shell.lawbook import LawBook
 from farhop.shell.tasks import Tasks
+from farhop.store.hubs import store_of, stores_of
+from farhop.store.sealed import Sealed, inner
+from farhop.store.state import StateDir
 from topology import load as worlds
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+    from random import Random
 
     from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Address
     from farhop.relay.listener import Listener
     from farhop.shell.certificates import Cabinet, Certificates, Files
     from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
+    from farhop.store.contract import Store
+    from farhop.store.envelope import Keys
     from farhop.store.etcd_link import EtcdSettings
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
+    from topology.law import Law
     from topology.model import Topology
 
 NEAREST, NONE = "nearest", "none"  # instead of a remote hub's name
@@ -79,6 +88,40 @@ def home_hubs(config: Process, topology: Topology, remote: str) -> dict[str, Etc
     elif remote not in (NONE, *known):
         raise ConfigError("remote_hub", [f"no hub {remote!r} with endpoints; there is {', '.join(sorted(known))}"])
     return {name: known[name] for name in sorted({own, remote} & set(known))}
+
+
+def state(config: Process, tier: str) -> StateDir | None:
+    """Where this process keeps what a restart must know; None: nowhere. Raises ConfigError."""
+    if config.state_dir is None:
+        return None
+    try:
+        return StateDir(Path(config.state_dir), config.fleet, f"{tier}.{config.region}.{config.instance}")
+    except ValueError as error:
+        raise ConfigError("state_dir", [str(error)]) from None
+
+
+def sealed(given: Store | Mapping[str, EtcdSettings], keys: Keys, refused: Callable[[str], None], rng: Random) -> Store:
+    """The store of these hubs, or the one given, whose readers see what counts by these keys."""
+    if isinstance(given, Mapping):
+        return store_of(given, rng, lambda one: Sealed(one, keys, refused))
+    return Sealed(given, keys, refused)
+
+
+def law_book(
+    config: Process,
+    tier: str,
+    store: Store,
+    law: Law,
+    adopt: Callable[[Law], None],
+    metrics: TierMetrics,
+    log: Throttled,
+    rng: Random,
+) -> LawBook:
+    """The law as this process follows it: in each hub by itself, signature and all. Raises ConfigError."""
+    hub = law.topology.regions[config.region].hub
+    stores = {name: inner(one) for name, one in stores_of(store, hub).items()}
+    keys, kept = config.signing.made(), state(config, tier)
+    return LawBook(stores, law, adopt, metrics.report_refused, log, keys=keys, state=kept, rng=rng)
 
 
 def _away_ms(hub: str, region: str, topology: Topology) -> float:

@@ -172,16 +172,16 @@ class BalancerProcess:
         if isinstance(self.flow, GlobalFlow):
             self.prefixes = Prefixes(self.flow.trie, self._disbelieved, self.flow.law.epoch)
             self.flow.sent.append(self.prefixes.sent)
+            self.flow.forgotten.append(self.prefixes.begin_anew)
             stage.timeline.after(CONFIRM_S, self._tidy, self.prefixes)
         self.hearing = Hearing(
             stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng, self.prefixes
         )
 
     def _adopt(self, law: Law) -> None:
-        before = self.flow.law if isinstance(self.flow, GlobalFlow) else law
         self.carrier.react(LawChanged(law))
         if self.prefixes is not None:
-            self.prefixes.adopt(before, law, self.region)
+            self.prefixes.adopt(law.epoch)
 
     def _tidy(self, prefixes: Prefixes) -> None:
         for _ in prefixes.tidy(self.carrier.clock()):
