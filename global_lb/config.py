@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from farhop.balance.machine import Address
+from farhop.identity.hop import HopSigner
 from farhop.shell.config import ConnectTls, Entry, Limits, Part, Process, Seconds, Session
 
 ROUTES_MAX = 4096
@@ -168,6 +169,16 @@ class GlobalConfig(Process):
         if tls is None or region in tls.plaintext_regions:
             return None
         return tls.server_name.replace("{region}", region) if tls.server_name is not None else host
+
+    def mutual(self, region: str) -> bool:
+        """Whether a region's balancers and we prove to each other by TLS who we are."""
+        tls = self.tier_tls
+        return tls is not None and tls.cert_file is not None and region not in tls.plaintext_regions
+
+    @model_validator(mode="after")
+    def _signs(self) -> GlobalConfig:
+        HopSigner(self.hop.secrets(), self.hop.active, self.region)
+        return self
 
     @property
     def balancer(self) -> str:

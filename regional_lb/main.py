@@ -183,7 +183,8 @@ class RegionalBalancer:
     def _doors(self, rng: Random) -> None:
         config, limits = self.config, wiring.inbound(self.config.limits)
         verifier = HopVerifier(config.hop.secrets(), config.region)
-        self.hop_keeper = HopKeeper(verifier, self.flow, self.clock)
+        mutual = config.tier.tls is not None and config.tier.tls.client_ca_file is not None
+        self.hop_keeper = HopKeeper(verifier, self.flow, self.clock, names_body=not mutual)
         policies, splits = self.flow.policies, self.flow.splits
         session = SessionReader(
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()

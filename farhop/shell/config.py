@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from farhop.identity.hop import HopSigner
+from farhop.identity.hop_keys import HopError, read_keys
 from farhop.relay.inbound import InboundLimits
 from farhop.relay.outbound import OutboundLimits
 from farhop.shell import certificates
@@ -127,14 +127,17 @@ class Entry(Listen):
 
 
 class Hop(Part):
-    """Keys of the hop token between the tiers, by key id. `active` signs; all verify, so that keys can rotate."""
+    """Keys of the hop token between the tiers, by key id: the fleet's root, or what this region was given of it.
+    `active` signs; all verify, so that keys can rotate."""
 
     keys: Annotated[dict[str, Secret], Field(min_length=1)]
     active: str
 
     @model_validator(mode="after")
     def _signs(self) -> Hop:
-        HopSigner(self.secrets(), self.active)  # its HopError is a ValueError that names the key id, never the key
+        known = read_keys(self.secrets())  # its HopError is a ValueError that names the key id, never the key
+        if self.active not in known:
+            raise HopError(f"hop keys: the active key id {self.active!r} is not among {', '.join(sorted(known))}")
         return self
 
     def secrets(self) -> dict[str, bytes]:

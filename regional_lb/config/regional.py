@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
+from farhop.identity.hop import HopVerifier
 from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret, Session
 from farhop.store.report import CLIENT_URL, GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
@@ -104,6 +105,11 @@ class RegionalConfig(Process):
         if not text.isascii() or not text.isprintable() or " " in text:
             raise ValueError("must be printable ASCII without spaces: it is sent as a bearer token")
         return key
+
+    @model_validator(mode="after")
+    def _checks_tokens(self) -> RegionalConfig:
+        HopVerifier(self.hop.secrets(), self.region)
+        return self
 
     @model_validator(mode="after")
     def _encrypted(self) -> RegionalConfig:
