@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+from farhop.identity import names
 from farhop.identity.hop_keys import HopError, read_keys
 from farhop.relay.inbound import InboundLimits
 from farhop.relay.outbound import OutboundLimits
@@ -106,12 +108,35 @@ class ConnectTls(Part):
         return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine is reached there; a name counts only if it is `localhost`."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Listen(Part):
-    """Where to listen. Port 0 lets the system choose."""
+    """Where to listen. Port 0 lets the system choose. Off loopback it is with TLS, or `insecure` is said out loud."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)]
     tls: ListenTls | None = None
+    insecure: bool = False
+
+    @property
+    def exposed(self) -> bool:
+        """Whether others than this machine reach it, and it was not said that this may be without proof."""
+        return not self.insecure and not is_loopback(self.host)
+
+    @model_validator(mode="after")
+    def _encrypted_or_said(self) -> Listen:
+        if self.exposed and self.tls is None:
+            raise ValueError(
+                "tls: is not given, and the host is not loopback; give it (`farhop certs issue` makes certificates), "
+                "listen on 127.0.0.1, or say insecure: true"
+            )
+        return self
 
 
 class Entry(Listen):
@@ -198,6 +223,7 @@ class Etcd(Part):
     key_file: str | None = None
     username: str | None = None
     password: Secret | None = None
+    insecure: bool = False
 
     @model_validator(mode="after")
     def _sound(self) -> Etcd:
@@ -206,8 +232,17 @@ class Etcd(Part):
 
     def settings(self, hub: tuple[str, ...]) -> EtcdSettings:
         """For the store; `hub` are the endpoints to use where none are configured. ValueError if they make no sense."""
+        endpoints = tuple(self.endpoints) or hub
+        if self.ca_file is None and not all(is_loopback(one.rpartition(":")[0]) for one in endpoints):
+            if self.password is not None:
+                raise ValueError("ca_file: is not given, and a password never travels in plaintext; give it")
+            if not self.insecure:
+                raise ValueError(
+                    "ca_file: is not given, and etcd is not on loopback; give it (with cert_file and key_file where "
+                    "etcd asks for them), or say insecure: true"
+                )
         return EtcdSettings(
-            endpoints=tuple(self.endpoints) or hub,
+            endpoints=endpoints,
             ca_file=_path(self.ca_file),
             cert_file=_path(self.cert_file),
             key_file=_path(self.key_file),
@@ -262,6 +297,7 @@ class Process(Part):
     hubs: dict[str, Etcd] = Field(default_factory=dict, max_length=64)
     hop: Hop
     signing: Signing = Signing()
+    trust_domain: Annotated[str, Field(pattern=f"^{names.DOMAIN}$")] = names.TRUST_DOMAIN
     fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "fleet"
     state_dir: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     limits: Limits = Limits()
