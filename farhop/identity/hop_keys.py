@@ -101,7 +101,7 @@ def _read(kid: str, text: bytes) -> HopKey:
     if len(text) < KEY_BYTES_MIN:
         raise HopError(
             f"hop keys: key {kid!r} has {len(text)} bytes, at least {KEY_BYTES_MIN} are needed; "
-            "make one with: farhop certs hop-key --new"
+            "make one with: farhop certs hop-key"
         )
     return HopKey(root=text)
 

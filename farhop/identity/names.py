@@ -1,7 +1,8 @@
 """Who a balancer is, by the name in its certificate: `spiffe://<trust domain>/farhop/<tier>/<region>`.
 
 Beside the URI stands a host name that says the same, for those who verify hosts alone (gRPC, TLS libraries).
-Invariants: a name is read only from a certificate that was verified; the common name says nothing; of two URIs none counts.
+Invariants: a name is read only from a certificate that was verified; the common name says nothing; of two URIs none
+counts.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ decides what a tier or region may do: the services ask for what they need.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from cryptography import x509
@@ -64,4 +64,4 @@ def _uris(certificate: bytes) -> list[str]:
         found = extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
         return []
-    return cast("list[str]", found.value.get_values_for_type(x509.UniformResourceIdentifier))
+    return found.value.get_values_for_type(x509.UniformResourceIdentifier)

@@ -10,6 +10,7 @@ import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -214,6 +215,11 @@ def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
+def host_of(endpoint: str) -> str:
+    """The host of `host:port` or of a URL."""
+    return urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
+
+
 class Etcd(Part):
     """How to reach an etcd cluster; without endpoints it is the topology's hubs, each at the endpoints named there."""
 
@@ -233,15 +239,7 @@ class Etcd(Part):
     def settings(self, hub: tuple[str, ...]) -> EtcdSettings:
         """For the store; `hub` are the endpoints to use where none are configured. ValueError if they make no sense."""
         endpoints = tuple(self.endpoints) or hub
-        if self.ca_file is None and not all(is_loopback(one.rpartition(":")[0]) for one in endpoints):
-            if self.password is not None:
-                raise ValueError("ca_file: is not given, and a password never travels in plaintext; give it")
-            if not self.insecure:
-                raise ValueError(
-                    "ca_file: is not given, and etcd is not on loopback; give it (with cert_file and key_file where "
-                    "etcd asks for them), or say insecure: true"
-                )
-        return EtcdSettings(
+        made = EtcdSettings(
             endpoints=endpoints,
             ca_file=_path(self.ca_file),
             cert_file=_path(self.cert_file),
@@ -249,6 +247,15 @@ class Etcd(Part):
             username=self.username,
             password=self.password.get_secret_value() if self.password else None,
         )
+        if not all(made.tls(one) or is_loopback(host_of(one)) for one in endpoints):
+            if self.password is not None:
+                raise ValueError("ca_file: is not given, and a password never travels in plaintext; give it")
+            if not self.insecure:
+                raise ValueError(
+                    "ca_file: is not given, and etcd is not on loopback; give it (with cert_file and key_file where "
+                    "etcd asks for them), or say insecure: true"
+                )
+        return made
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
