@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
+from farhop.balance.suspects import Suspects
 from regional_lb import admission
 from regional_lb.fleet import Fleet
 from regional_lb.kv_words import TOKEN_BYTES
@@ -85,7 +86,7 @@ class RegionalFlow(Placing):
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
-        self._budget = retry.RetryBudget()
+        self._budget, self._suspects = retry.RetryBudget(), Suspects()
         self._live: dict[str, Live] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
@@ -131,6 +132,8 @@ class RegionalFlow(Placing):
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
         live = self._live[request.id] = Live(request, self.outlook.need_of(request), request.model)
         self._budget.began()
+        if (suspected := self._suspected(live, now)) is not None:
+            return [suspected]
         if self.splits.by_model:
             self._assign(live)
         turned = self.outlook.turned_away(request, live.need, now, live.line)
@@ -155,7 +158,7 @@ class RegionalFlow(Placing):
             return []
         live.started = True
         self.ledger.began(event.id)
-        self._fleet.answered(live.replica, event.status, now)
+        self._fleet.answered(live.replica, event.status, now, live.forwarded_at)
         if event.status < 400:
             if live.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
@@ -168,7 +171,8 @@ class RegionalFlow(Placing):
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
                 else:
-                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now)
+                    sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
+                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now, sure=sure)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -179,8 +183,11 @@ class RegionalFlow(Placing):
         if event.usage is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(live)
+        if self._suspects:
+            self._suspects.answered((live.request.tenant, live.request.body_hash))
         if event.fault is not None:
-            self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
+            began_well = event.status < 500
+            self._fleet.broke(live.replica, event.fault, now, began_well=began_well, sent_at=live.forwarded_at)
         if event.fault is not None or event.status >= 500:
             self._fleet.lingers(held, live.forwarded_at, now)
         if event.status < 400:
@@ -195,7 +202,8 @@ class RegionalFlow(Placing):
         if live is None:
             return []
         failed = live.replica
-        self._fleet.failed(failed, event.outcome, now)
+        self._fleet.failed(failed, event.outcome, now, live.forwarded_at)
+        self._broke_off(live, event.outcome, now)
         held = self.ledger.held(event.id)
         if live.started:
             self._over(live)

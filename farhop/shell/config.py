@@ -61,7 +61,14 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _resolve_public(value: Any) -> Any:
+    """What is no secret may stand in the clear."""
+    known = isinstance(value, str) and value.startswith(("env:", "file:"))
+    return _resolve(value) if known else value
+
+
 Secret = Annotated[SecretStr, BeforeValidator(_resolve)]
+PublicKey = Annotated[str, BeforeValidator(_resolve_public)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 Bytes = Annotated[int, Field(ge=1, le=1 << 40)]
 
@@ -172,15 +179,15 @@ class Hop(Part):
 
 
 class SigningKey(Part):
-    """A public key (Ed25519: PEM, or the base64 of its 32 bytes), and what it may sign: kinds of document, or
-    `KIND/REGION` for one region's."""
+    """A public key (Ed25519: PEM, or the base64 of its 32 bytes; itself, or as secrets are given), and what it may
+    sign: kinds of document, or `KIND/REGION` for one region's."""
 
-    public: Secret
+    public: PublicKey
     may: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)] = envelope.OPERATORS_KINDS
 
     @model_validator(mode="after")
     def _sound(self) -> SigningKey:
-        envelope.public_key(self.public.get_secret_value())
+        envelope.public_key(self.public)
         for right in self.may:
             envelope.check_right(right)
         return self
@@ -199,7 +206,7 @@ class Signing(Part):
     def made(self) -> envelope.Keys:
         """For farhop.store."""
         return envelope.Keys({
-            name: (envelope.public_key(key.public.get_secret_value()), key.may) for name, key in self.keys.items()
+            name: (envelope.public_key(key.public), key.may) for name, key in self.keys.items()
         })  # fmt: skip
 
 
@@ -277,7 +284,10 @@ class Limits(Part):
     head_s: Seconds = _IN.head_s
     body_s: Seconds = _IN.body_s
     upload_s: Seconds = _IN.upload_s
+    upload_bytes_per_s_min: Annotated[int, Field(ge=0, le=1 << 20)] = _IN.upload_bytes_per_s_min
     send_s: Seconds = _IN.send_s
+    requests_max: Count = 20_000
+    traced_per_s_max: Annotated[float, Field(ge=0, le=1e6)] = 100.0
     upstream_idle_s: Seconds = _OUT.idle_s
     request_s: Seconds = 600.0
     connect_s: Seconds = _OUT.connect_s

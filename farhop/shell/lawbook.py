@@ -272,20 +272,22 @@ class LawBook:
             self._say("law not kept", list(self._trouble))
 
     async def _mend(self) -> None:
-        """Give our law to hubs that lack it. Who is first there is right: the others see it, and have no more to do."""
+        """Give our law to hubs that lack it, for as long as this process lives."""
         while True:
             await self._uneven.wait()
             self._uneven.clear()
-            if not any(hub.behind for hub in self._hubs.values()):
-                continue
             await asyncio.sleep(self._rng.uniform(0.0, MEND_S) if self._rng is not None else MEND_S)
-            for name, hub in self._hubs.items():
-                if hub.behind and hub.lost is None and self._held is not None:
-                    await self._put(name, hub, self._held.written)
+            await self.mend()
             if any(hub.behind for hub in self._hubs.values()):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._uneven.wait(), MEND_AGAIN_S)
                 self._uneven.set()
+
+    async def mend(self) -> None:
+        """Give our law to hubs that lack it. Who is first there is right: the others see it, and have no more to do."""
+        for name, hub in self._hubs.items():
+            if hub.behind and hub.lost is None and self._held is not None:
+                await self._put(name, hub, self._held.written)
 
     async def _put(self, name: str, hub: _Hub, written: bytes) -> None:
         try:

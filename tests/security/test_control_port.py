@@ -62,9 +62,13 @@ async def virginia(authority: Authority) -> AsyncIterator[tuple[RegionalBalancer
             await balancer.close()
 
 
+def read(*files: str) -> list[bytes]:
+    return [Path(name).read_bytes() for name in files]
+
+
 @contextlib.asynccontextmanager
 async def channel(address: str, authority: Authority, own: Pair) -> AsyncIterator[grpc.aio.Channel]:
-    pem = [Path(name).read_bytes() for name in (authority.ca_file, own.key_file, own.cert_file)]
+    pem = read(authority.ca_file, own.key_file, own.cert_file)
     options = (
         ("grpc.ssl_target_name_override", "virginia.regional.farhop.internal"),
         ("grpc.use_local_subchannel_pool", 1),
