@@ -142,7 +142,7 @@ async def test_how_many_are_known_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(peers, "PEERS_MAX", 2)
     async with stage() as here:
         for n in range(4):
-            here.peers._met(f"x{n}", f"127.0.0.1:{n + 1}")
+            here.peers._met(f"x{n}", f"127.0.0.1:{n + 1}", proven=True)
         assert len(here.peers._links) == 2
         assert here.refused["peer_too_many"] == 2
 
