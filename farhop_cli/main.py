@@ -338,9 +338,11 @@ def hash_key(
 
 
 certs_app = typer.Typer(
-    help="Make certificates and keys for a fleet.", no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Make certificates and keys for a fleet.",
+    no_args_is_help=True,
     rich_markup_mode=None,
-)  # fmt: skip
+    epilog="Example:  farhop certs init --dir certs",
+)
 app.add_typer(certs_app, name="certs")
 Folder = Annotated[Path, typer.Option("--dir", help="Where the authority's files are, and new ones go.")]
 Domain = Annotated[str, typer.Option("--trust-domain", help="As in the configurations: whose names count.")]
