@@ -229,9 +229,7 @@ async def test_two_balancers_tell_one_another(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     cluster, plaintext = MemoryCluster(), partial(global_config, tier_insecure=True)
     here, there = (
-        GlobalBalancer(
-            global_config(region, tier_insecure=True), topology(), Random(n), MemoryStore(Random(n), cluster)
-        )
+        GlobalBalancer(plaintext(region), topology(), Random(n), MemoryStore(Random(n), cluster))
         for n, region in enumerate(("virginia", "tokyo"))
     )
 
