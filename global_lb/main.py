@@ -26,6 +26,7 @@ from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
 from farhop.shell.lag import LoopLag
+from farhop.shell.large import LargeBodies
 from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
@@ -132,8 +133,18 @@ class GlobalBalancer:
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
         marks = MarkReader(AnyVersion())
         advisor = Advisor(self.flow, self.observer, passes, self.clock)
-        self.guard = config.requests.guard()
-        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor, guard=self.guard)
+        self.guard, self.large = config.requests.guard(), LargeBodies()
+        self.door = Door(
+            self.keeper,
+            self.observer,
+            self.clock,
+            rng,
+            session,
+            marks,
+            advisor=advisor,
+            guard=self.guard,
+            large=self.large,
+        )
         self.door.relay = self.relay
         self.listener = Listener(
             "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots, self.requests,
@@ -197,6 +208,7 @@ class GlobalBalancer:
         await all_of(
             lambda: self.listener.close(self.config.limits.drain_s),
             self.relay.close,
+            self._close_readers,
             self.watcher.close,
             self._tasks.close,
             self.store.close,
@@ -205,6 +217,9 @@ class GlobalBalancer:
             self.lag.close,
             lambda: self.tracing.close(2.0),
         )
+
+    async def _close_readers(self) -> None:
+        self.large.close()
 
 
 def _routes(config: GlobalConfig, topology: Topology) -> Routes:

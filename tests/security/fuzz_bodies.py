@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from farhop.relay import bodies, faults, openai, shape, tap
-from farhop.relay.openai import ask_for_usage
+from farhop.relay.openai import change
 from farhop.relay.paths import Kind
 from farhop.relay.prompt import BodyError
 
@@ -86,7 +86,8 @@ def check(rng: Random) -> bool:
     document = json.loads(body, object_pairs_hook=once)  # as an engine in Python reads it
     assert prompt.model == ("m" if kind in (Kind.INFER, Kind.GENERATE) else document["model"])
     if prompt.hide_usage:
-        asked = json.loads(ask_for_usage(body), object_pairs_hook=once)
+        asked = json.loads(change(body, prompt, "salt").of(body), object_pairs_hook=once)
+        assert asked["cache_salt"] == "salt"
         assert asked["stream_options"]["include_usage"] is True
         assert asked["model"] == prompt.model
     return True
