@@ -389,15 +389,15 @@ class _Reading(_Waiting):
     """A request whose prompt is being tokenized."""
 
     def __init__(
-        self, door: Door, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None, since: float
-    ) -> None:
+        self, door: Door, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None = None,
+        since: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(door, exchange)
-        self._request, self._prompt, self._onward = request, prompt, onward
-        self._since = since or door._clock.now()
+        self._request, self._prompt, self._onward, self._since = request, prompt, onward, since
 
     def begin(self, tokenizers: Tokenizers, kind: Kind) -> None:
         """Start, now or when it is read."""
-        exchange, model = self._exchange, self._request.model
+        exchange, model, self._since = self._exchange, self._request.model, self._since or self._door._clock.now()
         visit: Visit = exchange.context
         assert visit.caller is not None  # `head` let it pass
         salt = self._door._salt(visit.caller, kind, self._prompt)
