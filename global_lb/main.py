@@ -134,17 +134,11 @@ class GlobalBalancer:
         marks = MarkReader(AnyVersion())
         advisor = Advisor(self.flow, self.observer, passes, self.clock)
         self.guard, self.large = config.requests.guard(), LargeBodies()
+        signs = not all(map(config.mutual, self.topology.regions))  # without mutual TLS tokens are bound to the body
         self.door = Door(
-            self.keeper,
-            self.observer,
-            self.clock,
-            rng,
-            session,
-            marks,
-            advisor=advisor,
-            guard=self.guard,
-            large=self.large,
-        )
+            self.keeper, self.observer, self.clock, rng, session, marks,
+            advisor=advisor, guard=self.guard, large=self.large, signs=signs,
+        )  # fmt: skip
         self.door.relay = self.relay
         self.listener = Listener(
             "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots, self.requests,

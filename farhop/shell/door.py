@@ -98,7 +98,7 @@ class Door:
     """A listener's gate. `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone
     may be asked for here, too. `guard` says what engines may be told. `to_engines`: they are asked from here, so that
     what they answer is of use, as they hold it behind its prompt, and what they cache is kept apart. Bodies above
-    LARGE_BYTES are read by `large`, where there is one."""
+    LARGE_BYTES are read by `large`, where there is one. `signs`: the hash of what is sent on is wanted, too."""
 
     def __init__(
         self,
@@ -114,8 +114,9 @@ class Door:
         large: LargeBodies | None = None,
         *,
         to_engines: bool = False,
+        signs: bool = False,
     ) -> None:
-        self._advisor, self._guard, self._to_engines = advisor, guard, to_engines
+        self._advisor, self._guard, self._to_engines, self._signs = advisor, guard, to_engines, signs
         self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
         self._session, self._marks, self._tokenizers, self._large = session, marks, tokenizers, large
         self.relay: Relay | None = None
@@ -347,6 +348,7 @@ class _ReadingApart(_Waiting):
             guard.refuses_unknown,
             caller.hint_scope if door._to_engines else None,
             bool(caller.body_hash),
+            door._signs,
             session.field if session is not None else "",
         )
         self._future = large.later(job, self._exchange.body)
@@ -379,7 +381,7 @@ class _ReadingApart(_Waiting):
         if told.prompt is None:
             refused = told.refusal()
             return answers.refusal(refused.outcome, refused.detail, param=refused.param)
-        head, body = exchange.head, exchange.body
+        head, body, self._visit.body_sha256 = exchange.head, exchange.body, told.onward_sha256
         version = head.known.get(VERSION_HEADER)
         request = door._request(caller, told.prompt, body, head.onward, version, self._since, told.session)
         return door._understood(exchange, self._visit, request, told.prompt, told.change.of(body), self._since)

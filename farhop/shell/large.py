@@ -44,7 +44,8 @@ _KEPT_PREFIXES = ("PYTHON", "LC_", "LD_", "DYLD_")
 class Job(msgspec.Struct, array_like=True, frozen=True):
     """How to read a body; as bodies.read takes it. `scope` is whose salt engines get (openai.salt_of).
 
-    `hashed`: its SHA-256 is wanted. `session_field`: "" if no session is looked for in it.
+    `hashed`: its SHA-256 is wanted; `signed`: that of the body as it is sent on. `session_field`: where to look for a
+    session, "" for nowhere.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
     refuse_unknown: bool
     scope: str | None = None
     hashed: bool = False
+    signed: bool = False
     session_field: str = ""
 
 
@@ -68,6 +70,7 @@ class Told(msgspec.Struct, array_like=True):
     detail: str = ""
     param: str | None = None
     sha256: bytes = b""
+    onward_sha256: bytes = b""
     session: bytes = b""
     unknown: list[str] = []
     change: Change = Change()
@@ -93,6 +96,8 @@ def read(job: Job, body: bytes) -> Told:
     if job.session_field:
         told.session = session.in_body(body, job.session_field)
     told.change = openai.change(body, prompt, openai.salt_of(job.kind, prompt, job.scope))
+    if job.signed:
+        told.onward_sha256 = hashlib.sha256(told.change.of(body)).digest()
     return told
 
 
