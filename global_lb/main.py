@@ -161,7 +161,9 @@ class GlobalBalancer:
         gauge("region_hit_predicted_tokens", "Expected to be cached in each region.", lambda: self._hits(0), "to")
         gauge("region_hit_actual_tokens", "Of the same requests, found cached there.", lambda: self._hits(1), "to")
         gauge("region_residence", "Share of believed hits that proved true lately.", self._residence, "to")
-        wiring.observe(self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.listener)
+        wiring.observe(
+            self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.large, self.listener
+        )
 
     def _hits(self, which: int) -> dict[str, float]:
         return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}

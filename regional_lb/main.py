@@ -249,6 +249,7 @@ class RegionalBalancer:
             self.relay.pool,
             self.lag,
             self.guard,
+            self.large,
             self.tier_listener,
             self.client_listener,
         )
