@@ -104,6 +104,8 @@ class RegionalFlow(Placing):
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
+        if now >= self.speeds.due:
+            self._fleet.age(now)
         return self._handlers[type(event)](event, now)
 
     @property
@@ -321,7 +323,7 @@ class RegionalFlow(Placing):
         request, lacks = live.request, False
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
-        self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens)
+        self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens, now)
         chosen = live.chosen
         if usage.cached_tokens is not None and chosen is not None and not live.paired:
             self.predicted_tokens += chosen.hit_tokens

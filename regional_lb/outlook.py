@@ -70,6 +70,7 @@ class Outlook:
             session=request.session,
             tenant=request.tenant,
             path=path,
+            deadline=request.deadline,
         )
 
     def _path(self, request: Request) -> Path | None:

@@ -41,6 +41,11 @@ class LeastLatency(Policy):
         score_ms: Column = np.maximum(peak_ms, floor_ms) * (table.in_flight + 1.0)
         return score_ms
 
+    def terms(self, rates: Column, uncached_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:  # noqa: ARG002
+        """See Policy: one request's time to the first byte, and as much again for each that is under way."""
+        first_byte_ms: Column = score / (rates[5] + 1.0)
+        return {"first byte": first_byte_ms, "others": score - first_byte_ms}
+
     def adopt(self, names: tuple[str, ...]) -> None:
         """See Policy."""
         self._peak_ms.adopt(names)

@@ -60,7 +60,8 @@ def test_the_field_is_what_was_seen_whatever_comes_after() -> None:
     choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
     before = choice.field
     both.ledger.reserve("q", Reservation("r1", 700, 700))
-    both.served("r2", 1e4, 1e5, 100)
+    both.served("r2", 1e4, 1e5, 100, 0.0)
+    both.age(1.0)
     assert choice.field == before
 
 
