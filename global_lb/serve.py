@@ -141,6 +141,7 @@ class DecisionReasons:
 
     def record(self, decision: Decision) -> dict[str, Any]:
         """For explain."""
+        terms = decision.terms()
         return {
             "policy": decision.rule.policy.name,
             "unit": decision.rule.policy.unit,
@@ -154,6 +155,7 @@ class DecisionReasons:
                 {
                     "region": s.region,
                     "score": s.score,
+                    "terms_ms": terms.get(s.region, {}),
                     "ttft_ms": s.ttft_ms,
                     "rtt_ms": s.rtt_ms,
                     "upload_ms": s.upload_ms,
@@ -162,7 +164,9 @@ class DecisionReasons:
                     "uncached_tokens": s.uncached_tokens,
                     "prefill_ms": s.prefill_ms,
                     "tpot_ms": s.tpot_ms,
+                    "decode_ms": s.decode_ms,
                     "crowding_ms": s.crowding_ms,
+                    "stall_ms": s.stall_ms,
                     "slots_free": s.slots_free,
                     "headroom": s.headroom,
                     "penalty_ms": s.penalty_ms,
