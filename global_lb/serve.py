@@ -255,7 +255,7 @@ class GlobalDesk:
             "rtt_ms": region.rtt_ms if region is not None else None,
             "in_flight": flow.ledger.load(name).in_flight,
             **(_queued(region) if region is not None else {}),
-            "residence": residence.value if residence is not None else None,
+            "residence": residence.at(now) if residence is not None else None,
             "prefix_nodes": flow.trie.count(name) if name in flow.trie else 0,
             "prefix_stream": self._watcher.prefixes.state(name),
             "prefix_behind_s": self._watcher.prefixes.behind_s(name, now),

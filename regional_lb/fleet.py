@@ -106,6 +106,7 @@ class Fleet:
 
     def age(self, now: float) -> None:
         """Bring what grows old up to date: to be called with the first event after `speeds.due`."""
+        self.estimates.age(now)
         self.speeds.refresh(now)
         self.whole.rate(self.speeds)
 
@@ -272,9 +273,9 @@ class Fleet:
         if self.shares is not None and chain:
             self.shares.recent.add(Cached(name, chain, audience, own=True))
 
-    def loaded(self, extra_ms: float) -> None:
+    def loaded(self, extra_ms: float, now: float) -> None:
         """A first token came so much later than its prefill explains: an adapter was loaded before."""
-        self.adapters.learn(extra_ms)
+        self.adapters.learn(extra_ms, now)
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""

@@ -62,7 +62,8 @@ NOTHING = Known({}, {})
 
 class Pick:
     """The choice and the field it was made from. `chosen` None: nobody has room, or, if that is `declined`, only who is
-    worse than somebody who soon will. `explored`: it was chosen to learn how fast it is. `prefill`: who computes the prompt for the chosen one, None if that does so.
+    worse than somebody who soon will. `explored`: it was chosen to learn how fast it is. `prefill`: who computes the
+    prompt for the chosen one, None if that does so.
 
     `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
     """
@@ -273,7 +274,7 @@ def _explored(
     if not greatest:
         return chosen
     rows = (doubtful >= greatest - 1e-3).nonzero()[0]
-    return rows.item(int(rng.random() * len(rows)))
+    return int(rows[int(rng.random() * len(rows))])
 
 
 def _worth_waiting(

@@ -1,6 +1,6 @@
 """How fast each replica is thought to be: what it measured of late, and for the rest what its peers measure now.
 
-    expected = peers' * (own / peers') ** (evidence^2 / (evidence^2 + OWN^2)), the ratio less what peers differ by anyway
+    expected = peers' * (own / peers') ** (evidence^2 / (evidence^2 + OWN^2))     (the ratio less ALIKE)
 
 Peers serve the same models on the same kind of GPU. What they measure is the weighted median of all their own figures;
 where none has measured of late, what they did before; where none ever has, what is configured, times what other kinds
@@ -21,8 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance.estimate import (
-    CROWD_SHARE, LEAN_TAU_S, OUTPUT_TOKENS, PACE_MS, SERVICE_MS, SERVICE_TAU_S, TPOT_MS, Speed,
-)  # fmt: skip
+    CROWD_SHARE,
+    LEAN_TAU_S,
+    OUTPUT_TOKENS,
+    PACE_MS,
+    SERVICE_MS,
+    SERVICE_TAU_S,
+    TPOT_MS,
+    Speed,
+)
 from farhop.balance.windows import TAU_S
 
 if TYPE_CHECKING:
@@ -31,12 +38,13 @@ if TYPE_CHECKING:
     from regional_lb.view import Replica
 
     Columns = NDArray[np.float64]
+    _Key = tuple[frozenset[str], str, str]  # models, GPU, role
 
 REFRESH_S = 0.5
 # Of thousands less often, so that it costs some 1 % of the time; and often enough for what fades with TAU_S.
 _REFRESH_ROW_S, _REFRESH_KIND_S, _REFRESH_MOST_S = 1e-3, 5e-3, 2.5
-# The evidence (in windows of a second) at which a replica's own figure counts as much as its peers'. By squares: what is
-# measured all the time (6 windows) is believed to 97 %, and a third of a window left over to a tenth.
+# The evidence (in windows of a second) at which a replica's own figure counts as much as its peers'. By squares: what
+# is measured all the time (6 windows) is believed to 97 %, and a third of a window left over to a tenth.
 OWN = 1.0
 # By what share GPUs of one kind differ without being slower: what prompts in between make of a token. Within it they
 # are equals, and the load between them decides.
@@ -114,7 +122,7 @@ class Speeds:
         self._of: list[Speed] = []
         self._replicas: list[Replica] = []
         self._told: set[str] = set()
-        self._kinds: dict[tuple[frozenset[str], str, str], _Kind] = {}
+        self._kinds: dict[_Key, _Kind] = {}
         self._kind_of: list[_Kind] = []
         self._kind_at: NDArray[np.intp] = np.empty(0, dtype=np.intp)  # the place of each row's kind among the kinds
         self._at: float | None = None
@@ -135,17 +143,20 @@ class Speeds:
     @property
     def prefill_ms_per_token(self) -> Columns:
         """Milliseconds to prefill a token, by row."""
-        return self._expected[0]
+        pace_ms: Columns = self._expected[0]
+        return pace_ms
 
     @property
     def tpot_alone_ms(self) -> Columns:
         """Milliseconds between two tokens of an answer that is alone there, by row."""
-        return self._expected[1]
+        tpot_ms: Columns = self._expected[1]
+        return tpot_ms
 
     @property
     def service_ms(self) -> Columns:
         """Milliseconds of a whole request, by row."""
-        return self._expected[2]
+        service_ms: Columns = self._expected[2]
+        return service_ms
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
@@ -198,9 +209,9 @@ class Speeds:
 
     def _group(self) -> None:
         known, self._kinds = self._kinds, {}
-        members: dict[tuple[frozenset[str], str, str], list[int]] = {}
+        members: dict[_Key, list[int]] = {}
         for row, replica in enumerate(self._replicas):
-            key = replica.models - replica.adapters, replica.gpu, replica.role
+            key: _Key = (replica.models - replica.adapters, replica.gpu, replica.role)
             members.setdefault(key, []).append(row)
         self._kind_at = np.zeros(len(self._replicas), dtype=np.intp)
         self._kind_of = [_Kind(frozenset(), "")] * len(self._replicas)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from math import exp, inf
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from farhop.balance.ewma import Mean
+from farhop.balance.ewma import Mean, Returning
 from farhop.balance.windows import Windows
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ OUTPUT_TOKENS = 256.0
 ENTRIES_MAX = 2048
 
 _K = TypeVar("_K")
+_V = TypeVar("_V")
+_LEARN = 0.05  # what each answer weighs
+_OUTPUT_MAX, _OUTPUT_TAU_S, _OUTPUT_CLIP = 1e6, 1800.0, 8.0
 _SMALLEST_PROMPT_BYTES = 64  # a chat template of a few tokens would pass for the ratio
 # The domains: milliseconds to prefill a token, between two tokens of an answer, and of a whole request.
 PACE_MS, TPOT_MS, SERVICE_MS = (1e-5, 1e3), (1e-4, 1e5), (1e-3, 1e8)
@@ -41,13 +44,22 @@ _SERVICE_MEMORY, SERVICE_TAU_S, _CLIP = 20.0, 30.0, 4.0
 
 
 class Estimates:
-    """Bytes per token of each model, output tokens of each tenant and model. The longest not met is forgotten."""
+    """Bytes per token of each model, output tokens of each tenant and model. The longest not met is forgotten.
 
-    __slots__ = ("_bytes_per_token", "_output")
+    A tokenizer does not change, and everything that is served tells of it. Answers do, and whom long ones are expected
+    of may be refused for it: that goes back to the guess, and none of a hundred times the length carries it off.
+    """
+
+    __slots__ = ("_bytes_per_token", "_now", "_output")
 
     def __init__(self) -> None:
         self._bytes_per_token: OrderedDict[str, Mean] = OrderedDict()
-        self._output: OrderedDict[tuple[str, str], Mean] = OrderedDict()
+        self._output: OrderedDict[tuple[str, str], Returning] = OrderedDict()
+        self._now = 0.0
+
+    def age(self, now: float) -> None:
+        """It is `now`: whoever owns this says so from time to time."""
+        self._now = now
 
     def bytes_per_token(self, model: str) -> float:
         """Bytes of canonical prompt per token of the model."""
@@ -57,21 +69,24 @@ class Estimates:
     def output_tokens(self, tenant: str, model: str, max_tokens: int | None) -> float:
         """Tokens the answer will probably have, at most what the request allows."""
         known = self._output.get((tenant, model))
-        expected = OUTPUT_TOKENS if known is None or known.value is None else known.value
+        expected = OUTPUT_TOKENS if known is None else known.at(self._now)
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
     def learn(self, tenant: str, model: str, prompt_bytes: int, usage: Usage) -> None:
         """Take a finished request's usage. Samples outside their domain change nothing."""
         if usage.prompt_tokens > 0 and prompt_bytes >= _SMALLEST_PROMPT_BYTES:
-            _learn(self._bytes_per_token, model, prompt_bytes / usage.prompt_tokens, 0.25, 64.0)
+            ratio = self._bytes_per_token.get(model) or Mean(_LEARN, 0.25, 64.0)
+            if ratio.update(prompt_bytes / usage.prompt_tokens):
+                _keep(self._bytes_per_token, model, ratio)
         if usage.completion_tokens > 0:
-            _learn(self._output, (tenant, model), float(usage.completion_tokens), 1.0, 1e6)
+            output = self._output.get((tenant, model))
+            if output is None:
+                output = Returning(_LEARN, OUTPUT_TOKENS, 1.0, _OUTPUT_MAX, _OUTPUT_TAU_S, first=1.0, clip=_OUTPUT_CLIP)
+            if output.update(float(usage.completion_tokens), self._now):
+                _keep(self._output, (tenant, model), output)
 
 
-def _learn(known: OrderedDict[_K, Mean], key: _K, sample: float, lo: float, hi: float) -> None:
-    entry = known.get(key) or Mean(0.05, lo, hi)
-    if not entry.update(sample):
-        return
+def _keep(known: OrderedDict[_K, _V], key: _K, entry: _V) -> None:
     known[key] = entry
     known.move_to_end(key)
     if len(known) > ENTRIES_MAX:

@@ -401,7 +401,7 @@ def test_what_is_measured_is_believed(play) -> None:
     assert speed.tpot_ms == pytest.approx(20.0)
     assert 3020.0 < speed.service_ms < 5120.0
     assert flow.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)
-    assert flow.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(101.0)
+    assert flow.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(101.0, abs=0.1)
     assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)
 
 

@@ -237,7 +237,9 @@ def _control(up: Both) -> int:
 def seen(room: bool) -> Pick:
     """A pick from a field of one: 100 prompt tokens, 36 of them not cached, behind 100 others."""
     rates = np.array([[100.0], [0.5], [20.0], [0.1], [19.0], [1.0]])
-    return Pick(RoundRobin(), ("one",), Need(100.0, 10.0, 4.0), np.array([36.0]), np.array([12.5]), rates, np.array([room]))
+    return Pick(
+        RoundRobin(), ("one",), Need(100.0, 10.0, 4.0), np.array([36.0]), np.array([12.5]), rates, np.array([room])
+    )
 
 
 def test_the_reasons_of_a_pick() -> None:

@@ -45,6 +45,14 @@ def test_what_was_met_is_believed_by_and_by() -> None:
     assert known.output_tokens("t", "m", None) == pytest.approx(45.0)
 
 
+def test_one_endless_answer_does_not_make_a_tenant_a_nuisance_and_long_ones_are_forgotten() -> None:
+    known = Estimates()
+    known.learn("t", "m", 1000, Usage(500, 10**6))
+    assert known.output_tokens("t", "m", None) == 8 * OUTPUT_TOKENS
+    known.age(2 * 3600.0)
+    assert known.output_tokens("t", "m", None) == pytest.approx(OUTPUT_TOKENS, rel=0.15)
+
+
 def test_a_short_prompt_says_nothing_of_the_ratio() -> None:
     known = Estimates()
     known.learn("t", "m", 63, Usage(30, 5))
