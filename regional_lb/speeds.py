@@ -83,10 +83,11 @@ class Pace(NamedTuple):
 class _Kind:
     """Peers: their rows, and what is known of them together, as logarithms of shares of what is configured."""
 
-    __slots__ = ("level", "memory", "models", "remembered_s", "role", "rows")
+    __slots__ = ("answered", "began", "level", "memory", "models", "remembered_s", "role", "rows")
 
     def __init__(self, models: frozenset[str], role: str) -> None:
         self.models, self.role = models, role
+        self.began = self.answered = False  # whether any of them ever told of a prefill, and of a whole answer
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self.level = np.zeros(_FIGURES)
         self.memory = np.zeros(_FIGURES)
@@ -236,15 +237,16 @@ class Speeds:
         row = self._rows.get(name)
         if row is None:
             return False
-        self._told.add(name)
-        return self._of[row].began(elapsed_ms, tokens, self._expected.item(1, row), now)
+        if not self._of[row].began(elapsed_ms, tokens, self._expected.item(1, row), now):
+            return False
+        self._tell(name, self._kind_of[row], began=True)
+        return True
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """See Speed.prefilled."""
         row = self._rows.get(name)
-        if row is not None:
-            self._told.add(name)
-            self._of[row].prefilled(elapsed_ms, tokens, now)
+        if row is not None and self._of[row].prefilled(elapsed_ms, tokens, now):
+            self._tell(name, self._kind_of[row], began=True)
 
     def ended(
         self, name: str, decode_ms: float, service_ms: float, completion_tokens: int, load: float, now: float
@@ -252,8 +254,16 @@ class Speeds:
         """See Speed.ended."""
         row = self._rows.get(name)
         if row is not None:
-            self._told.add(name)
             self._of[row].ended(decode_ms, service_ms, completion_tokens, load, now)
+            self._tell(name, self._kind_of[row], answered=True)
+
+    def _tell(self, name: str, kind: _Kind, *, began: bool = False, answered: bool = False) -> None:
+        """Something was measured. What is first of its kind does not wait: guesses may be wrong by any factor."""
+        self._told.add(name)
+        if (began and not kind.began) or (answered and not kind.answered):
+            kind.began |= began
+            kind.answered |= answered
+            self.due = -inf
 
     # -- what is made of it
 

@@ -162,6 +162,11 @@ def test_who_left_is_no_news() -> None:
     known.prefilled("gone", 100.0, 1000.0, 0.0)
     known.ended("gone", 100.0, 100.0, 10, 1.0, 0.0)
     assert known.due == pytest.approx(REFRESH_S, abs=0.01)
+    known.ended("a", 100.0, 100.0, 10, 1.0, 0.0)
+    assert known.due == -inf  # the first of its kind is worth not waiting
+    known.refresh(0.1)
+    known.ended("a", 100.0, 100.0, 10, 1.0, 0.1)
+    assert known.due > 0.5
 
 
 FIGURE = st.floats(allow_nan=True, allow_infinity=True)
