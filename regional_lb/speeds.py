@@ -52,8 +52,11 @@ ALIKE = 0.1
 DOUBT = 0.5  # by what share a replica may be off of which nothing was measured of late
 SLOW = 1.5  # times its peers' figure: worth telling
 _PRIOR = 0.1  # evidence that a guess is worth beside the first thing measured of its kind
+# Beside what they measure now that counts twice: others go by it (regions are compared by it), and what a few seconds'
+# prompts make of a token is no reason to send anybody over an ocean. One that differs by more is told by its own figure.
+_MEMORY = 2.0
 _MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over so much time with samples, and for how long after
-_CROWD_DOUBT = 100.0  # the guess counts as measured over loads that differ by 10 requests
+_CROWD_DOUBT = 50.0  # the guess counts as measured over loads that differ by 7 requests
 _OTHERS_MAX = 32  # kinds that a kind without samples is held against
 
 _FIGURES = 3  # the rows: prefill pace, a lone token, a whole request
@@ -99,8 +102,8 @@ class _Kind:
         seen_s = dt_s * np.minimum(weight, 1.0)
         self.remembered_s = np.minimum(self.remembered_s * exp(-dt_s / _MEMORY_TAU_S) + seen_s, _MEMORY_S)
         self.memory += (middle - self.memory) * np.minimum(seen_s / np.maximum(self.remembered_s, 1e-9), 1.0)
-        known = self.remembered_s / _MEMORY_S
-        self.level = (weight * middle + known * self.memory + _PRIOR * wider) / (weight + known + _PRIOR)
+        now, known = np.minimum(weight, 1.0), _MEMORY * self.remembered_s / _MEMORY_S
+        self.level = (now * middle + known * self.memory + _PRIOR * wider) / (now + known + _PRIOR)
 
 
 def _medians(own: Columns, evidence: Columns) -> tuple[Columns, Columns]:
@@ -312,12 +315,12 @@ class Speeds:
         return [kind.level for kind in kinds]
 
     def _crowd_share(self) -> Columns:
-        """By what share of a lone token each request lengthens it: own loads, where they differ; else its kind's."""
+        """By what share of a lone token each request lengthens it: the kind's, by the loads of all its members. What
+        one of them alone makes of it is noise, and would part equals."""
         cov, var = np.array([np.add.reduce(self._lean[:, kind.rows], axis=1) for kind in self._kinds.values()]).T
-        of_kind = np.minimum(np.maximum((cov + _CROWD_DOUBT * CROWD_SHARE) / (var + _CROWD_DOUBT), 0.0), 1.0)
-        cov, var = self._lean
-        share: Columns = (cov + _CROWD_DOUBT * of_kind[self._kind_at]) / (var + _CROWD_DOUBT)
-        return np.minimum(np.maximum(share, 0.0), 1.0)  # a token alone takes no less than nothing
+        share = (cov + _CROWD_DOUBT * CROWD_SHARE) / (var + _CROWD_DOUBT)
+        of_kind: Columns = np.minimum(np.maximum(share, 0.0), 1.0)  # a token alone takes no less than nothing
+        return of_kind[self._kind_at]
 
 
 def _wider(kind: _Kind, kinds: list[_Kind]) -> Columns:
