@@ -1,6 +1,6 @@
 """`farhop bench`: what a decision and what a relayed request cost, in CPU time of this machine. Judges nothing.
 
-`routing` and `fidelity` measure no cost: see the modules of these names.
+`routing`, `fidelity` and `chaos` measure no cost: see the modules of these names.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from farhop_cli import show
 from farhop_cli.exits import fail
 from farhop_lab.bench import decide as decisions
 from farhop_lab.bench import hits as cached
+from farhop_lab.bench import hostile as attacks
 from farhop_lab.bench import relay as relays
 from farhop_lab.bench import results
 from farhop_lab.bench import scrape as scrapes
@@ -27,6 +28,18 @@ from farhop_lab.bench.place import BenchError
 
 BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """What `chaos` alone is told: see its module."""
+
+    seeds: int = 200
+    first: int = 0
+    replay: Path | None = None
+    live: bool = False
+    for_s: float = 600.0
+    workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,11 @@ class Options:
     out: Path | None = None
     markdown: Path | None = None
     speedup: float = 1.0
+    worlds: int = 10_000
+    first: int = 0
+    workers: int = 1
     seed: int = 1
+    chaos: Chaos = Chaos()
 
 
 def decide(options: Options) -> int:
@@ -171,6 +188,26 @@ def soak(options: Options) -> int:
     return 1 if told.errors else 0
 
 
+def hostile(options: Options) -> int:
+    """Measure what hostile bodies cost beside a plain one; the exit code, 1 if that is too much."""
+    with show.telling("measuring hostile bodies") as say:
+        told = _done(attacks.measure(quick=options.quick, say=say))
+    if options.as_json:
+        show.json({"bench": "hostile", "holds": told.holds, **msgspec.to_builtins(told)})
+        return 0 if told.holds else 1
+    plain = told.rows[0].cpu_ms
+    rows = [[r.what, show.number(r.cpu_ms), show.number(r.cpu_ms / plain, 2), str(r.status)] for r in told.rows]
+    title = "hostile: CPU ms of both tiers for a body of 1 MiB, the least of three"
+    show.table(title, ("body", ">ms", ">x plain", ">status"), rows)
+    show.line(
+        f"an innocent's p99: {told.alone_ms:.1f} ms alone, {told.beside_plain_ms:.1f} ms beside {attacks.CLIENTS} "
+        f"clients with plain prompts, {told.beside_worst_ms:.1f} ms beside as many with {told.worst.what!r}"
+    )
+    word = "hold" if told.holds else "BROKEN"
+    show.line(f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {word}")
+    return 0 if told.holds else 1
+
+
 def scrape(options: Options) -> int:
     """Measure what looking at replicas costs; the exit code, 1 if pages of the engines were refused."""
     with show.waiting(f"measuring scrape; the figures are CPU time, medians of {scrapes.REPEATS} repeats"):
@@ -271,16 +308,43 @@ def fidelity(options: Options) -> int:
     return compare(options)
 
 
+def chaos(options: Options) -> int:
+    """Break worlds at random; the exit code, 1 if one does not come back to what it was."""
+    from farhop_cli.chaos import run as hunt
+
+    return hunt(options)
+
+
+def law(options: Options) -> int:
+    """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
+    from farhop_lab.proving import law_worlds
+
+    with show.telling("playing worlds") as say:
+        played, seen, sins = law_worlds.prove(options.first, options.worlds, options.workers, say)
+    if options.as_json:
+        show.json({"bench": "law", "first": options.first, "worlds": played, "seen": dict(seen), "broken": sins})
+        return 1 if sins else 0
+    rows = [[what, show.number(count)] for what, count in sorted(seen.items())]
+    show.table(f"law: what happened in {played:,} worlds, from number {options.first:,}", ("what", ">times"), rows)
+    for sin in sins:
+        show.line(sin, "red")
+    show.line(f"{played:,} worlds; the law was {'broken' if sins else 'kept in each'}", "bold")
+    return 1 if sins else 0
+
+
 BENCHES: dict[str, Callable[[Options], int]] = {
     "decide": decide,
     "relay": relay,
     "soak": soak,
+    "hostile": hostile,
     "scrape": scrape,
     "hits": hits,
     "trie": trie,
     "sim": sim,
     "routing": routing,
     "fidelity": fidelity,
+    "chaos": chaos,
+    "law": law,
 }
 
 

@@ -31,7 +31,7 @@ _OVERRIDES = ("region", "word", "by", "until", ">minutes left", "why")
 _GLOBAL = ("region", "state", ">epoch", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
 _ROUTES = ("seen from", "tenant", "model", "policy", "answer", ">µ$ spent", ">µ$/h", ">quota", "said by")
 _SPLITS = ("region", "model", "weights", ">rules", "sticky", "nobody serves")
-_LAWS = ("region", "tier", ">epoch", "from", ">revision", "by", "why", "what is wrong")
+_LAWS = ("region", "tier", ">epoch", "from", ">revision", "by", "why", "signed", "on disk", "what is wrong")
 _PREFIXES = ("seen from", "region", "prefix stream", ">nodes", ">believed tok", ">cached tok", ">error")
 _REGIONAL = (
     "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
@@ -39,7 +39,7 @@ _REGIONAL = (
 )  # fmt: skip
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
-    ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
+    ">engine kv %", ">hit %", ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
 )  # fmt: skip
 
 
@@ -170,7 +170,9 @@ def _law(tier: str, one: Seen) -> list[list[str]]:
     if isinstance(epoch, int) and isinstance(named, int) and named > epoch:
         wrong.append(f"tokens name epoch {named}, unknown here")
     words = (word(law.get(field)) for field in ("source", "revision", "author", "why"))
-    return [[one.region, tier, word(epoch), *words, "; ".join(wrong)]]
+    signed = law.get("signed_by") or ("unsigned" if law.get("author") else None)
+    kept = "yes" if law.get("kept_on_disk") else "no"
+    return [[one.region, tier, word(epoch), *words, word(signed), kept, "; ".join(wrong)]]
 
 
 def _override(region: str, said: dict[str, Any]) -> list[str]:
@@ -384,6 +386,8 @@ def _replicas(one: Seen) -> list[list[str]]:
             number(replica.get("engine_waiting"), 0),
             number(replica.get("kv_tokens"), 0),
             number(replica.get("kv_tokens_total"), 0),
+            _percent(replica.get("engine_kv_usage")),
+            _percent(replica.get("engine_hit_share")),
             number(replica.get("prefill_ms_per_token"), 4),
             number(replica.get("tpot_ms"), 2),
             number(replica.get("sample_age_s"), 2),
@@ -391,6 +395,11 @@ def _replicas(one: Seen) -> list[list[str]]:
         ]
         for replica in _parts(one, "replicas")
     ]
+
+
+def _percent(share: object) -> str:
+    """A share as a percentage."""
+    return number(100.0 * share, 0) if isinstance(share, int | float) and math.isfinite(share) else show.NONE
 
 
 def _parts(one: Seen, field: str) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from global_lb.instances import Instances
 from global_lb.row import FREE, Hits, row_of, sent_of
 from global_lb.table import Field, Table
 from global_lb.view import View
+from topology.lineage import Lineages, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from global_lb.row import Price, Row
     from global_lb.table import Scored
     from global_lb.view import Instance, Region
+    from topology.lineage import Lineage
 
 RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
 RESIDENCE_TAU_S = 60.0  # how fast that is forgotten where nobody is sent any more: what it says it holds is believed
@@ -103,6 +105,8 @@ class Regions:
         self._settled: dict[str, tuple[Region | None, bool] | None] = {}
         self._touched: set[str] = set()  # regions whose liveness was told something
         self._seen: dict[str, tuple[State, str]] = {}  # what standings took each for
+        self.lineages = Lineages()  # what the models are based on, by all reports
+        self._lineages: dict[str, Lineage] = {}  # by region
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
     def adopt(self, view: View, now: float) -> None:
@@ -116,6 +120,7 @@ class Regions:
             was = before.get(name)
             if news := was is not region and was != region:
                 self._moved(name)
+                self._learn(region)
             if name not in self.trie:
                 self.trie.add(name, self._trie_bytes)
                 self.residence[name] = Returning(0.05, 1.0, RESIDENCE_MIN, 1.0, RESIDENCE_TAU_S)
@@ -137,6 +142,13 @@ class Regions:
                         drift.reported(capacity.wait_ms, slots_free, instance.received_at)
             self.settle(name, now)
         self._reckonings, self._drifts = known, drifts
+
+    def _learn(self, region: Region) -> None:
+        """What its models are based on, where its reports say otherwise than before."""
+        told = merged(instance.lineage for instance in region.instances)
+        if self._lineages.get(region.name) != told:
+            self._lineages[region.name] = told
+            self.lineages.learn(self._lineages.values())
 
     def settle(self, region: str, now: float) -> None:
         """Tell the guards whether the region can be used, and how much of it is."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance.guard import GuardConfig
 from farhop.balance.health import LivenessConfig
-from farhop.balance.limits import ByteBudget
+from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
 from farhop.identity.hop import HopSigner
 from farhop.identity.passes import PassSigner
@@ -25,13 +25,12 @@ from farhop.shell.config import ConfigError, load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
-from farhop.shell.lawbook import LawBook
+from farhop.shell.lag import LoopLag
 from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
-from farhop.store.hubs import store_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -81,7 +80,7 @@ class GlobalBalancer:
         })  # fmt: skip
         self.observer = Observer(
             "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
-            DecisionReasons(config.region),
+            DecisionReasons(config.region), config.limits.traced_per_s_max,
         )  # fmt: skip
         signer = HopSigner(config.hop.secrets(), config.hop.active)
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("global"), wall), self.metrics, log)
@@ -89,16 +88,20 @@ class GlobalBalancer:
         pool = self.secrecy.pool(config.limits, regions)
         passes = Passes(PassSigner(config.hop.secrets(), config.hop.active), self.flow, self.clock)
         tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock, passes)
-        self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True)
+        self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
+        self.lag = LoopLag()
+        self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
         self._log, self._slots = log, wiring.slots()
         self._entry(rng, passes)
-        self.store = store if store is not None else store_of(wiring.hubs(config, topology), rng)
-        self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, log)
+        hubs = store if store is not None else wiring.hubs(config, topology)
+        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng)
+        self.laws = wiring.law_book(config, "global", self.store, self.flow.law, self._adopt, self.metrics, log, rng)
         self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
         self.flow.sent.append(prefixes.sent)
+        self.flow.forgotten.append(prefixes.begin_anew)
         self.watcher = Watcher(
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
-            regions, self.secrecy.trouble, pool.give_up,
+            regions, self.secrecy.trouble, pool.give_up, self.laws,
         )  # fmt: skip
         self.steering = Steering(
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
@@ -118,7 +121,6 @@ class GlobalBalancer:
     def _entry(self, rng: Random, passes: Passes) -> None:
         """Where clients come in, and who asks what of them."""
         config = self.config
-        self.budget = ByteBudget(config.limits.buffered_bytes_max)
         self.keeper = KeyKeeper(
             config.region, lambda: self.flow.law,
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
@@ -130,7 +132,7 @@ class GlobalBalancer:
         self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor)
         self.door.relay = self.relay
         self.listener = Listener(
-            "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots,
+            "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots, self.requests,
             tls=self.secrecy.listener("listen", config.listen),
         )  # fmt: skip
 
@@ -138,9 +140,8 @@ class GlobalBalancer:
         return self.flow.law.patience_s(tenant)
 
     def _adopt(self, law: Law) -> None:
-        before = self.flow.law
         self.relay.react(LawChanged(law))
-        self.prefixes.adopt(before, law, self.config.region)
+        self.prefixes.adopt(self.flow.law.epoch)
 
     def _gauges(self) -> None:
         gauge = self.metrics.gauge
@@ -151,7 +152,7 @@ class GlobalBalancer:
         gauge("region_hit_predicted_tokens", "Expected to be cached in each region.", lambda: self._hits(0), "to")
         gauge("region_hit_actual_tokens", "Of the same requests, found cached there.", lambda: self._hits(1), "to")
         gauge("region_residence", "Share of believed hits that proved true lately.", self._residence, "to")
-        wiring.observe(self.metrics, self.budget, self.relay.pool, self.listener)
+        wiring.observe(self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.listener)
 
     def _hits(self, which: int) -> dict[str, float]:
         return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}
@@ -171,6 +172,7 @@ class GlobalBalancer:
     async def open(self) -> str:
         """See shell.process.Balancer."""
         config = self.config
+        self.laws.remember()
         await self.store.open()
         await self.watcher.open()
         self._tasks.start(self.laws.follow(), "watch the law")
@@ -182,6 +184,7 @@ class GlobalBalancer:
         port = await wiring.open_entry(self.listener, config.listen, self.desk.ready, SETTLE_S)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.secrecy.open()
+        self.lag.open()
         wiring.check_descriptors(config.limits, self._slots, self._log)
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
@@ -196,6 +199,7 @@ class GlobalBalancer:
             self.store.close,
             self.admin.close,
             self.secrecy.close,
+            self.lag.close,
             lambda: self.tracing.close(2.0),
         )
 

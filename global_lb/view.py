@@ -12,9 +12,12 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Event
+from topology.lineage import Bases
 
 if TYPE_CHECKING:
     from farhop.store.report import RegionReport
+
+_BASELESS: frozenset[str] = frozenset()
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -35,7 +38,6 @@ class Capacity(msgspec.Struct, frozen=True):
     slots_total: int = 0
     used_share: float = 0.0
     headroom_foreign_tokens: float = inf
-    usd_per_mtok: float = 0.0
     usable_share: float = 0.0
     crowd_ms: float = 0.0
     queued_requests: int = 0
@@ -46,7 +48,7 @@ class Instance(msgspec.Struct, frozen=True):
     """One regional balancer. `clock_offset_ms` is its clock less ours as last heard: to stamp expiries meant for it.
 
     `accepted` is what it acknowledges to us, in prompt bytes; `client_url` where redirected clients find it, "" if it
-    takes none.
+    takes none. `lineage`: what each of its models is based on.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Instance(msgspec.Struct, frozen=True):
     accepted: float
     models: dict[str, Capacity]
     client_url: str = ""
+    lineage: dict[str, Bases] = {}
 
 
 def instance_of(
@@ -90,7 +93,6 @@ def instance_of(
                 used_share=m.used_share,
                 crowd_ms=m.crowd_ms,
                 headroom_foreign_tokens=m.headroom_foreign_tokens,
-                usd_per_mtok=m.usd_per_mtok,
                 usable_share=m.usable_share,
                 queued_requests=m.queued_requests,
                 queued_tokens=m.queued_tokens,
@@ -98,6 +100,7 @@ def instance_of(
             for m in report.models
         },
         client_url=report.client_url,
+        lineage={m.model: frozenset(m.bases) or (None if m.base_unknown else _BASELESS) for m in report.models},
     )
 
 

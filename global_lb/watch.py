@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Event
     from farhop.shell.certificates import Certificates
+    from farhop.shell.lawbook import LawBook
     from farhop.store.contract import Store
     from farhop.store.report import RegionReport
     from global_lb.config import GlobalConfig
@@ -62,8 +63,9 @@ class Watcher:
         certificates: Certificates | None = None,
         trouble: Callable[[Address, str], None] = lambda _address, _why: None,
         broken: Callable[[Address], None] = lambda _address: None,
+        laws: LawBook | None = None,
     ) -> None:
-        self._broken = broken
+        self._broken, self.laws = broken, laws
         self.certificates, self._trouble = certificates, trouble
         if certificates is not None:
             certificates.changed = self._relink
@@ -137,6 +139,8 @@ class Watcher:
         for name in gone:
             del self._reports[name]
             self._past.pop(name, None)
+            if self.laws is not None:
+                self.laws.left("/".join(name))
             self.distances.forget(name)
             self._retire(self._links.pop(name))
             if self._up.pop(name, False):
@@ -165,6 +169,8 @@ class Watcher:
         self._past.pop(name, None)
         self._reports[name] = (report, now)
         self._link(name, report)
+        if self.laws is not None:
+            self.laws.named("/".join(name), report.law_epoch)
         renewed = known is None or known[0].incarnation != report.incarnation
         self._react(RegionHeard(report.region, renewed))
         self._react(ViewSwapped(self._view()))

@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
+from farhop.balance.suspects import Suspects
 from regional_lb import admission
 from regional_lb.fleet import Fleet
 from regional_lb.kv_words import TOKEN_BYTES
@@ -24,7 +26,7 @@ from regional_lb.pairs import Pairs
 from regional_lb.peers.shares import Shares
 from regional_lb.placing import Placing
 from regional_lb.policy import Policies, PoliciesChanged
-from regional_lb.queue import WaitingRoom
+from regional_lb.queue import WaitingRoom, work
 from regional_lb.split import Splits, SplitsChanged
 from regional_lb.view import ViewSwapped
 from topology.law import Scope
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 
+ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.report.ACCEPTED_LIMIT)
 HEARD_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
 
 
@@ -81,9 +84,9 @@ class RegionalFlow(Placing):
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
         self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law), rng)
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
-        self.accepted_bytes: dict[str, float] = {}
+        self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
-        self._budget = retry.RetryBudget()
+        self._budget, self._suspects = retry.RetryBudget(), Suspects()
         self._live: dict[str, Live] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
@@ -123,8 +126,7 @@ class RegionalFlow(Placing):
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
         if request.issuer:
-            # Whatever becomes of it: the sender reckons with everything that reached us (farhop.balance.reckoning).
-            self.accepted_bytes[request.issuer] = self.accepted_bytes.get(request.issuer, 0.0) + request.prompt_bytes
+            self._accepted(request.issuer, request.prompt_bytes)
         if request.id in self._live:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
@@ -132,6 +134,8 @@ class RegionalFlow(Placing):
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
         live = self._live[request.id] = Live(request, self.outlook.need_of(request), request.model)
         self._budget.began()
+        if (suspected := self._suspected(live, now)) is not None:
+            return [suspected]
         if self.splits.by_model:
             self._assign(live)
         turned = self.outlook.turned_away(request, live.need, now, live.line)
@@ -140,13 +144,23 @@ class RegionalFlow(Placing):
         placed = self._place(live, now) if self.queue.waiting(live.line) == 0 else []
         return placed or self._hold(live, now)
 
+    def _accepted(self, issuer: str, prompt_bytes: int) -> None:
+        """Whatever becomes of it: the sender reckons with everything that reached us (farhop.balance.reckoning).
+
+        Of too many senders the one not heard of for the longest is forgotten: it has nothing on its way to us.
+        """
+        known = self.accepted_bytes
+        known[issuer] = known.pop(issuer, 0.0) + prompt_bytes
+        if len(known) > ISSUERS_MAX:
+            del known[next(iter(known))]
+
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         live = self._under_way(event)
         if live is None or live.started:
             return []
         live.started = True
         self.ledger.began(event.id)
-        self._fleet.answered(live.replica, event.status, now)
+        self._fleet.answered(live.replica, event.status, now, live.forwarded_at)
         if event.status < 400:
             if live.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
@@ -159,7 +173,8 @@ class RegionalFlow(Placing):
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
                 else:
-                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now)
+                    sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
+                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now, sure=sure)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -167,9 +182,14 @@ class RegionalFlow(Placing):
         if live is None:
             return []
         held = self.ledger.held(event.id)
+        if event.usage is not None:
+            self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(live)
+        if self._suspects:
+            self._suspects.answered((live.request.tenant, live.request.body_hash))
         if event.fault is not None:
-            self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
+            began_well = event.status < 500
+            self._fleet.broke(live.replica, event.fault, now, began_well=began_well, sent_at=live.forwarded_at)
         if event.fault is not None or event.status >= 500:
             self._fleet.lingers(held, live.forwarded_at, now)
         if event.status < 400:
@@ -184,7 +204,8 @@ class RegionalFlow(Placing):
         if live is None:
             return []
         failed = live.replica
-        self._fleet.failed(failed, event.outcome, now)
+        self._fleet.failed(failed, event.outcome, now, live.forwarded_at)
+        self._broke_off(live, event.outcome, now)
         held = self.ledger.held(event.id)
         if live.started:
             self._over(live)
@@ -249,11 +270,16 @@ class RegionalFlow(Placing):
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Who waits and may not stay is told at once; whom an engine has been sent stays there."""
-        if event.law.epoch <= self.law.epoch:
+        if not event.law.supersedes(self.law):
             return []
-        before, self.law = self.law, event.law
-        everywhere = frozenset(before.topology.regions)
-        self.journal.under(self.law.epoch, widened=self.law.widens(before, Scope.HINTS, everywhere))
+        return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
+
+    def _go_by(self, law: Law, now: float) -> list[Command]:
+        before, self.law = self.law, law
+        if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
+            self.journal.under(law.epoch, widened=True)
+        else:
+            self._fleet.narrowed(law.epoch)
         commands: list[Command] = []
         for live in [live for live in self._live.values() if not live.replica]:
             refusal = admission.unlawful(live.request, self.config.region, self.law)
@@ -264,7 +290,8 @@ class RegionalFlow(Placing):
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.view = self._fleet.adopt(event.view)
         self.policies.adopt(self._fleet.whole.of.names)
-        return self._fill_all(now)
+        law = self.law.knowing(self._fleet.lineages.of)
+        return self._fill_all(now) if law is self.law else self._go_by(law, now)
 
     def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
         self.policies.override(event.choices)
@@ -282,6 +309,8 @@ class RegionalFlow(Placing):
         """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
         live.assigned = assigned = self.outlook.assign(live.request)
         live.line = live.request.model if assigned is None else assigned.line
+        if live.need.line != live.line:
+            live.need = replace(live.need, line=live.line)
 
     def _heard(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.hear(event, now)

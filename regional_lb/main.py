@@ -17,7 +17,7 @@ import grpc
 from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 
 from farhop.balance.health import HealthConfig, Mode
-from farhop.balance.limits import ByteBudget
+from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
 from farhop.identity.hop import HopVerifier
 from farhop.identity.passes import PassVerifier, holder
@@ -31,14 +31,13 @@ from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
-from farhop.shell.lawbook import LawBook
+from farhop.shell.lag import LoopLag
 from farhop.shell.marks import MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
 from farhop.shell.tokens import Files, Tokenizers
-from farhop.store.hubs import store_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -113,16 +112,19 @@ class RegionalBalancer:
         self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies, splits)
         self.observer = Observer(
             "farhop.regional", "farhop.regional.pick", self.tracing, self.metrics, self.decisions, self.clock, rng,
-            PickReasons(),
+            PickReasons(), config.limits.traced_per_s_max,
         )  # fmt: skip
-        self.budget = ByteBudget(config.limits.buffered_bytes_max)
+        self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
+        self.lag = LoopLag()
         engine_key = config.engine_key.get_secret_value() if config.engine_key else None
         tier = RegionalTier(self.observer, log, config.region, engine_key)
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
         engines = self.secrecy.upstream("engine_tls", config.engine_tls)
         pool = self.secrecy.pool(config.limits, engines)
         self._log, self._slots = log, wiring.slots(aside=_descriptors(config))
-        self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
+        self.relay = Relay(
+            b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False, budget=self.budget
+        )
         self._incarnation = time.time_ns() // 1_000_000
         self._doors(rng)
         self._eyes(rng, engines, store)
@@ -146,10 +148,11 @@ class RegionalBalancer:
             self.flow.standing.answered_at, self._works_on, self._say, self._hear,
         )  # fmt: skip
         self.kv_listener: KvListener | None = None
-        self.store = (
-            store if store is not None else store_of(wiring.home_hubs(config, self.topology, config.remote_hub), rng)
+        hubs = store if store is not None else wiring.home_hubs(config, self.topology, config.remote_hub)
+        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng)
+        self.laws = wiring.law_book(
+            config, "regional", self.store, self.flow.law, self._adopt, self.metrics, self._log, rng
         )
-        self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, self._log)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
         self.discovery = Discovery(
@@ -160,7 +163,7 @@ class RegionalBalancer:
         self.peers = Peers(
             config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
             self.clock.now, rng, self._incarnation, self.secrecy.upstream("peers.tls", config.peers.tls),
-            self.secrecy.trouble,
+            self.secrecy.trouble, self.laws,
         )  # fmt: skip
 
     def _adopt(self, law: Law) -> None:
@@ -200,11 +203,11 @@ class RegionalBalancer:
         self.key_door = Door(pass_keeper, *common, listens=True)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
-            "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,
+            "tier", self.hop_door, limits, self.budget, self._slots, self.requests, is_hop=True,
             tls=self.secrecy.listener("tier", config.tier),
         )  # fmt: skip
         self.client_listener = Listener(
-            "client", self.key_door, limits, self.budget, self._slots,
+            "client", self.key_door, limits, self.budget, self._slots, self.requests,
             tls=self.secrecy.listener("client", config.client),
         )  # fmt: skip
         self.control_certificates = self.secrecy.listened("control", config.control)
@@ -227,15 +230,28 @@ class RegionalBalancer:
             gauge("untokenized_prompts", "Prompts that could not be, by why.", lambda: tokenizers.unread, "reason")
             gauge("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
+        gauge("replica_kv_share", "Of its KV cache, what is in use, in its own words.", self._kv_shares, "replica")
         gauge("replica_share", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
         gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
         gauge("replica_ejections", "Ejections since the start, by what for.", flow.standing.ejections.copy, "reason")
         gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
         self.laws.observe(self.metrics)
-        wiring.observe(self.metrics, self.budget, self.relay.pool, self.tier_listener, self.client_listener)
+        wiring.observe(
+            self.metrics,
+            self.budget,
+            self.requests,
+            self.relay.pool,
+            self.lag,
+            self.tier_listener,
+            self.client_listener,
+        )
 
     def _in_flight(self) -> dict[str, float]:
         return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
+
+    def _kv_shares(self) -> dict[str, float]:
+        told = ((name, replica.sample) for name, replica in self.flow.view.replicas.items())
+        return {name: sample.kv_usage for name, sample in told if sample is not None and sample.kv_usage is not None}
 
     def _shares(self) -> dict[str, float]:
         now, standing = self.clock.now(), self.flow.standing
@@ -249,6 +265,7 @@ class RegionalBalancer:
     async def open(self) -> str:
         """See shell.process.Balancer."""
         config = self.config
+        self.laws.remember()
         await self.store.open()
         await self.watcher.open()
         self.discovery.open()
@@ -271,6 +288,7 @@ class RegionalBalancer:
             incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
             client_url=(config.client.url or "") if config.client is not None else "",
+            laws=self.laws,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()
@@ -283,6 +301,7 @@ class RegionalBalancer:
             client = f", clients on {config.client.host}:{port}"
         await self.reporter.open(self.store)
         self.secrecy.open()
+        self.lag.open()
         wiring.check_descriptors(config.limits, self._slots, self._log)
         return (
             f"region {config.region}: tier on {config.tier.host}:{tier}{client}, admin on {config.admin.host}:{admin}"
@@ -304,6 +323,7 @@ class RegionalBalancer:
             self.store.close,
             self.admin.close,
             self.secrecy.close,
+            self.lag.close,
             lambda: self.tracing.close(2.0),
         )
 

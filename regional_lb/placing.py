@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from farhop.balance import chain, machine, outcome, retry
 from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
+from farhop.balance.suspects import BROKE_OFF
 from regional_lb import admission
 from regional_lb.view import model_of
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from farhop.balance.ledger import Ledger
     from farhop.balance.machine import Answer, Command
     from farhop.balance.outcome import Outcome
+    from farhop.balance.suspects import Suspects
     from regional_lb.fleet import Fleet
     from regional_lb.flow import FlowConfig
     from regional_lb.live import Live
@@ -39,6 +41,9 @@ CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has
 # prefixes, and engines queue.
 GROWN_SHARE = 0.75
 RETRY_AFTER_S = 1.0
+_GAVE_UP = {
+    outcome.WHOLE_ANSWER_TIMEOUT: "no answer within this region's limit for one in one piece: ask for a stream, or less"
+}
 
 
 class Placing:
@@ -53,6 +58,7 @@ class Placing:
     _fleet: Fleet
     _pairs: Pairs
     _budget: retry.RetryBudget
+    _suspects: Suspects
     _live: dict[str, Live]
     _weight_of: Callable[[str], float]
 
@@ -80,7 +86,7 @@ class Placing:
             return []  # who was to prefill is on trial, and has one already
         live.attempts += 1
         live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
-        choice.policy.placed(chosen.replica, self._fleet.whole)
+        choice.policy.placed(chosen.replica, live.line, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms, marks = choice.prefill_ms, chain.marks(request.chain)
@@ -109,14 +115,17 @@ class Placing:
             return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
-            victim = self.queue.victim(request.priority, tokens)
+            weight = self._weight_of(request.tenant)
+            victim = self.queue.victim(request.priority, tokens, live.line, request.tenant, weight)
             if victim is None:
                 return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
             detail = "the region's queue is full, and others go first"
             commands.append(self._refuse(self._live[victim.id], outcome.QUEUE_FULL, detail, now))
+        self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
-            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
-        )
+            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
+            live.need.output_tokens,
+        )  # fmt: skip
         live.held_at = now if live.held_at is None else live.held_at
         commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + most_s))]
         # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
@@ -201,7 +210,7 @@ class Placing:
     def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
-            return [self._refuse(live, reason, "the replica failed before it answered", now)]
+            return [self._refuse(live, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
         if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
             live.budgeted = self._budget.take()
         live.transport_retries += reason.source is Source.TRANSPORT
@@ -212,7 +221,36 @@ class Placing:
         refusal = admission.refusal(live.request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [self._refuse(live, refusal.outcome, refusal.detail, now)]
+        if (suspected := self._suspected(live, now)) is not None:
+            return [suspected]
         return self._place(live, now) or self._hold(live, now)
+
+    # -- queries of death: what may have ended two replicas is not handed to a third (farhop.balance.suspects)
+
+    def _broke_off(self, live: Live, reason: Outcome, now: float) -> None:
+        """An attempt ended without an answer: it was under way, unless there was no connection."""
+        request = live.request
+        if request.body_hash and reason in BROKE_OFF:
+            body = (request.tenant, request.body_hash)
+            self._suspects.broke_off(body, (live.replica,), self._heard_of((live.replica,)), now)
+
+    def _heard_of(self, process: tuple[str, ...]) -> float:
+        """When a replica last told of itself."""
+        replica = self.view.replicas.get(process[0])
+        return replica.sample.at if replica is not None and replica.sample is not None else -inf
+
+    def _suspected(self, live: Live, now: float) -> Answer | None:
+        """The answer where two replicas are gone that it was under way at. Nobody waits here until that is sure: the
+        next scrapes show it, and the client may ask again then."""
+        request = live.request
+        if not request.body_hash or not self._suspects:
+            return None
+        verdict = self._suspects.verdict((request.tenant, request.body_hash), self._heard_of, now)
+        if verdict is None:
+            return None
+        self._over(live)
+        detail = "this request was under way at two replicas when they ended; it is not sent to a third for a while"
+        return machine.Answer(request.id, outcome.ENDS_PROCESSES, detail, max(RETRY_AFTER_S, verdict.until - now))
 
     def _refuse(self, live: Live, reason: Outcome, detail: str, now: float) -> Answer:
         self._over(live)
@@ -239,6 +277,7 @@ class Placing:
         request_id = live.request.id
         del self._live[request_id]
         self.queue.remove(request_id, served=False)
+        self.queue.settle(request_id, None)
         self._pairs.give_back(live)
         self._budget.ended()
         if live.budgeted:

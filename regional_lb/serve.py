@@ -24,7 +24,7 @@ from regional_lb.passes import vouched
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farhop.balance.machine import Usage
+    from farhop.balance.machine import Request, Usage
     from farhop.identity.hop import HopVerifier
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
@@ -66,6 +66,11 @@ class HopKeeper:
             return answers.refusal(outcome.HOP_FORGED, _HOP_SAYS[outcome.HOP_FORGED])
         region, law = self._flow.config.region, self._flow.law
         self.newest_epoch = max(self.newest_epoch, claims.epoch)
+        if claims.epoch < law.epoch:
+            # Whatever the model, which stands in the body: the body need not come here to be refused.
+            why = law.verdict(claims.tenant, "", narrow=claims.narrow, key=claims.key).why_not(region)
+            if why is not None:
+                return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         return vouched(claims, law, region, claims.issuer)
 
     def models(self, _caller: Caller) -> list[str]:
@@ -199,7 +204,7 @@ class RegionalDesk:
     ) -> None:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
         self._overrides, self._peers = overrides, peers
-        self._laws = laws if laws is not None else LawBook(None, flow.law, lambda _: None, lambda _: None)
+        self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
         # Where replicas come from, and what was left out; main says it, since the flow does not know.
         self.origins: Callable[[], dict[str, Any]] = dict
@@ -264,6 +269,8 @@ class RegionalDesk:
             "kv_tokens_total": replica.kv_tokens,
             "engine_waiting": sample.waiting if sample is not None else None,
             "engine_running": sample.running if sample is not None else None,
+            "engine_kv_usage": sample.kv_usage if sample is not None else None,
+            "engine_hit_share": sample.hit_share if sample is not None else None,
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
@@ -274,12 +281,15 @@ class RegionalDesk:
             "kv_word": flow.blocks.word(name),
         }
 
-    def explain(self, question: Question) -> dict[str, Any]:
+    def compose(self, question: Question) -> Request:
+        """See Desk."""
+        return composed(self._door, self._keeper, question)
+
+    def explain(self, request: Request) -> dict[str, Any]:
         """Which replica a request would get now."""
-        request = composed(self._door, self._keeper, question)
         flow = self._flow
         region = flow.config.region
-        why = flow.law.verdict(question.tenant, request.model, narrow=request.narrow).why_not(region)
+        why = flow.law.verdict(request.tenant, request.model, narrow=request.narrow).why_not(region)
         served = request.model in flow.view.by_model
         need = flow.outlook.need_of(request)
         choice = flow.outlook.consider(request, need, self._clock.now()) if served else None

@@ -52,8 +52,8 @@ ALIKE = 0.1
 DOUBT = 0.5  # by what share a replica may be off of which nothing was measured of late
 SLOW = 1.5  # times its peers' figure: worth telling
 _PRIOR = 0.1  # evidence that a guess is worth beside the first thing measured of its kind
-# Beside what they measure now that counts twice: others go by it (regions are compared by it), and what a few seconds'
-# prompts make of a token is no reason to send anybody over an ocean. One that differs by more is told by its own figure.
+# Beside what they measure now that counts twice: regions are compared by it, and what the prompts of a few seconds make
+# of a token is no reason to send anybody over an ocean. Who differs by more is told by its own figure.
 _MEMORY = 2.0
 _MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over so much time with samples, and for how long after
 _CROWD_DOUBT = 50.0  # the guess counts as measured over loads that differ by 7 requests

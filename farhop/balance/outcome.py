@@ -80,6 +80,8 @@ UNLAWFUL = _declare(Source.LAW, "no_lawful_region")
 ENTRY_FORBIDDEN = _declare(Source.LAW, "entry_forbidden")
 # The receiving region's own copy of the law says no: another lawful region may still serve the request.
 UNLAWFUL_HERE = _declare(Source.LAW, "unlawful_here", retryable=True)
+# The same, seen from the head: the token was signed under an earlier law than the region's, and the body was not read.
+UNLAWFUL_UNREAD = _declare(Source.LAW, "unlawful_unread", retryable=True)
 
 REDIRECTED = _declare(Source.BALANCER, "redirected")  # the client asks the region itself
 ADVISED = _declare(Source.BALANCER, "advised")  # it asked for a decision alone
@@ -88,7 +90,14 @@ NO_BUFFER = _declare(Source.BALANCER, "buffers_full", retryable=True)
 TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryable=True)
 # Of ours to one address, or for want of descriptors and ports here: nobody else's fault, and nothing was sent.
 UPSTREAM_FULL = _declare(Source.BALANCER, "too_many_upstream_connections", retryable=True)
+# What is bounded here has a share for each tenant, and this one's is used up.
+TENANT_CROWDS = _declare(Source.BALANCER, "tenant_over_its_share", retryable=True)
+# The same body was under way at two processes when they ended: no third one is given to it.
+ENDS_PROCESSES = _declare(Source.BALANCER, "request_ended_two_processes")
 DEADLINE = _declare(Source.BALANCER, "deadline_exceeded")
+# An answer in one piece took longer than we wait for one. That is no failure of whoever generates it, and asked
+# elsewhere it would take as long again: a bound of ours, so not retried and held against nobody.
+WHOLE_ANSWER_TIMEOUT = _declare(Source.BALANCER, "whole_answer_timeout")
 STOPPING = _declare(Source.BALANCER, "stopping", retryable=True)
 INTERNAL = _declare(Source.BALANCER, "internal_error")
 
@@ -107,8 +116,16 @@ CONNECT_FAILED = _declare(Source.TRANSPORT, "connect_failed", retryable=True)
 CONNECT_TIMEOUT = _declare(Source.TRANSPORT, "connect_timeout", retryable=True)
 FIRST_BYTE_TIMEOUT = _declare(Source.TRANSPORT, "first_byte_timeout", retryable=True)
 DIED_BEFORE_START = _declare(Source.TRANSPORT, "upstream_died_before_first_byte", retryable=True)
+# A connection kept from earlier broke right after it was used again: most likely the other side had just closed it at
+# rest, and never saw the request. Asked anew by the rules for retries, as it may have been seen; held against nobody.
+KEPT_CLOSED = _declare(Source.TRANSPORT, "kept_connection_closed", retryable=True)
 DIED_MID_STREAM = _declare(Source.TRANSPORT, "upstream_died_mid_stream")
 STALLED = _declare(Source.TRANSPORT, "upstream_stalled")
 # Of a request that two replicas share: the first said that it could not, or not where its KV is.
 PREFILL_FAILED = _declare(Source.TRANSPORT, "prefill_failed", retryable=True)
 BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")
+
+
+def blames_target(reason: Outcome) -> bool:
+    """Whether an attempt that broke so says something bad of whoever was asked: our own bounds do not."""
+    return reason.source is Source.TRANSPORT and reason is not KEPT_CLOSED

@@ -44,11 +44,15 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.UNLAWFUL: (451, "residency_error"),
     outcome.ENTRY_FORBIDDEN: (451, "residency_error"),
     outcome.UNLAWFUL_HERE: (451, "residency_error"),
+    outcome.UNLAWFUL_UNREAD: (451, "residency_error"),
     outcome.NO_REGION: (503, "overloaded_error"),
     outcome.NO_BUFFER: (503, "overloaded_error"),
     outcome.TOO_MANY_CONNECTIONS: (503, "overloaded_error"),
     outcome.UPSTREAM_FULL: (503, "overloaded_error"),
+    outcome.TENANT_CROWDS: (429, "rate_limit_error"),
+    outcome.ENDS_PROCESSES: (503, "server_error"),
     outcome.DEADLINE: (504, "timeout_error"),
+    outcome.WHOLE_ANSWER_TIMEOUT: (504, "timeout_error"),
     outcome.STOPPING: (503, "overloaded_error"),
     outcome.INTERNAL: (500, "server_error"),
     outcome.NO_REPLICA: (503, "overloaded_error"),
@@ -62,11 +66,14 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.CONNECT_TIMEOUT: (504, "timeout_error"),
     outcome.FIRST_BYTE_TIMEOUT: (504, "timeout_error"),
     outcome.DIED_BEFORE_START: (502, "server_error"),
+    outcome.KEPT_CLOSED: (502, "server_error"),
     outcome.DIED_MID_STREAM: (502, "server_error"),
     outcome.STALLED: (504, "timeout_error"),
     outcome.PREFILL_FAILED: (502, "server_error"),
     outcome.BAD_FRAMING: (502, "server_error"),
 }
+
+STOPPING_DETAIL = "this balancer is stopping and could not wait any longer: ask again"
 
 _PHRASES = {
     200: b"OK",
@@ -110,6 +117,11 @@ class Reply(msgspec.Struct, frozen=True):
     extra: bytes = b""
     content_type: bytes = b"application/json"
     wait_ms: float | None = None
+
+
+def stopping() -> Reply:
+    """For whoever is not answered by the time we stop: another instance takes it, as a tier above knows."""
+    return refusal(outcome.STOPPING, STOPPING_DETAIL, retry_after_s=1.0)
 
 
 def error_body(reason: Outcome, detail: str, param: str | None = None) -> bytes:

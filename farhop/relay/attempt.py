@@ -143,6 +143,11 @@ class AttemptRun:
             reason = outcome.DIED_MID_STREAM
         self._relay.failed(self, reason)
 
+    def broke(self, error: Exception) -> None:
+        """Whatever it met while it read the answer: a bug of ours, and the end of this request."""
+        self._over = True
+        self._relay.fault(self.journey, error)
+
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """Head and body as the upstream gets them. `host` is its `Host` header's value."""
         body = self.journey.body
@@ -160,6 +165,12 @@ class AttemptRun:
     def usage(self) -> Usage | None:
         """What the engine said so far of its usage."""
         return self._tap.usage if self._tap is not None else None
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        tap, transcript = self._tap, self._transcript
+        return (0 if tap is None else tap.held_bytes) + (0 if transcript is None else transcript.held_bytes)
 
     @property
     def status(self) -> int:
@@ -199,10 +210,14 @@ class AttemptRun:
         silent_s = now - self._heard_at
         if self._over or self._paused or self._connection is None:
             return  # connecting has its own limit, and a slow client is not a slow upstream
-        if not self.began and silent_s > limits.first_byte_s:
-            self._give_up(outcome.FIRST_BYTE_TIMEOUT)
-        elif self.began and silent_s > limits.between_bytes_s:
-            self._give_up(outcome.STALLED)
+        if self.began:
+            if silent_s > limits.between_bytes_s:
+                self._give_up(outcome.STALLED)
+        elif self.journey.request.stream:
+            if silent_s > limits.first_byte_s:
+                self._give_up(outcome.FIRST_BYTE_TIMEOUT)
+        elif silent_s > limits.whole_answer_s:
+            self._give_up(outcome.WHOLE_ANSWER_TIMEOUT)
 
     def _give_up(self, reason: Outcome) -> None:
         self.abort()

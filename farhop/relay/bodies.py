@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.balance import outcome
-from farhop.relay import audio, kserve, openai, ranking
+from farhop.relay import audio, kserve, openai, ranking, shape
 from farhop.relay.paths import Kind
 from farhop.relay.prompt import BodyError
 
@@ -33,6 +33,18 @@ _READERS: dict[Kind, Reader] = {
     Kind.GENERATE: kserve.generate,
     Kind.GENERATE_STREAM: kserve.generate_stream,
 }
+# Those that are JSON from end to end, and the member that may hold many numbers.
+_JSON: dict[Kind, str] = {
+    Kind.CHAT: "",
+    Kind.COMPLETION: "prompt",
+    Kind.EMBEDDINGS: "input",
+    Kind.RERANK: "",
+    Kind.SCORE: "",
+    Kind.TOKENIZE: "",
+    Kind.DETOKENIZE: "tokens",
+    Kind.GENERATE: "",
+    Kind.GENERATE_STREAM: "",
+}
 
 
 def read(kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"") -> Prompt:
@@ -41,10 +53,12 @@ def read(kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"") -> Pr
     Raises BodyError naming the field.
     """
     try:
+        if (numeric := _JSON.get(kind)) is not None:
+            shape.check(body, numeric)
         return _READERS[kind](body, path, headers)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise BodyError(outcome.INVALID_JSON, f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BodyError(outcome.INVALID_JSON, "the body is nested too deeply") from None

@@ -6,11 +6,11 @@ from their size, so it counts as nothing but a place in the batch. Never decodes
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from farhop.relay import paths
+from farhop.relay import paths, shape
 from farhop.relay.prompt import PAIR, JsonBody, Prompt, header, invalid, keep_to_ours, texts
 
 _JSON_BYTES = b"inference-header-content-length"  # Triton's binary data extension: JSON first, raw tensors behind it
@@ -19,7 +19,7 @@ _JSON_BYTES = b"inference-header-content-length"  # Triton's binary data extensi
 class _Tensor(msgspec.Struct):
     name: str
     datatype: str
-    shape: list[int]
+    shape: msgspec.Raw
     data: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -34,22 +34,29 @@ class _Parameters(msgspec.Struct):
 class _Generate(JsonBody, kw_only=True):
     """TensorRT-LLM's backend takes `max_tokens` as an input, vLLM's as a parameter."""
 
-    text_input: str | list[str]
+    text_input: msgspec.Raw
     max_tokens: int | None = None
     parameters: _Parameters | None = None
 
 
 _infer = msgspec.json.Decoder(_Infer)
 _generate = msgspec.json.Decoder(_Generate)
-_data = msgspec.json.Decoder()
+# Flat, or nested as deep as shapes of texts are; at the first number it ends.
+_Nested: TypeAlias = list[str | list[str | list[str | list[str]]]]
+_data = msgspec.json.Decoder(str | _Nested)
 
 
 def infer(body: bytes, path: bytes, headers: bytes) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
-    document = _infer.decode(memoryview(body)[: _json_bytes(body, headers)])
+    said = memoryview(body)[: _json_bytes(body, headers)]
+    shape.check(said, "inputs")
+    document = _infer.decode(said)
     keep_to_ours(document)
     if not document.inputs:
         raise invalid("inputs", "`inputs` must hold at least one tensor")
+    for i, tensor in enumerate(document.inputs):
+        if bytes(memoryview(tensor.shape)[:1]) != b"[":
+            raise invalid(f"inputs[{i}].shape", "`shape` must be a list of numbers")
     spelled = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
     return Prompt(paths.model_in(path), PAIR.join(spelled))
 
@@ -66,18 +73,21 @@ def _json_bytes(body: bytes, headers: bytes) -> int:
 
 def _texts(tensor: _Tensor) -> list[str]:
     """The texts of a tensor, row by row: its data may be flat or nested as its shape is."""
-    if bytes(tensor.data) in (b"", b"null"):
+    raw = bytes(tensor.data)
+    if raw in (b"", b"null"):
         return []  # it is among the raw ones
     found: list[str] = []
-    waiting: list[Any] = [_data.decode(tensor.data)]
+    try:
+        waiting: list[Any] = [_data.decode(raw)]
+    except msgspec.ValidationError:
+        detail = f"`data` of tensor `{tensor.name[:64]}` must hold strings, as it is of type BYTES"
+        raise invalid("inputs", detail) from None
     while waiting:
         value = waiting.pop()
-        if isinstance(value, list):
-            waiting += reversed(value)
-        elif isinstance(value, str):
+        if isinstance(value, str):
             found.append(value)
         else:
-            raise invalid("inputs", f"`data` of tensor `{tensor.name[:64]}` must hold strings, as it is of type BYTES")
+            waiting += reversed(value)
     return found
 
 
@@ -99,5 +109,5 @@ def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
         limit, param = asked.parameters.max_tokens, "parameters.max_tokens"
     if limit is not None and limit < 1:
         raise invalid(param, f"`{param}` must be at least 1")
-    canonical = texts(asked.text_input, "text_input")
+    canonical = texts(asked.text_input, "text_input").canonical
     return Prompt(paths.model_in(path), canonical, stream=stream, max_tokens=limit)

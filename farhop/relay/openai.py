@@ -66,7 +66,7 @@ class _Chat(_Body, kw_only=True):
 
 
 class _Completion(_Body, kw_only=True):
-    prompt: str | list[Any]
+    prompt: msgspec.Raw
     echo: Any = None
 
 
@@ -74,10 +74,13 @@ class _Embeddings(JsonBody, kw_only=True):
     """vLLM takes a chat, too, in place of the input."""
 
     model: str
-    input: str | list[Any] | None = None
+    input: msgspec.Raw = msgspec.Raw(b"null")
     messages: list[Message] | None = None
     cache_salt: str | None = None
 
+
+# What reading what somebody else wrote may raise: no JSON, of another type, not UTF-8, nested too deeply.
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
@@ -142,11 +145,11 @@ def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def _read_completion(body: _Completion) -> Prompt:
-    prompt = body.prompt
-    canonical = texts(prompt, "prompt")  # not empty from here on
-    one = isinstance(prompt, str) or len(prompt) == 1 or isinstance(prompt[0], int)
-    said = _SAID_IN_COMPLETION if isinstance(prompt, str) or isinstance(prompt[0], str) else None  # not of token ids
-    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0, said, divisible=one and not body.echo)
+    prompt = texts(body.prompt, "prompt")
+    said = _SAID_IN_COMPLETION if prompt.words else None  # not of token ids
+    divisible = prompt.one and not body.echo
+    surplus = -prompt.surplus_bytes
+    return _prompt(body, prompt.canonical, body.max_tokens, "max_tokens", surplus, said, divisible=divisible)
 
 
 def _prompt(
@@ -180,10 +183,11 @@ def _prompt(
 def _read_embeddings(body: _Embeddings) -> Prompt:
     if body.messages:
         canonical, unspelled_bytes = spell(body.messages, None)
-    elif body.input is None:
+    elif bytes(body.input) == b"null":
         raise invalid("input", "`input` is missing: give a text, token ids, or a list of either")
     else:
-        canonical, unspelled_bytes = texts(body.input, "input"), 0
+        given = texts(body.input, "input")
+        canonical, unspelled_bytes = given.canonical, -given.surplus_bytes
     return Prompt(
         body.model,
         canonical,
@@ -200,7 +204,7 @@ embeddings = json_reader(_Embeddings, _read_embeddings)
 
 def ask_for_usage(body: bytes) -> bytes:
     """The same request with `stream_options.include_usage` set. `body` is a valid JSON object that streams."""
-    if b'"stream_options"' not in body:
+    if b'"stream_options"' not in body and b"\\u00" not in body:  # a name may be spelled with escapes, too
         brace = body.index(b"{") + 1
         return b"".join((body[:brace], b'"stream_options":{"include_usage":true},', body[brace:]))
     # The rare case: options are there, without usage. Every other value is kept as it was written.
@@ -233,7 +237,7 @@ def said_in(document: bytes) -> bytes:
     """The text of the answer in a document that is not a stream; b"" where there is none, or more than one."""
     try:
         choices = _document.decode(document).choices
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return b""
     if len(choices) != 1:
         return b""
@@ -268,7 +272,7 @@ def usage_of(document: bytes | memoryview) -> Usage | None:
     """The usage in an answer or a stream's chunk; None where there is none, or it makes no sense."""
     try:
         usage = _answer.decode(document).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     if usage is None:
         return None

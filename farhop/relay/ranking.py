@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import msgspec
+
 from farhop.relay.prompt import ITEM, NO_OUTPUT, PAIR, JsonBody, Prompt, invalid, json_reader, medium
 
 # A text, or something multi-modal of its own shape.
@@ -41,7 +43,7 @@ class _Tokenize(JsonBody, kw_only=True):
 
 class _Detokenize(JsonBody, kw_only=True):
     model: str
-    tokens: list[int]
+    tokens: msgspec.Raw
 
 
 def _read_rerank(body: _Rerank) -> Prompt:
@@ -96,6 +98,8 @@ def _read_tokenize(body: _Tokenize) -> Prompt:
 
 
 def _read_detokenize(body: _Detokenize) -> Prompt:
+    if bytes(body.tokens)[:1] != b"[":
+        raise invalid("tokens", "`tokens` must be a list of token ids")
     return Prompt(body.model, b"", max_tokens=NO_OUTPUT)
 
 

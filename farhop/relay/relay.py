@@ -20,6 +20,7 @@ from farhop.relay.together import TogetherRun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Command, Event, Flow, Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.inbound import Exchange
@@ -101,6 +102,10 @@ class Journey:
         """The exchange's connection is gone."""
         self._relay.client_left(self)
 
+    def stopped(self) -> None:
+        """The listener stops, and time is up."""
+        self._relay.stopped(self)
+
     def pause(self) -> None:
         """The client is behind."""
         if self.attempt is not None:
@@ -136,15 +141,27 @@ class Journey:
 
 
 class Relay:
-    """Drives one machine. `clock` gives monotonic seconds, the machine's `now`."""
+    """Drives one machine. `clock` gives monotonic seconds, the machine's `now`.
+
+    The `budget` is told what answers hold.
+    """
 
     def __init__(
-        self, name: bytes, flow: Flow, tier: Tier, pool: Pool, clock: Callable[[], float], *, upstream_is_tier: bool
+        self,
+        name: bytes,
+        flow: Flow,
+        tier: Tier,
+        pool: Pool,
+        clock: Callable[[], float],
+        *,
+        upstream_is_tier: bool,
+        budget: ByteBudget | None = None,
     ) -> None:
         self.name, self._flow, self.tier, self.pool, self.clock = name, flow, tier, pool, clock
-        self.upstream_is_tier = upstream_is_tier
+        self.upstream_is_tier, self._budget = upstream_is_tier, budget
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, Journey] = {}
+        self._ending = False  # time is up, and nothing more is sent upstream
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._perform: dict[type[Command], Callable[[Journey, Any, float], None]] = {
             machine.Forward: self._forward,
@@ -226,6 +243,8 @@ class Relay:
         """The first byte is here. False if it is no longer wanted."""
         journey, now = attempt.journey, self.clock()
         journey.began_at, journey.status, journey.streams = now, status, attempt.streams
+        journey.body = b""  # what has begun is never sent again
+        journey.exchange.let_go()
         self.react(machine.AttemptBegan(journey.request.id, attempt.number, status), now)
         return journey.attempt is attempt
 
@@ -283,9 +302,19 @@ class Relay:
         journey.status = 0
         self._conclude(journey, outcome.CLIENT_LEFT)
 
+    def stopped(self, journey: Journey) -> None:
+        """Our time is up: end it with an answer or an error event that says so, and have the machine forget it."""
+        self._ending = True
+        self._answer(
+            journey, machine.Answer(journey.request.id, outcome.STOPPING, answers.STOPPING_DETAIL, 1.0), self.clock()
+        )
+        self.react(machine.ClientLeft(journey.request.id))
+
     # -- what the machine wants done
 
     def _forward(self, journey: Journey, command: machine.Forward, now: float) -> None:
+        if self._ending:
+            return  # what one that ended left free: but this one ends presently, too
         self._end_attempt(journey, outcome.CLIENT_LEFT)  # one at a time: the one before, if it runs, loses its client
         journey.forward, journey.forwarded_at, journey.reasons = command, now, command.reasons
         if command.prefill is not None and command.prefill.together:
@@ -385,11 +414,14 @@ class Relay:
 
     def _sweep(self) -> None:
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        now = self.clock()
+        now, held_bytes = self.clock(), 0
         for journey in tuple(self._live.values()):
             self._arm(journey, now)
             if journey.attempt is not None:
+                held_bytes += journey.attempt.held_bytes + journey.exchange.unsent_bytes
                 journey.attempt.check(now, self.pool.limits)
+        if self._budget is not None:
+            self._budget.note(held_bytes)  # of answers: small for each, so that looking now and then is enough
         self.pool.sweep(self._loop.time())
 
     async def close(self) -> None:

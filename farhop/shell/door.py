@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
 
 from farhop.balance import chain, outcome
 from farhop.balance.machine import Request
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Tokens
+    from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
     from farhop.relay.inbound import Exchange
@@ -110,15 +112,16 @@ class Door:
 
     def head(self, exchange: Exchange) -> Reply | None:
         """Everything that can be said before the body is read."""
-        visit = exchange.context = self._observer.begin(exchange.head)
-        reply = self._judge(exchange.head, visit)
+        visit = exchange.context = self._observer.begin()
+        reply = self._judge(exchange, visit)
         if reply is not None:
             self._observer.turned_away(visit, reply.outcome, reply.status)
         else:
             exchange.on_abandoned = partial(self._observer.turned_away, visit)
         return reply
 
-    def _judge(self, head: Head, visit: Visit) -> Reply | None:
+    def _judge(self, exchange: Exchange, visit: Visit) -> Reply | None:
+        head = exchange.head
         if passes.PARAMETER in head.target:
             head.target, token = passes.parted(head.target)  # nobody behind us is to see it
             if token is not None:
@@ -136,9 +139,11 @@ class Door:
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
         caller = self._keeper.caller(head)
+        head.known.pop(b"authorization", None)  # it has said who asks: nobody needs to hold it any longer
         if not isinstance(caller, Caller):
             return caller
-        visit.kind, visit.caller = kind, caller
+        visit.kind, visit.caller, exchange.tenant = kind, caller, caller.tenant
+        self._observer.admitted(visit, head, outside=not exchange.is_hop)
         visit.decision_id = caller.decision_id or f"{self._rng.getrandbits(64):016x}"
         if not caller.recorded:
             self._observer.mute(visit)
@@ -231,6 +236,7 @@ class Door:
             model=prompt.model,
             prompt_bytes=len(prompt.canonical) + prompt.unspelled_bytes,
             body_bytes=len(body),
+            body_hash=xxh3_64_intdigest(body),
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
             deadline=self._clock.now() + caller.deadline_s,
             max_tokens=prompt.max_tokens,
@@ -280,10 +286,19 @@ class _Reading:
 
     def client_left(self) -> None:
         """See exchange.Journey."""
+        self._give_up(outcome.CLIENT_LEFT, 0)
+
+    def stopped(self) -> None:
+        """See exchange.Journey."""
+        reply = answers.stopping()
+        self._give_up(reply.outcome, reply.status)
+        self._exchange.reply(reply)
+
+    def _give_up(self, reason: Outcome, status: int) -> None:
         self._exchange.journey = None
         if self._future is not None:
             self._future.cancel()
-        self._door._observer.turned_away(self._exchange.context, outcome.CLIENT_LEFT, 0)
+        self._door._observer.turned_away(self._exchange.context, reason, status)
 
     def pause(self) -> None:
         """See exchange.Journey. Nothing is written yet."""

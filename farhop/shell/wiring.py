@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,21 +16,30 @@ from farhop.relay.outbound import OutboundLimits, Pool
 from farhop.relay.tls import ListenerTls
 from farhop.shell.certificates import TlsError, system_context
 from farhop.shell.config import ConfigError
+from farhop.shell.lawbook import LawBook
 from farhop.shell.tasks import Tasks
+from farhop.store.hubs import store_of, stores_of
+from farhop.store.sealed import Sealed, inner
+from farhop.store.state import StateDir
 from topology import load as worlds
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+    from random import Random
 
     from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Address
     from farhop.relay.listener import Listener
     from farhop.shell.certificates import Cabinet, Certificates, Files
     from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
+    from farhop.shell.lag import LoopLag
+    from farhop.store.contract import Store
+    from farhop.store.envelope import Keys
     from farhop.store.etcd_link import EtcdSettings
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
+    from topology.law import Law
     from topology.model import Topology
 
 NEAREST, NONE = "nearest", "none"  # instead of a remote hub's name
@@ -81,6 +91,40 @@ def home_hubs(config: Process, topology: Topology, remote: str) -> dict[str, Etc
     return {name: known[name] for name in sorted({own, remote} & set(known))}
 
 
+def state(config: Process, tier: str) -> StateDir | None:
+    """Where this process keeps what a restart must know; None: nowhere. Raises ConfigError."""
+    if config.state_dir is None:
+        return None
+    try:
+        return StateDir(Path(config.state_dir), config.fleet, f"{tier}.{config.region}.{config.instance}")
+    except ValueError as error:
+        raise ConfigError("state_dir", [str(error)]) from None
+
+
+def sealed(given: Store | Mapping[str, EtcdSettings], keys: Keys, refused: Callable[[str], None], rng: Random) -> Store:
+    """The store of these hubs, or the one given, whose readers see what counts by these keys."""
+    if isinstance(given, Mapping):
+        return store_of(given, rng, lambda one: Sealed(one, keys, refused))
+    return Sealed(given, keys, refused)
+
+
+def law_book(
+    config: Process,
+    tier: str,
+    store: Store,
+    law: Law,
+    adopt: Callable[[Law], None],
+    metrics: TierMetrics,
+    log: Throttled,
+    rng: Random,
+) -> LawBook:
+    """The law as this process follows it: in each hub by itself, signature and all. Raises ConfigError."""
+    hub = law.topology.regions[config.region].hub
+    stores = {name: inner(one) for name, one in stores_of(store, hub).items()}
+    keys, kept = config.signing.made(), state(config, tier)
+    return LawBook(stores, law, adopt, metrics.report_refused, log, keys=keys, state=kept, rng=rng)
+
+
 def _away_ms(hub: str, region: str, topology: Topology) -> float:
     near = (topology.rtt_ms(region, other) for other, known in topology.regions.items() if known.hub == hub)
     return min(near, default=inf)
@@ -106,6 +150,7 @@ def inbound(limits: Limits) -> InboundLimits:
         head_s=limits.head_s,
         body_s=limits.body_s,
         upload_s=limits.upload_s,
+        upload_bytes_per_s_min=limits.upload_bytes_per_s_min,
         send_s=limits.send_s,
     )
 
@@ -115,6 +160,7 @@ def outbound(limits: Limits) -> OutboundLimits:
     return OutboundLimits(
         connect_s=limits.connect_s,
         first_byte_s=limits.first_byte_s,
+        whole_answer_s=limits.whole_answer_s,
         between_bytes_s=limits.between_bytes_s,
         idle_s=limits.upstream_idle_s,
         idle_max=limits.upstream_idle_max,
@@ -216,10 +262,17 @@ async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]
     return await listener.open(entry.host, entry.port, reuse_port=entry.reuse_port)
 
 
-def observe(metrics: TierMetrics, budget: ByteBudget, pool: Pool, *listeners: Listener) -> None:
+def observe(
+    metrics: TierMetrics, budget: ByteBudget, requests: SlotLimit, pool: Pool, lag: LoopLag, *listeners: Listener
+) -> None:
     """Show what the data plane holds and what it turned away unread, as both tiers do."""
     gauge = metrics.gauge
     gauge("buffered_bytes", "Request bytes held.", lambda: float(budget.used_bytes))
+    gauge("answer_bytes", "Answer bytes held, as last looked at.", lambda: float(budget.noted))
+    gauge("buffering_tenants", "Tenants with something buffered.", lambda: float(budget.holders))
+    gauge("requests_counted", "Requests under way, against limits.requests_max.", lambda: float(requests.used))
+    gauge("loop_lag_seconds", "The longest that the event loop was late of late.", lag.worst_s)
+    gauge("loop_late_seconds", "By how much it was late since the start, in all.", lambda: lag.total_s)
     gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
     gauge("upstream_connections", "Open connections upstream.", lambda: float(pool.connections))
 

@@ -17,6 +17,7 @@ DOCUMENT_LIMIT_BYTES = 256 * 1024  # etcd takes 1.5 MiB a request; a region's re
 MODELS_LIMIT = 256
 ACCEPTED_LIMIT = 4096  # global balancers
 GPU_TYPES_LIMIT = 32
+BASES_LIMIT = 32  # of one model
 TEXT_LIMIT = 256  # characters in a name
 COUNT_LIMIT = 2**53  # the largest run of integers that every JSON reader keeps exactly
 WAIT_LIMIT_MS = 86_400_000.0  # a day: beyond it somebody's clock or unit is wrong
@@ -24,7 +25,6 @@ RATE_LIMIT_MS = 60_000.0  # a minute for one token
 INCARNATION_LIMIT = 2**63 - 1  # int64 on the wire
 CLOCK_LIMIT_MS = 1e15
 BYTES_PER_TOKEN_LIMIT = 4096.0
-USD_LIMIT = 1e6
 USED_LIMIT = 1e6
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -50,6 +50,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     `usable_share` (0..1) is what health, slow start and draining leave of all replicas it can send to, whoever owns
     them; `used_share` (0 and up) is their requests per slot, or the share of KV tokens taken, whichever is more.
     `tpot_ms` is with one request more, `crowd_ms` what each request adds to every token of all others at its replica.
+    `bases` are the models whose rules bind this one, too; `base_unknown`: it is an adapter of a base nobody knows.
     """
 
     model: str
@@ -70,9 +71,10 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     usable_share: float = 1.0
     headroom_foreign_tokens: int = 0
     gpu_types: tuple[str, ...] = ()
-    usd_per_mtok: float = 0.0
     used_share: float = 0.0
     crowd_ms: float = 0.0
+    bases: tuple[str, ...] = ()
+    base_unknown: bool = False
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +82,8 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `clock_ms` is the sender's own monotonic clock in ms. `accepted_bytes` maps a global balancer to the prompt bytes of
     its requests that this instance has accepted since it started (bytes, since both tiers count them alike).
-    `client_url` is where clients that are redirected find this instance; "" where none are.
+    `client_url` is where clients that are redirected find this instance; "" where none are. `law_epoch` is that of the
+    law in force there; 0: an older build, which does not say.
     """
 
     region: str
@@ -95,6 +98,7 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelReport, ...] = ()
     accepted_bytes: dict[str, float] = {}
     client_url: str = ""
+    law_epoch: int = 0
 
 
 _DECODER = msgspec.json.Decoder(RegionReport)
@@ -156,6 +160,7 @@ def check(report: RegionReport) -> None:
     check_address("control_address", report.control_address)
     if report.admin_address:
         check_address("admin_address", report.admin_address)
+    _check_count("law_epoch", report.law_epoch)
     if report.client_url and not CLIENT_URL.fullmatch(report.client_url):
         raise ReportError("client_url", f"{report.client_url[:64]!r} is not http(s)://host[:port]")
     _check_length("models", len(report.models), MODELS_LIMIT)
@@ -182,7 +187,6 @@ _NUMBERS = {
     "tpot_ms": RATE_LIMIT_MS,
     "bytes_per_token": BYTES_PER_TOKEN_LIMIT,
     "usable_share": 1.0,
-    "usd_per_mtok": USD_LIMIT,
     "used_share": USED_LIMIT,
     "crowd_ms": RATE_LIMIT_MS,
 }
@@ -205,11 +209,14 @@ def _check_model(path: str, model: ModelReport) -> None:
     _check_length(f"{path}.gpu_types", len(model.gpu_types), GPU_TYPES_LIMIT)
     for kind in model.gpu_types:
         _check_text(f"{path}.gpu_types", kind)
+    _check_length(f"{path}.bases", len(model.bases), BASES_LIMIT)
+    for base in model.bases:
+        _check_text(f"{path}.bases", base)
 
 
 def _model_from_wire(message: region_pb2.ModelCapacity) -> ModelReport:
     fields: dict[str, Any] = {name: getattr(message, name) for name in ModelReport.__struct_fields__}
-    fields["gpu_types"] = tuple(message.gpu_types)
+    fields["gpu_types"], fields["bases"] = tuple(message.gpu_types), tuple(message.bases)
     return ModelReport(**fields)
 
 

@@ -34,7 +34,19 @@ if TYPE_CHECKING:
 class Hop:
     """One attempt at a region: the request goes there, its answer comes back, each over the wire."""
 
-    __slots__ = ("_balancer", "_began", "_journey", "_over", "_region", "_watch", "forward", "id", "number", "request")
+    __slots__ = (
+        "_balancer",
+        "_began",
+        "_journey",
+        "_opened_at",
+        "_over",
+        "_region",
+        "_watch",
+        "forward",
+        "id",
+        "number",
+        "request",
+    )
 
     def __init__(self, balancer: BalancerProcess, journey: Journey, forward: Forward, region: RegionProcess) -> None:
         self._balancer, self._journey, self.forward, self._region = balancer, journey, forward, region
@@ -43,9 +55,16 @@ class Hop:
         self._began = self._over = False
         self.request = self._signed(journey.request, balancer.carrier.clock())
         stage = balancer.stage
-        self._watch: Call = stage.timeline.after(stage.watching.first_byte_s, self._late)
+        self._opened_at = stage.timeline.now
+        streams, watching = journey.request.stream, stage.watching
+        patience_s = watching.first_byte_s if streams else watching.whole_answer_s
+        late = outcome.FIRST_BYTE_TIMEOUT if streams else outcome.WHOLE_ANSWER_TIMEOUT
+        self._watch: Call = stage.timeline.after(patience_s, self._give_up, late)
         stage.wire.carry(balancer.region, region.name, self.request.body_bytes)
-        stage.wire.send(balancer.region, region.name, self._arrive)
+        if region.name in balancer.cut_off:
+            stage.timeline.after(0.0, self._lost, outcome.CONNECT_FAILED)
+        else:
+            stage.wire.send(balancer.region, region.name, self._arrive)
 
     def _signed(self, request: Request, now: float) -> Request:
         """The request as its hop token will say it; the deadline still as what is left of it."""
@@ -68,7 +87,7 @@ class Hop:
             self._back(self._lost, outcome.CONNECT_FAILED)
 
     def _back(self, act: Callable[..., None], *args: object) -> None:
-        self._balancer.stage.wire.send(self._region.name, self._balancer.region, act, *args)
+        self._balancer.stage.wire.send_on(self._opened_at, self._region.name, self._balancer.region, act, *args)
 
     # -- there: the region's client
 
@@ -116,9 +135,6 @@ class Hop:
             died = outcome.DIED_MID_STREAM if self._began else outcome.DIED_BEFORE_START
             self._balancer.carrier.failed(self._journey, self, reason if known else died)
 
-    def _late(self) -> None:
-        self._give_up(outcome.FIRST_BYTE_TIMEOUT)
-
     def _quiet(self) -> None:
         """Chunks are not simulated: they come all the time, unless the link is frozen."""
         stage = self._balancer.stage
@@ -142,15 +158,27 @@ class Hop:
         self._watch.cancel()
         return True
 
+    def cut(self) -> None:
+        """The connection is broken, and both ends notice at once."""
+        self._lost(outcome.DIED_BEFORE_START)
+        self._region.leave(self.id)
+
     def abort(self) -> None:
         """See carrier.Attempt."""
         if self._end():
-            self._balancer.stage.wire.send(self._balancer.region, self._region.name, self._region.leave, self.id)
+            here, there = self._balancer.region, self._region
+            self._balancer.stage.wire.send_on(self._opened_at, here, there.name, there.leave, self.id)
+
+    @property
+    def region(self) -> str:
+        """Where it went."""
+        return self._region.name
 
 
 class BalancerProcess:
     """See the module's head. `regions` are all there are, by name, living or not. `prefixes` is what they tell of their
-    caches; None for a machine that is not the shipped one, which is told of none."""
+    caches; None for a machine that is not the shipped one, which is told of none. One that died is replaced by another
+    object of its name, as a process is, with the next `incarnation`."""
 
     def __init__(
         self,
@@ -159,10 +187,13 @@ class BalancerProcess:
         instance: str,
         regions: Mapping[str, RegionProcess],
         make: Callable[[str, Random], Flow],
+        incarnation: int = 0,
     ) -> None:
-        self.stage, self.region, self.name = stage, region, f"{region}/{instance}"
+        self.stage, self.region, self.instance, self.name = stage, region, instance, f"{region}/{instance}"
+        self.alive, self.incarnation, self._make = True, incarnation, make
         self._regions = regions
-        self._rng = stage.rng(f"balancer {self.name}")
+        self.cut_off: set[str] = set()  # regions that no connection reaches now
+        self._rng = stage.rng(f"balancer {self.name}" + (f" {incarnation}" if incarnation else ""))
         self.flow = make(region, self._rng)
         self.statutes = Statutes(region, stage.law, self._adopt)
         self.carrier = Carrier(
@@ -172,18 +203,40 @@ class BalancerProcess:
         if isinstance(self.flow, GlobalFlow):
             self.prefixes = Prefixes(self.flow.trie, self._disbelieved, self.flow.law.epoch)
             self.flow.sent.append(self.prefixes.sent)
+            self.flow.forgotten.append(self.prefixes.begin_anew)
             stage.timeline.after(CONFIRM_S, self._tidy, self.prefixes)
         self.hearing = Hearing(
             stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng, self.prefixes
         )
 
+    def cut(self, region: str) -> None:
+        """All connections to a region break, and none comes about until `cut_off` lacks it."""
+        self.cut_off.add(region)
+        for attempt in self.carrier.attempts():
+            if isinstance(attempt, Hop) and attempt.region == region:
+                attempt.cut()
+
+    def die(self) -> None:
+        """The process is gone; whoever is connected notices, and the regions lose whom it had sent them. Idempotent."""
+        if not self.alive:
+            return
+        self.alive = False
+        for journey in self.carrier.die():
+            journey.client.broke(outcome.DIED_BEFORE_START)
+        self.hearing.close()
+
+    def successor(self) -> BalancerProcess:
+        """The same, as a new process that has heard of nothing."""
+        return BalancerProcess(self.stage, self.region, self.instance, self._regions, self._make, self.incarnation + 1)
+
     def _adopt(self, law: Law) -> None:
-        before = self.flow.law if isinstance(self.flow, GlobalFlow) else law
         self.carrier.react(LawChanged(law))
         if self.prefixes is not None:
-            self.prefixes.adopt(before, law, self.region)
+            self.prefixes.adopt(law.epoch)
 
     def _tidy(self, prefixes: Prefixes) -> None:
+        if not self.alive:
+            return
         for _ in prefixes.tidy(self.carrier.clock()):
             pass  # it takes no time
         self.stage.timeline.after(CONFIRM_S, self._tidy, prefixes)

@@ -48,11 +48,20 @@ class Hearing:
         self._regions_seen: dict[str, Region] = {}  # as in the last view, of the same report
         self._up: dict[str, bool] = {}
         self._lost: dict[str, int] = {}
+        self._over = False
+
+    def close(self) -> None:
+        """Its process is gone: nothing is heard any more."""
+        self._over = True
+        for line in self.lines.values():
+            line.close()
 
     # -- reports
 
     def report(self, report: RegionReport) -> None:
         """Take a report if it is newer than what is known, and swap the view."""
+        if self._over:
+            return
         region, now = report.region, self._clock()
         known = self.reports.get(region)
         if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
@@ -86,6 +95,8 @@ class Hearing:
 
     def _ping(self, region: str) -> None:
         """What comes of it is known now, and heard a round trip or a time-out later."""
+        if self._over:
+            return
         stage, watching, there = self._stage, self._stage.watching, self._regions[region]
         sent_at = self._clock()
         if stage.wire.frozen_since(self._here, region) is not None:
@@ -122,7 +133,7 @@ class Hearing:
         self._stage.timeline.after(self._stage.watching.ping_s * jitter * soon, self._ping, region)
 
     def _channel(self, region: str, up: bool) -> None:
-        if self._up.get(region) != up:
+        if self._up.get(region) != up and not self._over:
             self._up[region] = up
             self._react(ChannelChanged(region, up))
             self._react(ViewSwapped(self._view()))

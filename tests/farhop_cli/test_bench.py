@@ -1,11 +1,12 @@
 """`farhop bench`: figures as tables or as JSON, and what is missing said in a line."""
 
 import json
+from collections import Counter
 
 import pytest
 
 from farhop_cli import bench
-from farhop_lab.bench import relay, soak
+from farhop_lab.bench import hostile, relay, soak
 from farhop_lab.bench.decide import Row as Decided
 from farhop_lab.bench.place import BenchError
 from farhop_lab.bench.results import Figure, Latency, Plan, Row, Told
@@ -71,7 +72,7 @@ def test_json_is_all_there_is(cli):
 
 
 def test_what_nobody_measures(cli):
-    assert "there is decide, relay, soak, scrape, hits, trie" in cli.failed(cli.run("bench", "nonsense"), 2)
+    assert "there is decide, relay, soak, hostile, scrape, hits, trie" in cli.failed(cli.run("bench", "nonsense"), 2)
 
 
 def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
@@ -122,6 +123,20 @@ def test_soak(cli, monkeypatch, as_json):
     else:
         assert "2.0 bytes per request; 0 errors" in result.stdout
         assert "1,000 of 2,000 requests" in result.stdout
+
+
+def test_hostile_bodies(cli, monkeypatch):
+    told = hostile.Told([hostile.Row("plain prompt", 2.0, 200), hostile.Row("objects", 1.0, 400)], 1.0, 2.0, 3.0)
+
+    async def measure(*, quick, say):
+        return told
+
+    monkeypatch.setattr(hostile, "measure", measure)
+    assert "bounds: 3 x the cost, 2 x the delay: hold" in " ".join(cli.run("bench", "hostile").stdout.split())
+    told = hostile.Told([*told.rows, hostile.Row("dear", 6.1, 200)], 1.0, 2.0, 3.0)
+    result = cli.run("bench", "hostile", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["holds"] is False
 
 
 def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):
@@ -182,3 +197,18 @@ def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
     told = json.loads(broken.stdout)
     assert told["rows"][0]["requests_per_cpu_s"] == 2000.0
     assert asked == [bench.sims.QUICK, bench.sims.SIZES]
+
+
+def test_law_says_what_happened_and_fails_where_the_law_was_broken(cli, monkeypatch):
+    asked = []
+
+    def prove(*args):
+        asked.append(args[:3])
+        return args[1], Counter({"law set": 7}), ["world 4: regional paris: computed"] if args[0] else []
+
+    monkeypatch.setattr("farhop_lab.proving.law_worlds.prove", prove)
+    kept = cli.run("bench", "law", "--worlds", "20", "--workers", "2")
+    assert (kept.exit_code, "20 worlds; the law was kept in each" in kept.stdout) == (0, True)
+    broken = cli.run("bench", "law", "--worlds", "9", "--first", "3", "--workers", "1", "--json")
+    assert (broken.exit_code, json.loads(broken.stdout)["broken"]) == (1, ["world 4: regional paris: computed"])
+    assert asked == [(0, 20, 2), (3, 9, 1)]

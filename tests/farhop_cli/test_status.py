@@ -1,6 +1,7 @@
 """`farhop status`: what each balancer sees; silence is a row; code 1 where anything is down."""
 
 import json
+import re
 
 import pytest
 
@@ -25,6 +26,7 @@ async def test_all_is_well(healthy, cli):
     assert len(views) == 9
     assert views[0] == ["virginia", "virginia", "up", "9.2", "1.5", "–", "–", "512", "3", "0.25", "why", "up"]
     assert result.stdout.count("137,280") == 3
+    assert len(re.findall(r"137,280 +43 +– +0\.0094", result.stdout)) == 3
 
 
 async def test_a_region_that_is_down_is_code_1(healthy, cli, made):
@@ -201,15 +203,18 @@ def test_a_share_that_is_none(share):
 async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli):
     law = {
         "epoch": 4, "source": "etcd", "revision": 17, "author": "ann", "why": "audit", "trouble": ["not JSON: x"],
-        "etcd_out_of_reach": None,
+        "etcd_out_of_reach": None, "signed_by": None, "kept_on_disk": False,
     }  # fmt: skip
     assert "the law that each" not in (await cli.in_thread("status")).stdout
     healthy.status["tokyo", "global_admin"] |= {"law": law}
-    frozen = {**law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6}
+    frozen = {
+        **law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6, "signed_by": "ops",
+        "kept_on_disk": True,
+    }  # fmt: skip
     healthy.status["tokyo", "regional_admin"] |= {"law": frozen}
     healthy.status["virginia", "regional_admin"] |= {"law": 5}
     rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines() if " audit " in line]
-    assert rows[0] == ["tokyo", "global", "4", "etcd", "17", "ann", "audit", "not", "JSON:", "x"]
+    assert rows[0] == ["tokyo", "global", "4", "etcd", "17", "ann", "audit", "unsigned", "no", "not", "JSON:", "x"]
     assert rows[1][:7] == ["tokyo", "regional", "4", "etcd", "17", "ann", "audit"]
     said = " ".join(rows[1][7:])
-    assert said == "frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
+    assert said == "ops yes frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
