@@ -40,7 +40,7 @@ _COLD_SAMPLES, _COLD_WORTH = 16, 0.25
 _LEAN_ANSWERS, LEAN_TAU_S = 50, 300.0  # what loads do to a token is learned from so many answers, and forgotten
 _LEAN_CLIP = 0.5
 # A whole request varies as its answers do, far more than a GPU does: as many of them, and for longer.
-_SERVICE_MEMORY, SERVICE_TAU_S, _CLIP = 20.0, 30.0, 4.0
+_SERVICE_MEMORY, SERVICE_TAU_S, _CLIP = 16.0, 30.0, 3.0
 
 
 class Estimates:
