@@ -82,12 +82,15 @@ class GlobalBalancer:
             "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
             DecisionReasons(config.region), config.limits.traced_per_s_max,
         )  # fmt: skip
-        signer = HopSigner(config.hop.secrets(), config.hop.active)
+        signer = HopSigner(config.hop.secrets(), config.hop.active, config.region)
+        if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
+            remedy = f"derive it anew with: farhop certs hop-key --from {config.region}"
+            raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("global"), wall), self.metrics, log)
         regions = self.secrecy.upstream("tier_tls", config.tier_tls)
         pool = self.secrecy.pool(config.limits, regions)
-        passes = Passes(PassSigner(config.hop.secrets(), config.hop.active), self.flow, self.clock)
-        tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock, passes)
+        passes = Passes(PassSigner(config.hop.secrets(), config.hop.active, config.region), self.flow, self.clock)
+        tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock, passes, config.mutual)
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
         self.lag = LoopLag()
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
@@ -129,7 +132,8 @@ class GlobalBalancer:
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
         marks = MarkReader(AnyVersion())
         advisor = Advisor(self.flow, self.observer, passes, self.clock)
-        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor)
+        self.guard = config.requests.guard()
+        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor, guard=self.guard)
         self.door.relay = self.relay
         self.listener = Listener(
             "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots, self.requests,
@@ -152,7 +156,7 @@ class GlobalBalancer:
         gauge("region_hit_predicted_tokens", "Expected to be cached in each region.", lambda: self._hits(0), "to")
         gauge("region_hit_actual_tokens", "Of the same requests, found cached there.", lambda: self._hits(1), "to")
         gauge("region_residence", "Share of believed hits that proved true lately.", self._residence, "to")
-        wiring.observe(self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.listener)
+        wiring.observe(self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.listener)
 
     def _hits(self, which: int) -> dict[str, float]:
         return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}

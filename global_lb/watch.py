@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import grpc
 from farhop_wire import region_pb2
@@ -157,6 +158,8 @@ class Watcher:
         if report.region not in self._topology.regions:
             return self._doubt("unknown_region")
         name = (report.region, report.instance)
+        if not self._in_place(report):
+            return self._doubt("address_not_allowed")
         known = self._reports.get(name)
         if known is None and len(self._reports) >= INSTANCES_MAX:
             return self._doubt("too_many_instances")
@@ -183,6 +186,14 @@ class Watcher:
         silent = now - received_at > self._config.watch.report_age_s
         return silent and before is not None and before[0] == at[0] and at[1] > before[1]
 
+    def _in_place(self, report: RegionReport) -> bool:
+        """Whether it names addresses where balancers of its region may be: who can write a report cannot have prompts
+        sent to himself."""
+        hosts = [address_of(one).host for one in (report.tier_address, report.control_address)]
+        if report.client_url and report.region in self._config.region_hosts:
+            hosts.append(urlsplit(report.client_url).hostname or "")
+        return all(self._config.allows(report.region, host) for host in hosts)
+
     def _doubt(self, reason: str) -> str:
         self._refused(reason)
         return reason
@@ -204,7 +215,7 @@ class Watcher:
 
     def _instance(self, report: RegionReport, received_at: float) -> Instance:
         at = address_of(report.tier_address)
-        name = self._config.certified_name(report.region, at.host)
+        name = self._config.certified_name(report.region)
         tier = Address(at.host, at.port, self._config.proxy(report.region), name)
         offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
         return instance_of(report, tier, received_at, offset_ms, self._config.balancer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from farhop.relay.listener import Listener, PortTakenError
 from farhop.relay.relay import Relay
 from farhop.shell import wiring
 from farhop.shell.admin import Admin
+from farhop.shell.callers import callers_of
 from farhop.shell.certificates import Cabinet
 from farhop.shell.clock import Clock, wall
 from farhop.shell.config import load
@@ -160,10 +162,11 @@ class RegionalBalancer:
         )
         self._tasks = Tasks()
         assert self.flow.shares is not None  # it has a name
+        self.callers = callers_of(config.control, config.trust_domain)
         self.peers = Peers(
             config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
             self.clock.now, rng, self._incarnation, self.secrecy.upstream("peers.tls", config.peers.tls),
-            self.secrecy.trouble, self.laws,
+            self.secrecy.trouble, self.laws, self.callers,
         )  # fmt: skip
 
     def _adopt(self, law: Law) -> None:
@@ -187,24 +190,26 @@ class RegionalBalancer:
     def _doors(self, rng: Random) -> None:
         config, limits = self.config, wiring.inbound(self.config.limits)
         verifier = HopVerifier(config.hop.secrets(), config.region)
-        self.hop_keeper = HopKeeper(verifier, self.flow, self.clock)
+        above = callers_of(config.tier, config.trust_domain)
+        self.hop_keeper = HopKeeper(verifier, self.flow, self.clock, names_body=not above.mutual)
         policies, splits = self.flow.policies, self.flow.splits
         session = SessionReader(
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
         )
         marks = MarkReader(splits)
         self.tokenizers = _tokenizers(config)
-        common = (self.observer, self.clock, rng, session, marks, self.tokenizers)
-        self.hop_door = Door(self.hop_keeper, *common, listens=True)
+        self.guard = config.requests.guard()
+        common = (self.observer, self.clock, rng, session, marks, self.tokenizers, None, self.guard)
+        self.hop_door = Door(self.hop_keeper, *common, to_engines=True)
         self.keeper = KeyKeeper(config.region, lambda: self.flow.law, self._offered, config.limits.request_s)
         self.observer.may_record = self.keeper.recorded
         passes = PassVerifier(config.hop.secrets(), config.region, holder(config.instance, self._incarnation))
         pass_keeper = PassKeeper(self.keeper, passes, self.flow, self.clock)
-        self.key_door = Door(pass_keeper, *common, listens=True)
+        self.key_door = Door(pass_keeper, *common, to_engines=True)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, self.requests, is_hop=True,
-            tls=self.secrecy.listener("tier", config.tier),
+            tls=self.secrecy.listener("tier", config.tier, partial(above.admits, "global") if above.mutual else None),
         )  # fmt: skip
         self.client_listener = Listener(
             "client", self.key_door, limits, self.budget, self._slots, self.requests,
@@ -242,6 +247,7 @@ class RegionalBalancer:
             self.requests,
             self.relay.pool,
             self.lag,
+            self.guard,
             self.tier_listener,
             self.client_listener,
         )
@@ -289,6 +295,8 @@ class RegionalBalancer:
             prefix_nodes_per_s=config.prefix_nodes_per_s,
             client_url=(config.client.url or "") if config.client is not None else "",
             laws=self.laws,
+            callers=self.callers,
+            signer=config.report_signer,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()

@@ -50,6 +50,7 @@ def vouched(claims: HopClaims | Pass, law: Law, region: str, issuer: str = "") -
         lawful=frozenset(claims.lawful),
         narrow=claims.narrow,
         promised_ttft_ms=claims.promised_ttft_ms,
+        body_hash=claims.body,
     )
 
 

@@ -11,10 +11,12 @@ import msgspec
 
 from farhop.balance import outcome
 from farhop.relay import audio, kserve, openai, ranking, shape
+from farhop.relay.guard import DEFAULT
 from farhop.relay.paths import Kind
 from farhop.relay.prompt import BodyError
 
 if TYPE_CHECKING:
+    from farhop.relay.guard import Guard
     from farhop.relay.prompt import Prompt, Reader
 
 __all__ = ["BodyError", "read"]
@@ -47,15 +49,16 @@ _JSON: dict[Kind, str] = {
 }
 
 
-def read(kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"") -> Prompt:
-    """Read a request's body: `path` is without its query, `headers` are its header lines ready to be sent on.
+def read(kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"", guard: Guard = DEFAULT) -> Prompt:
+    """Read a request's body: `path` is without its query, `headers` are its header lines ready to be sent on,
+    `guard` says what engines may be told.
 
     Raises BodyError naming the field.
     """
     try:
         if (numeric := _JSON.get(kind)) is not None:
-            shape.check(body, numeric)
-        return _READERS[kind](body, path, headers)
+            guard.fields(shape.check(body, numeric))
+        return _READERS[kind](body, path, headers, guard)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeError) as error:

@@ -6,12 +6,16 @@ from their size, so it counts as nothing but a place in the batch. Never decodes
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from farhop.relay import paths, shape
-from farhop.relay.prompt import PAIR, JsonBody, Prompt, header, invalid, keep_to_ours, texts
+from farhop.relay.guard import arguments
+from farhop.relay.prompt import PAIR, Prompt, header, invalid, texts
+
+if TYPE_CHECKING:
+    from farhop.relay.guard import Guard
 
 _JSON_BYTES = b"inference-header-content-length"  # Triton's binary data extension: JSON first, raw tensors behind it
 
@@ -21,17 +25,23 @@ class _Tensor(msgspec.Struct):
     datatype: str
     shape: msgspec.Raw
     data: msgspec.Raw = msgspec.Raw(b"")
+    parameters: dict[str, Any] | None = None
 
 
-class _Infer(JsonBody, kw_only=True):
+class _Output(msgspec.Struct):
+    parameters: dict[str, Any] | None = None
+
+
+class _Infer(msgspec.Struct, kw_only=True):
     inputs: list[_Tensor]
+    outputs: list[_Output] | None = None
 
 
 class _Parameters(msgspec.Struct):
     max_tokens: int | None = None
 
 
-class _Generate(JsonBody, kw_only=True):
+class _Generate(msgspec.Struct, kw_only=True):
     """TensorRT-LLM's backend takes `max_tokens` as an input, vLLM's as a parameter."""
 
     text_input: msgspec.Raw
@@ -46,12 +56,13 @@ _Nested: TypeAlias = list[str | list[str | list[str | list[str]]]]
 _data = msgspec.json.Decoder(str | _Nested)
 
 
-def infer(body: bytes, path: bytes, headers: bytes) -> Prompt:
+def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
     said = memoryview(body)[: _json_bytes(body, headers)]
-    shape.check(said, "inputs")
+    guard.fields(shape.check(said, "inputs"))
     document = _infer.decode(said)
-    keep_to_ours(document)
+    for tensor in (*document.inputs, *(document.outputs or ())):
+        arguments("parameters", tensor.parameters)
     if not document.inputs:
         raise invalid("inputs", "`inputs` must hold at least one tensor")
     for i, tensor in enumerate(document.inputs):
@@ -91,19 +102,18 @@ def _texts(tensor: _Tensor) -> list[str]:
     return found
 
 
-def generate(body: bytes, path: bytes, _headers: bytes) -> Prompt:
+def generate(body: bytes, path: bytes, _headers: bytes, _guard: Guard) -> Prompt:
     """`.../generate`. Raises BodyError, or msgspec's errors."""
     return _read_generate(body, path, stream=False)
 
 
-def generate_stream(body: bytes, path: bytes, _headers: bytes) -> Prompt:
+def generate_stream(body: bytes, path: bytes, _headers: bytes, _guard: Guard) -> Prompt:
     """`.../generate_stream`: the path says that the answer is a stream. Raises as `generate` does."""
     return _read_generate(body, path, stream=True)
 
 
 def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
     asked = _generate.decode(body)
-    keep_to_ours(asked)
     limit, param = asked.max_tokens, "max_tokens"
     if limit is None and asked.parameters is not None:
         limit, param = asked.parameters.max_tokens, "parameters.max_tokens"

@@ -7,7 +7,7 @@ Never changes a body but for one thing: `ask_for_usage`, which accounting needs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,7 +18,6 @@ from farhop.relay.prompt import (
     NO_OUTPUT,
     PART,
     TOOLS,
-    JsonBody,
     Prompt,
     Said,
     in_order,
@@ -27,6 +26,9 @@ from farhop.relay.prompt import (
     medium,
     texts,
 )
+
+if TYPE_CHECKING:
+    from farhop.relay.guard import Guard
 
 _SAID_IN_CHAT = Said("content", ITEM + b"assistant" + FIELD)  # a message of its own
 _SAID_ON = Said("content", b"")  # the last message goes on
@@ -48,7 +50,7 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class _Body(JsonBody, kw_only=True):
+class _Body(msgspec.Struct, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -70,7 +72,7 @@ class _Completion(_Body, kw_only=True):
     echo: Any = None
 
 
-class _Embeddings(JsonBody, kw_only=True):
+class _Embeddings(msgspec.Struct, kw_only=True):
     """vLLM takes a chat, too, in place of the input."""
 
     model: str
@@ -86,14 +88,21 @@ _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
-def _read_chat(body: _Chat) -> Prompt:
+def _read_chat(body: _Chat, guard: Guard) -> Prompt:
     if not body.messages:
         raise invalid("messages", "`messages` must hold at least one message")
+    _check_media(body.messages, guard)
     canonical, media_bytes = spell(body.messages, body.tools)
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     return _prompt(body, canonical, limit, param, media_bytes, _said_in(body))
+
+
+def _check_media(messages: list[Message], guard: Guard) -> None:
+    for message in messages:
+        if not isinstance(message.content, str):
+            guard.media(message.content, "messages")
 
 
 def _said_in(body: _Chat) -> Said | None:
@@ -144,7 +153,7 @@ def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
     return medium(part)
 
 
-def _read_completion(body: _Completion) -> Prompt:
+def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
     prompt = texts(body.prompt, "prompt")
     said = _SAID_IN_COMPLETION if prompt.words else None  # not of token ids
     divisible = prompt.one and not body.echo
@@ -180,8 +189,9 @@ def _prompt(
     )
 
 
-def _read_embeddings(body: _Embeddings) -> Prompt:
+def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
     if body.messages:
+        _check_media(body.messages, guard)
         canonical, unspelled_bytes = spell(body.messages, None)
     elif bytes(body.input) == b"null":
         raise invalid("input", "`input` is missing: give a text, token ids, or a list of either")
@@ -202,17 +212,34 @@ completion = json_reader(_Completion, _read_completion)
 embeddings = json_reader(_Embeddings, _read_embeddings)
 
 
-def ask_for_usage(body: bytes) -> bytes:
-    """The same request with `stream_options.include_usage` set. `body` is a valid JSON object that streams."""
-    if b'"stream_options"' not in body and b"\\u00" not in body:  # a name may be spelled with escapes, too
-        brace = body.index(b"{") + 1
-        return b"".join((body[:brace], b'"stream_options":{"include_usage":true},', body[brace:]))
-    # The rare case: options are there, without usage. Every other value is kept as it was written.
-    document = _raw.decode(body)
-    options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
-    options["include_usage"] = msgspec.Raw(b"true")
-    document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
-    return msgspec.json.encode(document)
+def ask_for_usage(body: bytes, salt: str = "") -> bytes:
+    """The same request with `stream_options.include_usage` set, and the salt if there is one. `body` is a valid JSON
+    object that streams."""
+    if b'"stream_options"' in body or b"\\u00" in body:  # a name may be spelled with escapes, too
+        # The rare case: options are there, without usage. Every other value is kept as it was written.
+        document = _raw.decode(body)
+        options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
+        options["include_usage"] = msgspec.Raw(b"true")
+        document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+        return salted(msgspec.json.encode(document), salt)
+    return salted(_begun_with(b'"stream_options":{"include_usage":true},', body), salt)
+
+
+def salted(body: bytes, salt: str) -> bytes:
+    """The same request under this `cache_salt`, whatever its own; unchanged where there is none to set. `body` is a
+    JSON object."""
+    if not salt:
+        return body
+    if b'"cache_salt"' in body or b"\\u00" in body:
+        document = _raw.decode(body)
+        document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
+        return msgspec.json.encode(document)
+    return _begun_with(b'"cache_salt":"%b",' % salt.encode(), body)
+
+
+def _begun_with(member: bytes, body: bytes) -> bytes:
+    brace = body.index(b"{") + 1
+    return b"".join((body[:brace], member, body[brace:]))
 
 
 class _Spoken(msgspec.Struct):

@@ -5,8 +5,7 @@ A reader turns a body into a Prompt or raises a BodyError that names the field. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,12 +14,14 @@ import xxhash
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.relay.guard import Guard
+
 # Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
 ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in range(7))
 TOKEN_MAX = (1 << 31) - 1
-
-BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
-OURS = ("kv_transfer_params", *BOOTSTRAP)
 
 NO_OUTPUT = 0  # `max_tokens` of what generates nothing
 
@@ -66,51 +67,22 @@ class Prompt(msgspec.Struct, frozen=True):
     said: Said | None = None
 
 
-# Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.head). A reader raises
-# BodyError, or msgspec's errors.
-Reader: TypeAlias = Callable[[bytes, bytes, bytes], Prompt]
+# Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.head), and what engines
+# may be told. A reader raises BodyError, or msgspec's errors.
+Reader: TypeAlias = "Callable[[bytes, bytes, bytes, Guard], Prompt]"
 
 
-class JsonBody(msgspec.Struct):
-    """What every JSON body is looked at for. `kv_transfer_params` (vLLM) and `bootstrap_host`, `_port`, `_room`
-    (SGLang) name hosts whose memory an engine shall read: that is ours to write, and never a client's. vLLM adds what
-    is in `vllm_xargs` to the same arguments."""
-
-    kv_transfer_params: Any = None
-    vllm_xargs: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-T = TypeVar("T", bound=JsonBody)
-
-
-def json_reader(shape: type[T], understand: Callable[[T], Prompt]) -> Reader:
+def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Reader:
     """The reader of a kind whose body is a JSON object that says everything. `shape` is what of it is looked at."""
     decode = msgspec.json.Decoder(shape).decode
 
-    def read(body: bytes, _path: bytes, _headers: bytes) -> Prompt:
-        asked = decode(body)
-        keep_to_ours(asked)
-        return understand(asked)
+    def read(body: bytes, _path: bytes, _headers: bytes, guard: Guard) -> Prompt:
+        return understand(decode(body), guard)
 
     return read
-
-
-def keep_to_ours(asked: JsonBody) -> None:
-    """Raises BodyError where a client says what is ours to say."""
-    more = asked.vllm_xargs
-    if asked.kv_transfer_params is not None or (isinstance(more, dict) and "kv_transfer_params" in more):
-        raise not_yours("kv_transfer_params")
-    if asked.bootstrap_host is None and asked.bootstrap_port is None and asked.bootstrap_room is None:
-        return
-    raise not_yours(next(name for name in BOOTSTRAP if getattr(asked, name) is not None))
-
-
-def not_yours(param: str) -> BodyError:
-    """A client says where an engine shall fetch KV from."""
-    return invalid(param, f"`{param}` is not for clients to set: leave it out")
 
 
 def invalid(param: str, detail: str) -> BodyError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from farhop.balance import machine, outcome
 from farhop.relay import answers
 from farhop.relay.attempt import AttemptRun
+from farhop.relay.guard import engine_headers
 from farhop.relay.listener import SWEEP_S
 from farhop.relay.pair import DecodeRun, PrefillRun
 from farhop.relay.together import TogetherRun
@@ -125,7 +126,7 @@ class Journey:
             host,
             body_bytes,
             _ALWAYS,
-            head.onward,
+            head.onward if self._relay.upstream_is_tier else engine_headers(head.onward),
             self._relay.tier.upstream_headers(self),
             more,
         )

@@ -43,16 +43,17 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-def check(body: bytes | memoryview, numeric: str = "") -> None:
+def check(body: bytes | memoryview, numeric: str = "") -> Any:
     """Refuse a body that makes more work than its size says, or in which a key stands twice in one object.
 
-    `numeric` is the member that may hold many numbers. Raises BodyError, or msgspec's errors.
+    Returns what was read of it: every key, in its place, and every short value; long texts may be emptied, and where
+    numbers are many their member is left out. `numeric` is the member that may hold them. Raises BodyError, or
+    msgspec's errors.
     """
     if body[0:1] != b"{" and bytes(body).lstrip(b" \t\r\n")[:1] != b"{":
-        return  # no object: the reader says so at its first byte
+        return None  # no object: the reader says so at its first byte
     if len(body) <= SMALL_BYTES:
-        once(body)
-        return
+        return once(body)
     body = bytes(body)
     if len(body) > 2 * _BEGINNING_BYTES:
         _count(_skeleton(body[:_BEGINNING_BYTES]))  # what is too much already here need not be looked at whole
@@ -61,7 +62,7 @@ def check(body: bytes | memoryview, numeric: str = "") -> None:
     numbers = 0 if few else _count(skeleton)
     if numbers:
         skeleton = _without(skeleton, numeric, numbers)
-    once(skeleton)
+    return once(skeleton)
 
 
 def _skeleton(body: bytes) -> bytes:
@@ -187,20 +188,23 @@ _NUMERIC = bytes(0 if chr(byte) in "0123456789,.+-eE \t\r\n" else 1 for byte in 
 _CUT = b"-87e-53"
 
 
-def once(body: bytes | memoryview) -> None:
-    """Refuse a body in which a key stands twice in one object. Raises BodyError, or msgspec's errors.
+def once(body: bytes | memoryview) -> Any:
+    """Refuse a body in which a key stands twice in one object, else return what it says. Raises BodyError, or msgspec's
+    errors.
 
     What is decoded has each key once: written again it has as many colons as the body, or some are gone.
     """
-    again = _encode(_decode(body))
+    document = _decode(body)
+    again = _encode(document)
     if again == body:  # as compact writers write it: nothing was lost
-        return
+        return document
     body = bytes(body)
     if b"\\u003" in body:  # a colon by its number would come out as one more
         body = body.replace(b"\\u003a", b"\\u003b").replace(b"\\u003A", b"\\u003b")
         again = _encode(_decode(body))
     if _colons(again) != _colons(body):
         raise twice(body)
+    return document
 
 
 def _colons(data: bytes) -> int:

@@ -92,7 +92,7 @@ def composed(door: Door, keeper: KeyKeeper, question: Question) -> Request:
     try:
         caller = keeper.trusted(question.tenant, narrowing(question.allow))
         body = bytes(question.body)
-        return door.spelled(kind, *door.compose(caller, kind, body, path), body)
+        return door.spelled(caller, kind, *door.compose(caller, kind, body, path), body)
     except bodies.BodyError as error:
         raise ExplainError(error.detail) from None
 

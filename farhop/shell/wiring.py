@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Address
+    from farhop.relay.guard import Guard
     from farhop.relay.listener import Listener
     from farhop.shell.certificates import Cabinet, Certificates, Files
     from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
@@ -212,8 +213,10 @@ class Secrecy:
             return None
         return self.certificates(f"{name}.tls", listen.tls.files)
 
-    def listener(self, name: str, listen: Listen | None) -> ListenerTls | None:
-        """As `listened`, for a listener, whose failed handshakes are counted and told."""
+    def listener(
+        self, name: str, listen: Listen | None, admits: Callable[[bytes | None], bool] | None = None
+    ) -> ListenerTls | None:
+        """As `listened`, for a listener, whose failed handshakes are counted and told; `admits`: see ListenerTls."""
         certificates = self.listened(name, listen)
         if certificates is None or listen is None or listen.tls is None:
             return None
@@ -222,7 +225,7 @@ class Secrecy:
             self._metrics.handshake_refused(name, reason)
             self._log.warning("TLS handshake refused", f"{name} {reason}", listener=name, reason=reason)
 
-        return ListenerTls(certificates.context, listen.tls.handshake_s, refused)
+        return ListenerTls(certificates.context, listen.tls.handshake_s, refused, admits)
 
     def trouble(self, address: Address, why: str) -> None:
         """TLS towards an upstream failed."""
@@ -263,7 +266,13 @@ async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]
 
 
 def observe(
-    metrics: TierMetrics, budget: ByteBudget, requests: SlotLimit, pool: Pool, lag: LoopLag, *listeners: Listener
+    metrics: TierMetrics,
+    budget: ByteBudget,
+    requests: SlotLimit,
+    pool: Pool,
+    lag: LoopLag,
+    guard: Guard,
+    *listeners: Listener,
 ) -> None:
     """Show what the data plane holds and what it turned away unread, as both tiers do."""
     gauge = metrics.gauge
@@ -274,6 +283,7 @@ def observe(
     gauge("loop_lag_seconds", "The longest that the event loop was late of late.", lag.worst_s)
     gauge("loop_late_seconds", "By how much it was late since the start, in all.", lambda: lag.total_s)
     gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
+    gauge("unknown_body_fields", "Requests with a body field that nobody knows.", lambda: dict(guard.unknown), "field")
     gauge("upstream_connections", "Open connections upstream.", lambda: float(pool.connections))
 
     def clients() -> dict[str, float]:

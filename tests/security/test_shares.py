@@ -104,12 +104,12 @@ async def test_one_tenants_requests_leave_room_for_anothers(stage: Any) -> None:
 
     async def script(line: Line) -> None:
         asked = await s.upstream.request(line)
-        if asked.get("x-bad"):
+        if asked.get("accept-language") == "bad":
             await go.wait()
         await line.send(s.upstream.answer(asked))
 
     s.upstream.script = script
-    bad = [asyncio.create_task(s.ask(post(headers=b"X-Bad: 1\r\n"))) for _ in range(6)]
+    bad = [asyncio.create_task(s.ask(post(headers=b"X-Bad: 1\r\nAccept-Language: bad\r\n"))) for _ in range(6)]
     await until(lambda: s.relay.under_way == 4 and sum(task.done() for task in bad) == 2)
     assert (await s.ask(post())).status == 200
     go.set()
