@@ -105,6 +105,7 @@ class GlobalFlow:
         if request.lawful is not None:
             lawful &= request.lawful
         live = self._live[request.id] = Live(request, lawful)
+        self.estimates.age(now)
         self._budget.began()
         return self._dispatch(live, now)
 
@@ -125,11 +126,12 @@ class GlobalFlow:
         if self._suspects:
             self._suspects.answered((request.tenant, request.body_hash))
         if event.status < 400 and usage is not None:
+            self.estimates.age(now)
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
             if live.decision is not None:
                 self.routes.answered(live.decision, usage.completion_tokens, now)
                 if usage.cached_tokens is not None:
-                    self._regions.compare(live.decision.chosen, usage.cached_tokens)
+                    self._regions.compare(live.decision.chosen, usage.cached_tokens, now)
         return []
 
     def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:
@@ -142,6 +144,8 @@ class GlobalFlow:
         counted = counted and event.outcome is not outcome.UNLAWFUL_UNREAD
         if event.wait_ms is not None:
             live.waits_ms[live.region] = event.wait_ms
+        if event.outcome is outcome.QUEUE_TIMEOUT:
+            live.waited_s += now - live.sent_at
         if live.instance is not None and event.outcome.source is Source.REGION:
             self._regions.refused(live.instance, live.request.model, event.outcome, event.wait_ms)
         return self._came_back(live, event.outcome, now, counted=counted)
@@ -326,6 +330,7 @@ class GlobalFlow:
             self._over(live)
             return [self.answering.redirect(request, decision, instance, lawful, self._regions, now)]
         live.attempts += 1
+        live.sent_at = now
         live.region, live.reckoning = chosen.region, self._regions.reckoning_of(instance)
         live.instance, promised_ms = instance, None if live.last_resort else chosen.ttft_ms
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
@@ -333,7 +338,16 @@ class GlobalFlow:
         live.reckoning.sent(request.prompt_bytes, live.uncached_bytes)
         return [
             self._timer(live, live.look_again(now)),
-            machine.Forward(request.id, live.attempts, chosen.region, instance.tier, promised_ms, lawful, decision),
+            machine.Forward(
+                request.id,
+                live.attempts,
+                chosen.region,
+                instance.tier,
+                promised_ms,
+                lawful,
+                decision,
+                waited_s=live.waited_s,
+            ),
         ]
 
     def _nowhere(self, live: Live, decision: Decision, now: float) -> list[Command]:

@@ -54,7 +54,7 @@ class FlowConfig(msgspec.Struct, frozen=True):
     queue_tokens_max: int = 4_000_000
     queue_wait_s: float = 30.0
     queue_stands_s: float = 2.0
-    queue_standing_wait_s: float = 0.5
+    queue_standing_wait_s: float = 3.0
     starvation_s: float = 10.0
     health: HealthConfig = HealthConfig()
     foreign: admission.Foreign = admission.Foreign()
@@ -107,6 +107,8 @@ class RegionalFlow(Placing):
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
+        if now >= self.speeds.due:
+            self._fleet.age(now)
         return self._handlers[type(event)](event, now)
 
     @property
@@ -130,7 +132,9 @@ class RegionalFlow(Placing):
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
-        live = self._live[request.id] = Live(request, self.outlook.need_of(request), request.model)
+        live = self._live[request.id] = Live(
+            request, self.outlook.need_of(request), request.model, admission.is_guest(request, self.config.region)
+        )
         self._budget.began()
         if (suspected := self._suspected(live, now)) is not None:
             return [suspected]
@@ -169,7 +173,7 @@ class RegionalFlow(Placing):
                 live.prefilled_at, elapsed_ms = now, (now - live.forwarded_at) * 1e3
                 ahead_tokens = 0.0 if live.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
-                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
+                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
                 else:
                     sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
                     self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now, sure=sure)
@@ -348,9 +352,10 @@ class RegionalFlow(Placing):
     def _learn(self, live: Live, usage: Usage, now: float) -> bool:
         """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
         request, lacks = live.request, False
+        self.estimates.age(now)
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
-        self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens)
+        self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens, now)
         chosen = live.chosen
         if usage.cached_tokens is not None and chosen is not None and not live.paired:
             self.predicted_tokens += chosen.hit_tokens

@@ -72,6 +72,7 @@ class Caller(msgspec.Struct, frozen=True):
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
     body_hash: bytes = b""
+    waited_s: float = 0.0
 
 
 class Keeper(Protocol):
@@ -290,6 +291,7 @@ class Door:
             lawful=caller.lawful,
             narrow=caller.narrow,
             promised_ttft_ms=caller.promised_ttft_ms,
+            waited_s=caller.waited_s,
             divisible=prompt.divisible,
             session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
             version=marks.version(prompt.model, version) if marks is not None else "",

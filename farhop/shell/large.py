@@ -174,7 +174,7 @@ class _Process:
 
     def __init__(self) -> None:
         ours, its = socket.socketpair()
-        program = (sys.executable, "-m", "farhop.shell.large")
+        program = (sys.executable, "-P", "-m", "farhop.shell.large")
         kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         try:
@@ -250,7 +250,8 @@ class LargeBodies:
 
 def main() -> None:
     """The process: standard input is the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in (signal.SIGINT, signal.SIGTERM):  # meant for the balancer, which may still have bodies to be read
+        signal.signal(name, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a prompt must not lie on a disk
     serve(socket.socket(fileno=0))
 
