@@ -47,6 +47,7 @@ class Visit:
         "advised",
         "arrived_at",
         "attempts",
+        "body_sha256",
         "caller",
         "decided",
         "decision_id",
@@ -67,6 +68,7 @@ class Visit:
         self.caller: Caller | None = None
         self.kind: Kind | None = None
         self.decision_id = ""
+        self.body_sha256 = b""  # of the body as it is sent on, once it was wanted
         self.relay_span: Span | None = None
         self.attempts: list[tuple[str, str]] = []  # (target, how it ended)
 
