@@ -88,7 +88,7 @@ def run_demo() -> None:
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
     what: Annotated[
-        str, typer.Argument(help="decide, relay, soak, scrape, hits, trie, sim, routing or fidelity.")
+        str, typer.Argument(help="decide, relay, soak, scrape, intake, hits, trie, sim, routing or fidelity.")
     ] = "decide",
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="relay, trie, sim, routing, fidelity: roughly.")] = False,

@@ -14,6 +14,13 @@ from farhop.store.report import CLOCK_LIMIT_MS
 if TYPE_CHECKING:
     from topology.model import Topology
 
+MOVED_MS, MOVED_SHARE = 1.0, 0.05
+
+
+def moved(told_ms: float, rtt_ms: float) -> bool:
+    """Whether a wire time is worth telling at once; it is told with the region's next report in any case."""
+    return abs(rtt_ms - told_ms) > max(MOVED_MS, MOVED_SHARE * told_ms)
+
 
 class Distances:
     """Wire times by region and clock offsets by (region, instance), as seen from `here`. Milliseconds."""

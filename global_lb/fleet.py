@@ -25,7 +25,7 @@ from global_lb.table import Field, Table
 from global_lb.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from random import Random
 
     from numpy.typing import NDArray
@@ -103,38 +103,63 @@ class Regions:
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
     def adopt(self, view: View, now: float) -> None:
-        """Take a new view: what its reports acknowledge is no longer outstanding; what left is forgotten."""
-        before, self.view = self.view.regions, view
-        if self._instances.adopt(view) or self._version == 0:
-            self._forget_tables()
-        known: dict[tuple[str, str], Reckoning] = {}
-        drifts: dict[tuple[str, str, str], Drift] = {}
-        for name, region in view.regions.items():
-            was = before.get(name)
-            if news := was is not region and was != region:
-                self._moved(name)
-            if name not in self.trie:
-                self.trie.add(name, self._trie_bytes)
-                residence = self.residence[name] = Mean(0.05, RESIDENCE_MIN, 1.0)
-                residence.update(1.0)
-            for instance in region.instances:
-                key = (name, instance.name)
-                reckoning = self._reckonings.get(key) or Reckoning()
-                if reckoning.incarnation > instance.incarnation:
-                    reckoning = Reckoning()  # a clock was set back between two starts: it would heed nothing it says
-                known[key] = reckoning
-                if news:  # the same report told again acknowledges nothing again
-                    reckoning.acknowledged(instance.incarnation, instance.accepted)
-                    if len(self._models) < MODELS_MAX:
-                        self._models.update(instance.models)
-                for model, capacity in instance.models.items():
-                    line = (name, instance.name, model)
-                    drift = drifts[line] = self._drifts.get(line) or Drift()
-                    if news:
-                        slots_free = self._instances.reported(instance, model).slots_free
-                        drift.reported(capacity.wait_ms, slots_free, instance.received_at)
+        """Take a whole new view: every region that is known anew, and those that left."""
+        for name in self.view.regions.keys() - view.regions.keys():
+            self.take(name, None)
+        for name, known in view.regions.items():
+            if self.view.regions.get(name) != known:
+                self.take(name, known)
             self.settle(name, now)
-        self._reckonings, self._drifts = known, drifts
+
+    def take(self, name: str, known: Region | None) -> None:
+        """One region is known like this from now on: what it acknowledges is no longer outstanding, and who left is
+        forgotten. None: nothing is known of it any more. To be settled next."""
+        before = self.view.regions.get(name)
+        self.view = self.view.put(name, known)
+        if self._instances.take(name, known) or before is None or known is None:
+            self._forget_tables()
+        self._moved(name)
+        for instance in before.instances if before is not None else ():
+            if known is None or all(one.name != instance.name for one in known.instances):
+                self._reckonings.pop((name, instance.name), None)
+        was = before.instances if before is not None else ()
+        for instance in known.instances if known is not None else ():
+            if instance not in was:  # the same report told again acknowledges nothing again
+                self._reported(instance)
+        self._forget_drifts(name, before, known)
+        if known is not None and name not in self.trie:
+            self.trie.add(name, self._trie_bytes)
+            residence = self.residence[name] = Mean(0.05, RESIDENCE_MIN, 1.0)
+            residence.update(1.0)
+
+    def _reported(self, instance: Instance) -> None:
+        name = instance.region
+        reckoning = self._reckonings.get((name, instance.name))
+        if reckoning is None or reckoning.incarnation > instance.incarnation:
+            # A clock was set back between two starts: the one before would heed nothing it says.
+            reckoning = self._reckonings[name, instance.name] = Reckoning()
+        reckoning.acknowledged(instance.incarnation, instance.accepted)
+        if len(self._models) < MODELS_MAX:
+            self._models.update(instance.models)
+        for model, capacity in instance.models.items():
+            line = (name, instance.name, model)
+            drift = self._drifts.get(line)
+            if drift is None:
+                drift = self._drifts[line] = Drift()
+            slots_free = self._instances.reported(instance, model).slots_free
+            drift.reported(capacity.wait_ms, slots_free, instance.received_at)
+
+    def _forget_drifts(self, name: str, before: Region | None, known: Region | None) -> None:
+        """Of models and instances that are there no more."""
+        if before is None:
+            return
+        kept = {i.name: i.models.keys() for i in known.instances} if known is not None else {}
+        for instance in before.instances:
+            models = kept.get(instance.name, ())
+            if models != instance.models.keys():
+                for model in instance.models:
+                    if model not in models:
+                        self._drifts.pop((name, instance.name, model), None)
 
     def settle(self, region: str, now: float) -> None:
         """Tell the guards whether the region can be used, and how much of it is."""
@@ -143,24 +168,31 @@ class Regions:
         known = self.view.regions.get(region)
         if self._settled.get(region) == (known, usable):  # no guard said anything then
             return
-        models = {m for i in known.instances for m in i.models} if known is not None else set()
-        for model in models:
-            able = self._instances.able(region, model) if usable else []
-            guard = self.guards.get((region, model))
+        calm, warm = True, self._warm
+        for model in {m for i in known.instances for m in i.models} if known is not None else ():
+            line = (region, model)
+            able, guard = self._instances.able(region, model) if usable else (), self.guards.get(line)
             if not able:
                 if guard is not None:
                     guard.left()
-                    self._warm[region, model] = guard
+                    warm[line] = guard
+                    calm = False
                 continue
             if guard is None:
-                guard = self.guards[region, model] = HotGuard(self._spill.guard)
+                guard = self.guards[line] = HotGuard(self._spill.guard)
             guard.came_back(now)
-            guard.used(self._instances.used_share(region, model), max(i.received_at for i in able))
+            guard.used(self._instances.used_share(region, model), max([i.received_at for i in able]))
             if guard.cold_share(now) < 1.0:
-                self._warm[region, model] = guard
-            else:
-                self._warm.pop((region, model), None)
-        self._settled[region] = (known, usable) if all((region, m) not in self._warm for m in models) else None
+                warm[line] = guard
+                calm = False
+            elif warm:
+                warm.pop(line, None)
+        self._settled[region] = (known, usable) if calm else None
+
+    def standing(self, region: str, now: float) -> tuple[State, bool, Collection[str]]:
+        """What a request on hold waits for: the region's state, whether it takes any at all, and for which models."""
+        health = self.liveness.get(region, _UNHEARD).read(now)
+        return health.state, health.share > 0.0, self._instances.served(region)
 
     def cold_share(self, region: str, now: float) -> float:
         """The share of requests that go there gladly, for its most guarded model: below 1 while hot or coming back."""

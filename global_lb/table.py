@@ -102,12 +102,17 @@ class Table:
         """These regions are so now, and of those their wait, slots left and residence are (`sent`: what changes with
         every request). The decisions that look at the block of before go on seeing that."""
         block, token_moved = self.block.copy(), False
+        places: list[int] = []
+        figures: list[tuple[float, ...]] = []
         for name, row in rows:
             place = self.at[name]
             token_moved |= block.item(TOKEN, place) != row.token_ms
-            block[:, place] = msgspec.structs.astuple(row)
+            places.append(place)
+            figures.append(msgspec.structs.astuple(row))
             (self.full.add if row.full else self.full.discard)(name)
             (self.moving.add if row.drift_wait or row.drift_use else self.moving.discard)(name)
+        if places:
+            block[:, places] = np.array(figures).T
         for name, wait_ms, left, residence in sent:
             place = self.at[name]
             block[_WAIT, place], block[_LEFT, place], block[_RESIDENCE, place] = wait_ms, left, residence

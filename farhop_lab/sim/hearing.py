@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from farhop.balance.machine import Address
 from farhop_lab.sim.streams import Line
-from global_lb.distance import Distances
+from global_lb.distance import Distances, moved
 from global_lb.link import AGAIN, HURRY, PINGS_LOST
-from global_lb.view import ChannelChanged, Region, RegionHeard, View, ViewSwapped, instance_of
+from global_lb.view import ChannelChanged, Region, RegionHeard, RegionKnown, instance_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.stage import Stage
     from global_lb.prefixes import Prefixes
+    from global_lb.view import Instance
 
 
 class Hearing:
@@ -45,7 +46,8 @@ class Hearing:
         self.distances = Distances(stage.topology, here)
         self.reports: dict[str, tuple[RegionReport, float]] = {}
         self._prefixes, self.lines = prefixes, dict[str, Line]()
-        self._regions_seen: dict[str, Region] = {}  # as in the last view, of the same report
+        self._instances: dict[str, Instance] = {}  # by region: made once of each report
+        self._told_ms: dict[str, float] = {}  # by region, the wire time that the machine was told
         self._up: dict[str, bool] = {}
         self._lost: dict[str, int] = {}
 
@@ -58,7 +60,8 @@ class Hearing:
         if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
             return
         self.reports[region] = (report, now)
-        self._regions_seen.pop(region, None)
+        offset_ms = self.distances.offset_ms((region, report.instance), report.incarnation)
+        self._instances[region] = instance_of(report, Address(region, 1), now, offset_ms, self._balancer)
         if known is None:
             self._lost[region] = PINGS_LOST
             self._ping(region)
@@ -66,21 +69,12 @@ class Hearing:
                 self.lines[region] = Line(
                     self._stage, self._here, self._balancer, self._regions[region], self._prefixes, self._clock
                 )
-        self._react(RegionHeard(region, known is None or known[0].incarnation < report.incarnation))
-        self._react(ViewSwapped(self._view()))
+        renewed = known is None or known[0].incarnation < report.incarnation
+        self._react(RegionHeard(region, renewed, self._region(region)))
 
-    def _view(self) -> View:
-        return View({name: self._region(name, *heard) for name, heard in self.reports.items()})
-
-    def _region(self, name: str, report: RegionReport, received_at: float) -> Region:
-        """The very same as in the last view, unless something is new."""
-        rtt_ms = self.distances.rtt_ms(name)
-        offset_ms = self.distances.offset_ms((name, report.instance), report.incarnation)
-        known = self._regions_seen.get(name)
-        if known is None or known.rtt_ms != rtt_ms or known.instances[0].clock_offset_ms != offset_ms:
-            instance = instance_of(report, Address(name, 1), received_at, offset_ms, self._balancer)
-            known = self._regions_seen[name] = Region(name, rtt_ms, (instance,))
-        return known
+    def _region(self, name: str) -> Region:
+        rtt_ms = self._told_ms[name] = self.distances.rtt_ms(name)
+        return Region(name, rtt_ms, (self._instances[name],))
 
     # -- pings
 
@@ -104,6 +98,9 @@ class Hearing:
             name = (region, self.reports[region][0].instance)
             if not self.distances.pinged(name, incarnation, clock_ms, sent_at, self._clock()):
                 self._stage.journal.violated(f"{self._balancer}: an absurd ping of {region}")
+            told_ms = self._told_ms[region]
+            if moved(told_ms, self.distances.rtt_ms(region)):
+                self._react(RegionKnown(region, self._region(region)))
         self._lost[region] = 0
         self._channel(region, True)
         self._again(region)
@@ -124,5 +121,4 @@ class Hearing:
     def _channel(self, region: str, up: bool) -> None:
         if self._up.get(region) != up:
             self._up[region] = up
-            self._react(ChannelChanged(region, up))
-            self._react(ViewSwapped(self._view()))
+            self._react(ChannelChanged(region, up, self._region(region)))

@@ -17,7 +17,7 @@ from farhop.store.contract import report_key
 from farhop.store.memory import MemoryStore
 from farhop.store.report import ModelReport, RegionReport, encode, to_wire
 from global_lb.config import GlobalConfig
-from global_lb.view import ChannelChanged, RegionHeard, View, ViewSwapped
+from global_lb.view import ChannelChanged, RegionHeard, RegionKnown, View
 from global_lb.watch import Watcher
 
 WORLD = topology()
@@ -48,10 +48,11 @@ class Heard:
         self.refused: list[str] = []
 
     def react(self, event: Event) -> None:
-        if isinstance(event, ViewSwapped):
-            self.view = event.view
+        if isinstance(event, RegionKnown | RegionHeard | ChannelChanged):
             self.views += 1
-        elif isinstance(event, RegionHeard):
+            if event.known is not None or isinstance(event, RegionKnown):
+                self.view = self.view.put(event.region, event.known)
+        if isinstance(event, RegionHeard):
             self.heard.append(event.region)
         elif isinstance(event, ChannelChanged):
             self.channels.append((event.region, event.up))
