@@ -98,7 +98,7 @@ class GlobalBalancer:
         self.flow.sent.append(prefixes.sent)
         self.watcher = Watcher(
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
-            regions, self.secrecy.trouble, pool.give_up,
+            regions, self.secrecy.trouble, self.relay,
         )  # fmt: skip
         self.steering = Steering(
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now

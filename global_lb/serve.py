@@ -81,6 +81,7 @@ class GlobalTier(ObservedTier):
                 promised_ttft_ms=None if promised_ms is None else min(promised_ms, BUDGET_MAX_MS),
                 narrow=request.narrow,
                 key=request.key,
+                attempt=f"{request.id}/{forward.attempt}",
             )
         )
         pin = b"%b: %b\r\n" % (VERSION_HEADER, request.version.encode()) if request.version else b""

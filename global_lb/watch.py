@@ -12,7 +12,7 @@ starts). Never decides.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 from farhop_wire import region_pb2
@@ -24,13 +24,13 @@ from farhop.store.hubs import stores_of
 from farhop.store.report import ReportError, from_wire
 from global_lb.distance import Distances, moved
 from global_lb.hubs import Hub
-from global_lb.link import GONE, Link, address_of
+from global_lb.link import GONE, Link, Quiet, address_of
 from global_lb.overrides import Overrides
 from global_lb.prefixes import CONFIRM_S, Prefixes
 from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, RegionKnown, instance_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from farhop.balance.machine import Event
@@ -44,11 +44,23 @@ FORGET_S = 60.0  # an instance not heard of for this long, and gone from every h
 INSTANCES_MAX = 1024
 
 
+class Upstreams(Protocol):
+    """Who sends requests to the balancers: the relay."""
+
+    def channel(self, address: Address, up: bool) -> None:
+        """The gRPC channel to the balancer whose tier listener that is broke, or works again."""
+        ...
+
+    def quiet(self, address: Address) -> Sequence[Quiet]:
+        """Attempts there that are silent."""
+        ...
+
+
 class Watcher:
     """Keeps the view. `react` is told events; `refused` counts reports not believed, by reason.
 
     `certificates` are for the links to regions that speak TLS; `trouble` is told where that fails, and why;
-    `broken`, to which balancer a channel broke.
+    `upstreams`, to which balancer a channel broke or works again, and what is said of attempts there.
     """
 
     def __init__(
@@ -63,9 +75,9 @@ class Watcher:
         prefixes: Prefixes | None = None,
         certificates: Certificates | None = None,
         trouble: Callable[[Address, str], None] = lambda _address, _why: None,
-        broken: Callable[[Address], None] = lambda _address: None,
+        upstreams: Upstreams | None = None,
     ) -> None:
-        self._broken = broken
+        self._upstreams = upstreams
         self.certificates, self._trouble = certificates, trouble
         if certificates is not None:
             certificates.changed = self._relink
@@ -143,7 +155,7 @@ class Watcher:
         for name in gone:
             region, instance = name
             del self._reports[name]
-            del self._instances[region][instance]
+            self._unwatched(self._instances[region].pop(instance))
             self._past.pop(name, None)
             self.distances.forget(name)
             self._retire(self._links.pop(name))
@@ -174,7 +186,11 @@ class Watcher:
                 return self._doubt("past_incarnation")
         self._past.pop(name, None)
         self._reports[name] = (report, now)
-        self._instances.setdefault(report.region, {})[report.instance] = self._instance(report, now)
+        instances, instance = self._instances.setdefault(report.region, {}), self._instance(report, now)
+        before = instances.get(report.instance)
+        if before is not None and before.tier is not instance.tier:
+            self._unwatched(before)
+        instances[report.instance] = instance
         self._link(name, report)
         renewed = known is None or known[0].incarnation != report.incarnation
         self._react(RegionHeard(report.region, renewed, self._region(report.region)))
@@ -258,9 +274,19 @@ class Watcher:
         if name not in self._reports or self._up.get(name) == up:
             return
         self._up[name] = up
-        if not up:
-            self._broken(self._instances[name[0]][name[1]].tier)
+        if self._upstreams is not None:
+            self._upstreams.channel(self._instances[name[0]][name[1]].tier, up)
         self._channel_of(name[0])
+
+    def _unwatched(self, instance: Instance) -> None:
+        """Nobody tells of the way to it any more: it counts as it does before anybody has."""
+        if self._upstreams is not None:
+            self._upstreams.channel(instance.tier, True)
+
+    def quiet(self, name: tuple[str, str]) -> Sequence[Quiet]:
+        """See link.Ears."""
+        known = self._instances.get(name[0], {}).get(name[1])
+        return self._upstreams.quiet(known.tier) if self._upstreams is not None and known is not None else ()
 
     def _channel_of(self, region: str) -> None:
         """A region's channel is up while that of any of its instances is."""

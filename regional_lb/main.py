@@ -271,6 +271,7 @@ class RegionalBalancer:
             incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
             client_url=(config.client.url or "") if config.client is not None else "",
+            quiet_s=self.observer.quiet_s,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()

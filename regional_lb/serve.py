@@ -66,7 +66,7 @@ class HopKeeper:
             return answers.refusal(outcome.HOP_FORGED, _HOP_SAYS[outcome.HOP_FORGED])
         region, law = self._flow.config.region, self._flow.law
         self.newest_epoch = max(self.newest_epoch, claims.epoch)
-        return vouched(claims, law, region, claims.issuer)
+        return vouched(claims, law, region, claims.issuer, claims.attempt)
 
     def models(self, _caller: Caller) -> list[str]:
         """The models served here."""

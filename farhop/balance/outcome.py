@@ -107,6 +107,8 @@ CONNECT_FAILED = _declare(Source.TRANSPORT, "connect_failed", retryable=True)
 CONNECT_TIMEOUT = _declare(Source.TRANSPORT, "connect_timeout", retryable=True)
 FIRST_BYTE_TIMEOUT = _declare(Source.TRANSPORT, "first_byte_timeout", retryable=True)
 DIED_BEFORE_START = _declare(Source.TRANSPORT, "upstream_died_before_first_byte", retryable=True)
+# The upstream lives and does not know the attempt: the way there swallowed it, or the answer, before its first byte.
+LOST = _declare(Source.TRANSPORT, "lost_on_the_way", retryable=True)
 DIED_MID_STREAM = _declare(Source.TRANSPORT, "upstream_died_mid_stream")
 STALLED = _declare(Source.TRANSPORT, "upstream_stalled")
 # Of a request that two replicas share: the first said that it could not, or not where its KV is.

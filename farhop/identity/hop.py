@@ -25,6 +25,7 @@ LAWFUL_MAX = 256
 NARROW_LISTS_MAX = 8
 NARROW_PLACES_MAX = 64
 KEY_CHARS_MAX = 64
+ATTEMPT_CHARS_MAX = 64
 # No request outlives a day, and no token ten minutes: an expiry further away was stamped in another clock than ours.
 BUDGET_MAX_MS = 86_400_000.0
 LIFE_MAX_MS = 600_000.0
@@ -47,7 +48,8 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     may be processed in; `narrow` the lists of places it asked to stay within (one of each list), `key` names
     the API key, which may have a law of its own. `deadline_ms` is the budget left when signed; `expires_ms` a moment of
     the RECEIVER's monotonic clock, learnt from its ping: clocks of two hosts are never compared. `promised_ttft_ms` is
-    the prediction the choice of the region rests on.
+    the prediction the choice of the region rests on. `attempt` names the attempt, uniquely to its issuer: by it the
+    issuer asks later whether the region has it; "" of a build that does not ask.
     """
 
     audience: str
@@ -63,6 +65,7 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     promised_ttft_ms: float | None = None
     narrow: Annotated[tuple[_Narrow, ...], Meta(max_length=NARROW_LISTS_MAX)] = ()
     key: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+    attempt: Annotated[str, Meta(max_length=ATTEMPT_CHARS_MAX)] = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -60,6 +60,7 @@ class Caller(msgspec.Struct, frozen=True):
     key: str = ""
     entry_region: str = ""
     issuer: str = ""
+    attempt: str = ""
     decision_id: str = ""
     lawful: frozenset[str] | None = None
     narrow: tuple[tuple[str, ...], ...] = ()
@@ -139,6 +140,8 @@ class Door:
         if not isinstance(caller, Caller):
             return caller
         visit.kind, visit.caller = kind, caller
+        if caller.attempt:
+            self._observer.came(visit, caller)
         visit.decision_id = caller.decision_id or f"{self._rng.getrandbits(64):016x}"
         if not caller.recorded:
             self._observer.mute(visit)

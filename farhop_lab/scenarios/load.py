@@ -153,13 +153,17 @@ def _places(doc: ScenarioDoc, topology: Topology) -> Iterator[Problem]:
 
 def _faults(doc: ScenarioDoc) -> Iterator[Problem]:
     for i, fault in enumerate(doc.faults):
-        links = fault.what in ("freeze", "heal")
+        links = fault.what in ("freeze", "blackhole", "heal")
         for field, name in (("region", fault.region), ("to", fault.to)):
             if name is not None and name not in doc.sites:
                 remedy = did_you_mean(name, doc.sites, f"there are sites in: {', '.join(doc.sites)}")
                 yield Problem(path_of("faults", i, field), f"no site in {quoted(name)}", remedy)
         if links != (fault.to is not None):
-            remedy = "name the other region of the link" if links else "leave it out; only freeze and heal have it"
+            remedy = (
+                "name the other region of the link"
+                if links
+                else "leave it out; only freeze, blackhole and heal have it"
+            )
             yield Problem(
                 path_of("faults", i, "to"), f"{fault.what} {'needs' if links else 'does not take'} it", remedy
             )

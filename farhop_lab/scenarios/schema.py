@@ -67,11 +67,11 @@ class FaultDoc(Doc):
     """Something that breaks, or is done, at its time."""
 
     at_s: float = Field(ge=0, le=604_800, description="give the second at which it happens")
-    what: Literal["kill", "revive", "freeze", "heal", "drain", "undrain", "lose_reports"] = Field(
-        description="say kill, revive, freeze, heal, drain, undrain or lose_reports"
+    what: Literal["kill", "revive", "freeze", "blackhole", "heal", "drain", "undrain", "lose_reports"] = Field(
+        description="say kill, revive, freeze, blackhole, heal, drain, undrain or lose_reports"
     )
     region: Name = Field(description="name a region that has a site")
-    to: Name | None = Field(default=None, description="freeze, heal: name the link's other region")
+    to: Name | None = Field(default=None, description="freeze, blackhole, heal: name the link's other region")
     for_s: float | None = Field(default=None, gt=0, le=604_800, description=f"drain: {_SECONDS}, or leave it out")
     share: Share = Field(default=1.0, description="lose_reports: give the share that is lost, 0 to 1")
 

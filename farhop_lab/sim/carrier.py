@@ -129,6 +129,10 @@ class Carrier:
         """Requests neither answered nor given up."""
         return len(self._live)
 
+    def has(self, request_id: str) -> bool:
+        """Whether this request is under way here."""
+        return request_id in self._live
+
     def most_under_way(self) -> int:
         """The most there were since this was asked last."""
         most, self._most = self._most, len(self._live)

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farhop.balance.inquiry import ASKED_MAX
 from farhop.balance.machine import Address
 from farhop_lab.sim.streams import Line
 from global_lb.distance import Distances, moved
-from global_lb.link import AGAIN, HURRY, PINGS_LOST
+from global_lb.link import AGAIN, HURRY, PINGS_LOST, tell
 from global_lb.view import ChannelChanged, Region, RegionHeard, RegionKnown, instance_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from farhop.balance.machine import Event
     from farhop.store.report import RegionReport
+    from farhop_lab.sim.balancer import Hop
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.stage import Stage
     from global_lb.prefixes import Prefixes
     from global_lb.view import Instance
 
+    _Inquiry = tuple[Sequence[Hop], Sequence[int], float, float]  # who is asked about, what is said, when, how far
+
 
 class Hearing:
-    """See the module's head. `react` is told events; `clock` is the balancer's; `prefixes` None: it is told of none."""
+    """See the module's head. `react` is told events; `clock` is the balancer's; `prefixes` None: it is told of none.
+    `hops` are the attempts under way at a region."""
 
     def __init__(
         self,
@@ -40,7 +45,9 @@ class Hearing:
         clock: Callable[[], float],
         rng: Random,
         prefixes: Prefixes | None = None,
+        hops: Callable[[str], Sequence[Hop]] = lambda _region: (),
     ) -> None:
+        self._hops = hops
         self._stage, self._here, self._balancer, self._regions = stage, here, balancer, regions
         self._react, self._clock, self._rng = react, clock, rng
         self.distances = Distances(stage.topology, here)
@@ -89,11 +96,14 @@ class Hearing:
         if there.alive:
             # Its clock as it will be when the ping gets there.
             clock_ms = (there.carrier.clock() + rtt_s / 2.0) * 1e3
-            stage.timeline.after(rtt_s, self._pong, region, there.incarnation, clock_ms, sent_at)
+            asked = [hop for hop in self._hops(region) if hop.quiet][:ASKED_MAX]
+            told = there.reporter.quiet_ms(self._balancer, [hop.id for hop in asked])
+            inquiry = (asked, told, stage.timeline.now, rtt_s)
+            stage.timeline.after(rtt_s, self._pong, region, there.incarnation, clock_ms, sent_at, inquiry)
         else:
             stage.timeline.after(rtt_s, self._no_pong, region)
 
-    def _pong(self, region: str, incarnation: int, clock_ms: float, sent_at: float) -> None:
+    def _pong(self, region: str, incarnation: int, clock_ms: float, sent_at: float, inquiry: _Inquiry) -> None:
         if self._lost[region] == 0:
             name = (region, self.reports[region][0].instance)
             if not self.distances.pinged(name, incarnation, clock_ms, sent_at, self._clock()):
@@ -103,6 +113,7 @@ class Hearing:
                 self._react(RegionKnown(region, self._region(region)))
         self._lost[region] = 0
         self._channel(region, True)
+        tell(*inquiry)
         self._again(region)
 
     def _no_pong(self, region: str) -> None:
@@ -118,7 +129,13 @@ class Hearing:
         jitter = 0.8 + 0.4 * self._rng.random()
         self._stage.timeline.after(self._stage.watching.ping_s * jitter * soon, self._ping, region)
 
+    def is_dark(self, region: str) -> bool:
+        """Whether its channel was up and is broken now."""
+        return self._up.get(region) is False
+
     def _channel(self, region: str, up: bool) -> None:
         if self._up.get(region) != up:
             self._up[region] = up
+            for hop in () if up else self._hops(region):
+                hop.doubt()
             self._react(ChannelChanged(region, up, self._region(region)))

@@ -349,6 +349,14 @@ class World:
         """Nothing gets through between two regions; connections stand."""
         self.wire.freeze(a, b)
 
+    def blackhole(self, a: str, b: str) -> None:
+        """As freeze, but attempts that are under way stay dead when it is healed: their connections are forgotten."""
+        self.wire.freeze(a, b)
+        for balancer in self._everybody:
+            for hop in tuple(balancer.hops.get(b if balancer.region == a else a, ())):
+                if balancer.region in (a, b):
+                    hop.sever()
+
     def heal(self, a: str, b: str) -> None:
         """The link works again; what waited in it arrives."""
         self.wire.heal(a, b)

@@ -293,3 +293,50 @@ def test_no_engine_queues_while_another_has_room(running: RunningWorld) -> None:
     # What arrives within one step of an engine waits for the next; on a machine that stands still, for as long. No line
     # stands: of 60 requests sent on blindly, some 15 would wait at each engine.
     assert sum(seen) / len(seen) < 1.0
+
+
+CUT_S = 4.0
+
+
+def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(running: RunningWorld) -> None:
+    """One lawful region, cut off for 4 s, connections dead for good: it goes on reporting to etcd, so it is in doubt at
+    most, and there is nowhere else to go. A first byte is waited for 120 s, and a begun stream 60 s."""
+    world = running.world
+    ocean = world.ocean
+    assert ocean is not None
+
+    async def one(text: str, max_tokens: int, begun: asyncio.Event) -> tuple[Result, float]:
+        body: dict[str, Any] = {
+            "model": world.settings.model, "messages": [{"role": "user", "content": text}], "stream": True,
+            "max_tokens": max_tokens, "min_tokens": max_tokens,
+        }  # fmt: skip
+        end = None
+        async for event in ask([running.entry("virginia")], "sk-farhop-eu-only", body):
+            begun.set()
+            end = event if isinstance(event, Result) else end
+        assert end is not None
+        return end, time.monotonic()
+
+    async def drill() -> tuple[tuple[Result, float], list[tuple[Result, float]], float]:
+        begun = asyncio.Event()
+        # Connections are kept: what is sent over one of them vanishes, where a new one would not come to be.
+        await asyncio.gather(*(one(f"before {i}", 8, asyncio.Event()) for i in range(4)))
+        stream = asyncio.create_task(one("a long story", 6000, begun))
+        await begun.wait()
+        ocean.blackhole("frankfurt")
+        try:
+            swallowed = [asyncio.create_task(one(f"swallowed {i}", 8, asyncio.Event())) for i in range(2)]
+            await asyncio.sleep(CUT_S)
+        finally:
+            ocean.heal("frankfurt")
+        healed = time.monotonic()
+        return await stream, await asyncio.gather(*swallowed), healed
+
+    stream, swallowed, healed = running.call(drill())
+    told = [f"{at - healed:.2f}" for _, at in (stream, *swallowed)]
+    print(f"\nfailover: cut for {CUT_S:g} s: the stream ended, the others were answered, after the return: {told} s")
+    assert [(result.ok, result.headers.get("x-farhop-region")) for result, _ in swallowed] == [(True, "frankfurt")] * 2
+    assert all(at - healed < 8.0 for _, at in swallowed)
+    assert "upstream_stalled" in str(stream[0].error)  # a clean error event, and no end that looks like one
+    assert stream[1] - healed < 20.0
+    running.call(world.wait_until_serving(ALL))

@@ -117,6 +117,7 @@ class Region(region_pb2_grpc.RegionServicer):
         self.latest: RegionReport | None = None
         self.news = asyncio.Condition()
         self.pinged: list[str] = []
+        self.known: dict[str, int] = {}  # attempts here, and how long they have been quiet, ms
         self.readers = 0
         self.address = ""
         self._server: grpc.aio.Server | None = None
@@ -140,7 +141,8 @@ class Region(region_pb2_grpc.RegionServicer):
 
     async def Ping(self, request: region_pb2.PingRequest, _context: Any) -> region_pb2.PingReply:
         self.pinged.append(request.balancer)
-        return region_pb2.PingReply(nonce=request.nonce, clock_ms=1.0, incarnation=1)
+        quiet_ms = [self.known.get(attempt, -1) for attempt in request.attempts]
+        return region_pb2.PingReply(nonce=request.nonce, clock_ms=1.0, incarnation=1, quiet_ms=quiet_ms)
 
     async def Prefixes(self, _request: Any, context: Any) -> AsyncIterator[region_pb2.PrefixDelta]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older build")
