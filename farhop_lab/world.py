@@ -87,6 +87,7 @@ class World:
         self.hubs: dict[str, EtcdCluster] = {}
         self.regions: dict[str, RegionRun] = {}
         self.topology_file = folder / "topology.yaml"
+        self.fleet = f"world-{secrets.token_hex(4)}"  # no law of a world before counts in this one
         self.ocean: Ocean | None = None
         self._secret = secrets.token_urlsafe(32)
         self._document: dict[str, Any] = {}  # of the topology
@@ -279,6 +280,8 @@ class World:
             "admin": {"host": HOST, "port": admin_port},
             "etcd": {"endpoints": [self.settings.etcd]} if self.settings.etcd is not None else {},
             "hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"},
+            "fleet": self.fleet,
+            "state_dir": str(self.folder / "state"),
             "limits": {"drain_s": 2.0},
         }
 

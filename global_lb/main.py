@@ -31,7 +31,8 @@ from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
-from farhop.store.hubs import store_of
+from farhop.store.hubs import store_of, stores_of
+from farhop.store.kept import kept_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -92,7 +93,11 @@ class GlobalBalancer:
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True)
         self._log, self._slots = log, wiring.slots()
         self._entry(rng, passes)
-        self.store = store if store is not None else store_of(wiring.hubs(config, topology), rng)
+        self.store = (
+            store
+            if store is not None
+            else store_of(wiring.hubs(config, topology), rng, wiring.keep(config, "global", rng, log))
+        )
         self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, log)
         self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
         self.flow.sent.append(prefixes.sent)
@@ -112,6 +117,8 @@ class GlobalBalancer:
             config.instance, self.flow, self.keeper, self.door, self.watcher, self.steering, self.detours, self.clock,
             self.laws,
         )  # fmt: skip
+        hub = topology.regions[config.region].hub
+        self.desk.kept = lambda: kept_of(stores_of(self.store, hub).values())
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self._gauges()
 

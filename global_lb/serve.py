@@ -12,9 +12,12 @@ from farhop.identity.hop import HEADER as HOP_HEADER
 from farhop.shell.admin import composed
 from farhop.shell.marks import VERSION_HEADER
 from farhop.shell.observe import ObservedTier
+from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farhop.identity.hop import HopSigner
     from farhop.relay.relay import Journey
     from farhop.shell.admin import Question
@@ -209,11 +212,16 @@ class GlobalDesk:
         self._watcher, self._steering, self._detours = watcher, steering, detours
         self._clock, self._laws = clock, laws
         self.stopping = False
+        self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
 
     def ready(self) -> bool:
         """Some region can take work, and we are not on our way out."""
         now = self._clock.now()
         return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
+
+    def notice(self) -> str:
+        """See Desk."""
+        return notice(self.kept())
 
     def status(self) -> dict[str, Any]:
         """Regions with health and why, wire time, wait."""
@@ -225,6 +233,7 @@ class GlobalDesk:
             "instance": self._instance,
             "policy_epoch": flow.law.epoch,
             "law": self._laws.told(),
+            "kept": self.kept(),
             "under_way": flow.under_way,
             "trie_nodes": flow.trie.nodes,
             "store_trouble": self._watcher.store_trouble,

@@ -98,7 +98,7 @@ class Watcher:
         self.distances = Distances(topology, config.region)
         self.overrides = Overrides(store, topology.regions, react, refused, clock)
         hubs = stores_of(store, topology.regions[config.region].hub)
-        self.hubs = tuple(Hub(name, one, self.heard, refused, clock) for name, one in hubs.items())
+        self.hubs = tuple(Hub(name, one, self.heard, refused, clock, self.recalled) for name, one in hubs.items())
 
     @property
     def store_trouble(self) -> str | None:
@@ -194,6 +194,20 @@ class Watcher:
         self._link(name, report)
         renewed = known is None or known[0].incarnation != report.incarnation
         self._react(RegionHeard(report.region, renewed, self._region(report.region)))
+        return None
+
+    def recalled(self, report: RegionReport) -> str | None:
+        """A report that was kept on disk, from before we were: where its sender may be found, and no sign of life."""
+        name = (report.region, report.instance)
+        if report.region not in self._topology.regions:
+            return self._doubt("unknown_region")
+        if self._closed or name in self._reports or len(self._reports) >= INSTANCES_MAX:
+            return None
+        at = self._clock() - self._config.watch.report_age_s
+        self._reports[name] = (report, at)
+        self._instances.setdefault(report.region, {})[report.instance] = self._instance(report, at)
+        self._link(name, report)
+        self._react(RegionKnown(report.region, self._region(report.region)))
         return None
 
     def _goes_on(self, name: tuple[str, str], report: RegionReport, received_at: float, now: float) -> bool:

@@ -38,7 +38,8 @@ from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
 from farhop.shell.tokens import Files, Tokenizers
-from farhop.store.hubs import store_of
+from farhop.store.hubs import store_of, stores_of
+from farhop.store.kept import kept_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -131,6 +132,8 @@ class RegionalBalancer:
         )
         self.desk.newest_epoch = lambda: self.hop_keeper.newest_epoch
         self.desk.origins = self._origins
+        hub = topology.regions[config.region].hub
+        self.desk.kept = lambda: kept_of(stores_of(self.store, hub).values())
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -147,7 +150,13 @@ class RegionalBalancer:
         )  # fmt: skip
         self.kv_listener: KvListener | None = None
         self.store = (
-            store if store is not None else store_of(wiring.home_hubs(config, self.topology, config.remote_hub), rng)
+            store
+            if store is not None
+            else store_of(
+                wiring.home_hubs(config, self.topology, config.remote_hub),
+                rng,
+                wiring.keep(config, "regional", rng, self._log),
+            )
         )
         self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, self._log)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)

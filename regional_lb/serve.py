@@ -17,6 +17,7 @@ from farhop.shell.door import Caller
 from farhop.shell.keeper import recorded
 from farhop.shell.lawbook import LawBook
 from farhop.shell.observe import ObservedTier
+from farhop.store.kept import notice
 from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
 from regional_lb.passes import vouched
@@ -198,6 +199,7 @@ class RegionalDesk:
         self._overrides, self._peers = overrides, peers
         self._laws = laws if laws is not None else LawBook(None, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
+        self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
         # Where replicas come from, and what was left out; main says it, since the flow does not know.
         self.origins: Callable[[], dict[str, Any]] = dict
         self.newest_epoch: Callable[[], int] = int  # of the laws that hop tokens named
@@ -209,6 +211,10 @@ class RegionalDesk:
         if self.stopping or (self._peers is not None and not self._peers.warm):
             return False
         return any(len(flow.outlook.able(model, now)) for model in flow.view.by_model)
+
+    def notice(self) -> str:
+        """See Desk."""
+        return notice(self.kept())
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -222,6 +228,7 @@ class RegionalDesk:
             "policies": flow.policies.told(),
             "splits": flow.splits.told(flow.view.by_line),
             "overrides": {one.what: one.told() for one in self._overrides},
+            "kept": self.kept(),
             "under_way": flow.under_way,
             "queued_requests": len(flow.queue),
             "queued_tokens": flow.queue.tokens,

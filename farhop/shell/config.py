@@ -213,7 +213,8 @@ class Process(Part):
     """What both tiers need. `instance` names this process, uniquely in its region.
 
     `etcd` with endpoints is the one cluster to use. Without, the topology's hubs are, each as `hubs` says by its name,
-    else as `etcd` says.
+    else as `etcd` says. `fleet` tells apart what fleets keep in one `state_dir`; without one nothing is kept on disk,
+    a restart may fall back to an earlier law, and there is no start while etcd is silent.
     """
 
     region: str
@@ -223,6 +224,8 @@ class Process(Part):
     etcd: Etcd = Etcd()
     hubs: dict[str, Etcd] = Field(default_factory=dict, max_length=64)
     hop: Hop
+    fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "fleet"
+    state_dir: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     limits: Limits = Limits()
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"
 

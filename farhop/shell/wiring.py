@@ -16,17 +16,21 @@ from farhop.relay.tls import ListenerTls
 from farhop.shell.certificates import TlsError, system_context
 from farhop.shell.config import ConfigError
 from farhop.shell.tasks import Tasks
+from farhop.store.kept import KeptStore
+from farhop.store.state import StateDir
 from topology import load as worlds
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+    from random import Random
 
     from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Address
     from farhop.relay.listener import Listener
     from farhop.shell.certificates import Cabinet, Certificates, Files
     from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
+    from farhop.store.contract import Store
     from farhop.store.etcd_link import EtcdSettings
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
@@ -79,6 +83,26 @@ def home_hubs(config: Process, topology: Topology, remote: str) -> dict[str, Etc
     elif remote not in (NONE, *known):
         raise ConfigError("remote_hub", [f"no hub {remote!r} with endpoints; there is {', '.join(sorted(known))}"])
     return {name: known[name] for name in sorted({own, remote} & set(known))}
+
+
+def state(config: Process, tier: str) -> StateDir | None:
+    """Where this process keeps what a restart must know; None: nowhere. Raises ConfigError."""
+    if config.state_dir is None:
+        return None
+    try:
+        return StateDir(Path(config.state_dir), config.fleet, f"{tier}.{config.region}.{config.instance}")
+    except ValueError as error:
+        raise ConfigError("state_dir", [str(error)]) from None
+
+
+def keep(config: Process, tier: str, rng: Random, log: Throttled) -> Callable[[str, Store], Store]:
+    """For `store_of`: what each hub told is on disk, too, where the configuration has a place for it."""
+    where = state(config, tier)
+
+    def say(problem: str) -> None:
+        log.error("kept state", problem, problem=problem)
+
+    return lambda hub, one: one if where is None else KeptStore(one, hub, where, rng, say)
 
 
 def _away_ms(hub: str, region: str, topology: Topology) -> float:

@@ -279,9 +279,11 @@ def _told(failed: Mapping[str, StoreError]) -> str:
     return "; ".join(f"hub {name}: {error}" for name, error in sorted(failed.items()))
 
 
-def store_of(hubs: Mapping[str, EtcdSettings], rng: Random) -> Store:
-    """The store of these hubs: the etcd itself where there is but one."""
-    stores = {name: EtcdStore(settings, rng) for name, settings in hubs.items()}
+def store_of(
+    hubs: Mapping[str, EtcdSettings], rng: Random, keep: Callable[[str, Store], Store] = lambda _name, one: one
+) -> Store:
+    """The store of these hubs: the etcd itself where there is but one. `keep` puts each of them on disk, too."""
+    stores: dict[str, Store] = {name: keep(name, EtcdStore(settings, rng)) for name, settings in hubs.items()}
     return next(iter(stores.values())) if len(stores) == 1 else Hubs(stores, rng)
 
 

@@ -202,6 +202,8 @@ def test_service_goes_on_without_etcd(running: RunningWorld, how: str) -> None:
             results += [running.ask(region, "anywhere", "still there?") for region in sorted(ALL)]
         assert all(result.ok for result in results)
         assert [r.headers["x-farhop-region"] for r in results[:3]] == sorted(ALL)
+        if how == "killed":
+            _started_without_etcd(running)
     finally:
         if how == "killed":
             running.call(etcd.start())
@@ -211,8 +213,31 @@ def test_service_goes_on_without_etcd(running: RunningWorld, how: str) -> None:
     assert _eventually(lambda: running.call(_json(status))["store_trouble"] is None)
 
 
+def _started_without_etcd(running: RunningWorld) -> None:
+    """A global balancer that starts now goes by what it kept: whom to ask, and the law."""
+    virginia = running.world.regions["virginia"]
+    assert virginia.global_ is not None
+    running.call(virginia.global_.kill())
+    running.call(running.world.start_global("virginia"))
+
+    def found() -> str | None:  # once its channel there is open: nobody's report is a sign of life here
+        return running.ask("virginia", "eu-only", "do you know the law?").headers.get("x-farhop-region")
+
+    assert _eventually(lambda: found() == "frankfurt", 5.0)
+    status = running.call(_json(f"{virginia.global_admin}/status"))
+    assert [kept["from_disk"] for kept in status["kept"]] == [True]
+    assert status["law"]["etcd_out_of_reach"]
+    assert "etcd is silent" in running.call(_text(f"{virginia.global_admin}/readyz"))
+
+
 def _at_home(running: RunningWorld, region: str) -> bool:
     return running.ask(region, "anywhere", "at home?").headers["x-farhop-region"] == region
+
+
+async def _text(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        assert answer.status == 200
+        return await answer.text()
 
 
 async def _json(url: str) -> dict[str, Any]:
