@@ -48,13 +48,17 @@ _UNHEARD = Liveness()  # down: it never had a report or a channel
 
 
 class _Standing(msgspec.Struct, frozen=True):
-    """Who of a lawful set may be asked for a model: places in the table (None: all), until when if nothing happens."""
+    """Who of a lawful set may be asked for a model: places in the table (None: all), until when if nothing happens.
+
+    `suspect`: there is nobody better, so that some of them may be silent.
+    """
 
     table: Table
     names: tuple[str, ...]
     at: dict[str, int]
     places: NDArray[np.intp] | None
     here: int | None
+    suspect: bool
     absent: dict[str, str]
     until: float
     version: int
@@ -284,7 +288,8 @@ class Regions:
         block, least_ms = table.block, table.token_least_ms if places is None else None
         block = block if places is None else block[:, places]
         field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
-        field.absent, field.moving, field.spill_ms = standing.absent, bool(table.moving), self._spill.penalty_ms
+        field.absent, field.spill_ms = standing.absent, self._spill.penalty_ms
+        field.moving = bool(table.moving) or standing.suspect
         field.hits(self.trie.match(request.chain))
         if table.full or self._warm:
             self._guard(field, luck, now)
@@ -336,10 +341,10 @@ class Regions:
                     absent[name] = f"{health.state}: {health.why}"
         table, names = self._table(model), tuple(sure or suspect)
         if names == table.names:
-            return _Standing(table, names, table.at, None, table.here, absent, until, self._version)
+            return _Standing(table, names, table.at, None, table.here, not sure, absent, until, self._version)
         at = {name: place for place, name in enumerate(names)}
         places = np.array([table.at[name] for name in names], dtype=np.intp)
-        return _Standing(table, names, at, places, at.get(self._here), absent, until, self._version)
+        return _Standing(table, names, at, places, at.get(self._here), not sure, absent, until, self._version)
 
     def _guard(self, field: Field, luck: float, now: float) -> None:
         """Who is hot, and who pays for it or for having been away."""

@@ -138,7 +138,7 @@ class Link:
 
     def _two_ways_s(self) -> float:
         """Twice the wire time: what takes longer is lost, however far the region."""
-        return 2.0 * self._watcher.distances.rtt_ms(self._name[0]) / 1e3
+        return 2.0 * self._watcher.distances.rtt_ms(self._name[0], self._watcher.now()) / 1e3
 
     async def _rest(self, lost: int) -> None:
         """Until the next ping is due; sooner if a stream breaks, or a channel that was fine falls silent."""

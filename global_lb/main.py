@@ -109,7 +109,7 @@ class GlobalBalancer:
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
         )
         self.detours = Detours(
-            self.store, config.region, config.instance, self.watcher.distances.measured, self.metrics.report_refused,
+            self.store, config.region, config.instance, self._measured, self.metrics.report_refused,
             self.clock.now,
         )  # fmt: skip
         self._tasks = Tasks()
@@ -148,6 +148,9 @@ class GlobalBalancer:
         before = self.flow.law
         self.relay.react(LawChanged(law))
         self.prefixes.adopt(before, law, self.config.region)
+
+    def _measured(self) -> dict[str, float]:
+        return self.watcher.distances.measured(self.clock.now())
 
     def _gauges(self) -> None:
         gauge = self.metrics.gauge

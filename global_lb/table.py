@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance import chain, cost
-from farhop.balance.drift import AGE_MAX_S, DOUBT_MAX_MS
+from farhop.balance.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
 from global_lb.row import Row
 
 if TYPE_CHECKING:
@@ -288,9 +288,12 @@ class Field:
         """
         at, wait, use = self.block[_DRIFT]
         slot_ms = self.output_tokens * self.block[_TPOT] / np.maximum(self.block[_SLOTS], 1.0)
-        age_s = np.minimum(np.maximum(now - at, 0.0), AGE_MAX_S)
+        old_s = np.where(at, np.maximum(now - at, 0.0), 0.0)  # 0: nothing is known of it
+        age_s = np.minimum(old_s, AGE_MAX_S)
         overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
-        doubt_ms: Column = np.minimum(age_s * wait + overflow * slot_ms, DOUBT_MAX_MS)
+        doubt_ms: Column = np.minimum(
+            age_s * wait + overflow * slot_ms + SILENT_MS_PER_S * (old_s - age_s), DOUBT_MAX_MS
+        )
         return doubt_ms
 
     def least_token_ms(self) -> float:

@@ -230,7 +230,7 @@ class Watcher:
             instances = tuple(i for i in instances if not self._silent((region, i.name), now)) or instances
         if not instances:
             return None
-        rtt_ms = self._told_ms[region] = self.distances.rtt_ms(region)
+        rtt_ms = self._told_ms[region] = self.distances.rtt_ms(region, self._clock())
         return Region(region, rtt_ms, instances)
 
     def _silent(self, name: tuple[str, str], now: float) -> bool:
@@ -280,7 +280,7 @@ class Watcher:
             return
         region = name[0]
         told_ms = self._told_ms.get(region)
-        if told_ms is not None and moved(told_ms, self.distances.rtt_ms(region)):
+        if told_ms is not None and moved(told_ms, self.distances.rtt_ms(region, self._clock())):
             self._react(RegionKnown(region, self._region(region)))  # its reports may not come, or not soon
 
     def link_changed(self, name: tuple[str, str], up: bool) -> None:

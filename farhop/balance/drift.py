@@ -1,9 +1,12 @@
 """How far a report is to be believed when it has grown old: by how fast what it says was changing.
 
     doubt_ms = age * rate of wait + (age * rate of use - slots left, if positive) * ms until a slot frees
+               + SILENT_MS_PER_S * silence                      age up to AGE_MAX_S, silence what is beyond it
 
-Invariants: the doubt is never negative, never above DOUBT_MAX_MS, 0 at age 0 unless the slots are overdrawn, and 0 for
-a target that does not change. Never reads a clock: `now` is monotonic seconds.
+Who fell silent is doubted more and more, however still it was: that its wait does not change was its own word.
+Invariants: the doubt is never negative, never above DOUBT_MAX_MS, 0 at age 0 unless the slots are overdrawn, 0 for a
+target that reports and does not change, and never falls as time goes by. Never reads a clock: `now` is monotonic
+seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from farhop.balance.ewma import Ewma
 DOUBT_MAX_MS = 500.0  # beyond it, an ocean away would count as near
 MEMORY_S = 5.0
 GAP_MIN_S = 0.05  # reports closer than this measure jitter, not change
-AGE_MAX_S = 3.0  # an older report makes its region suspect: that is liveness's matter
+AGE_MAX_S = 3.0  # reports come once a second at least: beyond it a target is silent, and its rates say nothing more
+SILENT_MS_PER_S = (
+    100.0  # all doubt there is after 5 s: by then a queue has been emptied or filled, at answers of seconds
+)
 
 
 class Drift:
@@ -41,7 +47,7 @@ class Drift:
 
     @property
     def still(self) -> bool:
-        """Whether nothing was seen to change: then there is no doubt, however old the report."""
+        """Whether nothing was seen to change: then there is no doubt while it reports."""
         return not self._wait.value and not self._use.value
 
     @property
@@ -56,4 +62,5 @@ class Drift:
         age_s = min(max(0.0, now - self._at), AGE_MAX_S)
         overflow = age_s * (self._use.value or 0.0) - max(0.0, slots_left)
         doubt_ms = age_s * (self._wait.value or 0.0) + max(0.0, overflow) * slot_ms
+        doubt_ms += SILENT_MS_PER_S * max(0.0, now - self._at - AGE_MAX_S)
         return min(doubt_ms, DOUBT_MAX_MS)

@@ -80,7 +80,7 @@ class Hearing:
         self._react(RegionHeard(region, renewed, self._region(region)))
 
     def _region(self, name: str) -> Region:
-        rtt_ms = self._told_ms[name] = self.distances.rtt_ms(name)
+        rtt_ms = self._told_ms[name] = self.distances.rtt_ms(name, self._clock())
         return Region(name, rtt_ms, (self._instances[name],))
 
     # -- pings
@@ -109,7 +109,7 @@ class Hearing:
             if not self.distances.pinged(name, incarnation, clock_ms, sent_at, self._clock()):
                 self._stage.journal.violated(f"{self._balancer}: an absurd ping of {region}")
             told_ms = self._told_ms[region]
-            if moved(told_ms, self.distances.rtt_ms(region)):
+            if moved(told_ms, self.distances.rtt_ms(region, self._clock())):
                 self._react(RegionKnown(region, self._region(region)))
         self._lost[region] = 0
         self._channel(region, True)

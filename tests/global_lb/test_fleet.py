@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from worlds import MODEL, OTHER_MODEL, capacity, instance, request, seen
 
 from farhop.balance import outcome
+from farhop.balance.drift import AGE_MAX_S, SILENT_MS_PER_S
 from farhop.balance.health import LivenessConfig, State
 from global_lb.fleet import RESIDENCE_MIN, Regions
 from global_lb.view import View
@@ -278,3 +279,16 @@ def test_one_region_after_the_other_comes_to_the_same_as_all_at_once(steps) -> N
             assert fields[0].scored(place, 0.0) == fields[1].scored(place, 0.0)
     assert grown._reckonings.keys() == fresh._reckonings.keys()
     assert grown._drifts.keys() == fresh._drifts.keys()
+
+
+def test_among_silent_regions_what_each_said_last_is_doubted(regions: Regions) -> None:
+    """Their channels stand, nobody reports: they are asked since there is nobody better, and by draw before long."""
+    assert not regions.field(request("q"), 100.0, ALL, 1.0).moving
+    field = regions.field(request("q"), 100.0, ALL, 30.0)
+    assert field.moving
+    known = Regions(1 << 20, LivenessConfig())
+    known.adopt(seen(*(instance(name, received_at=5.0) for name in sorted(ALL))).view, 5.0)
+    for name in ALL:
+        known.liveness_of(name).channel(True)
+    silent = known.field(request("q"), 100.0, ALL, 5.0 + AGE_MAX_S + 2.0)
+    assert silent.doubt_ms(5.0 + AGE_MAX_S + 2.0).tolist() == pytest.approx([2.0 * SILENT_MS_PER_S] * 3)
