@@ -39,7 +39,7 @@ _REGIONAL = (
 )  # fmt: skip
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
-    ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
+    ">engine kv %", ">hit %", ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
 )  # fmt: skip
 
 
@@ -397,6 +397,8 @@ def _replicas(one: Seen) -> list[list[str]]:
             number(replica.get("engine_waiting"), 0),
             number(replica.get("kv_tokens"), 0),
             number(replica.get("kv_tokens_total"), 0),
+            _percent(replica.get("engine_kv_usage")),
+            _percent(replica.get("engine_hit_share")),
             number(replica.get("prefill_ms_per_token"), 4),
             number(replica.get("tpot_ms"), 2),
             number(replica.get("sample_age_s"), 2),
@@ -404,6 +406,11 @@ def _replicas(one: Seen) -> list[list[str]]:
         ]
         for replica in _parts(one, "replicas")
     ]
+
+
+def _percent(share: object) -> str:
+    """A share as a percentage."""
+    return number(100.0 * share, 0) if isinstance(share, int | float) and math.isfinite(share) else show.NONE
 
 
 def _parts(one: Seen, field: str) -> list[dict[str, Any]]:

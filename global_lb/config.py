@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from farhop.balance.machine import Address
-from farhop.shell.config import ConnectTls, Entry, Part, Process, Seconds, Session
+from farhop.shell.config import ConnectTls, Entry, Limits, Part, Process, Seconds, Session
 
 ROUTES_MAX = 4096
 # Each policy, and the options it takes: global_lb.policy reads them.
@@ -125,6 +125,18 @@ class TierTls(ConnectTls):
 Proxy = Annotated[str, Field(pattern=r"^http://[A-Za-z0-9.\-]+:[0-9]{1,5}$")]
 
 
+class OuterLimits(Limits):
+    """As a region's (farhop.shell.config.Limits), but where its own limits must have had their say before ours.
+
+    It may hold a request for `queue.wait_s` (30 s) and wait for `first_byte_s` (120 s) three times over, the first try
+    and two more: 450 s. A whole answer and a pause get the region's limit and time for its word to come here.
+    """
+
+    first_byte_s: Seconds = 480.0
+    whole_answer_s: Seconds = 630.0
+    between_bytes_s: Seconds = 75.0
+
+
 class GlobalConfig(Process):
     """One global balancer. `trie_bytes` is the prompt text mirrored per region, not memory.
 
@@ -132,6 +144,7 @@ class GlobalConfig(Process):
     Of the `routes` the narrowest that matches a request decides, whole; without any the policy is predictive.
     """
 
+    limits: OuterLimits = OuterLimits()
     listen: Entry
     watch: Watch = Watch()
     spill: Spill = Spill()

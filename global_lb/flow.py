@@ -154,9 +154,7 @@ class GlobalFlow:
         live = self._under_way(event)
         if live is None:
             return []
-        if (
-            event.outcome.source is Source.TRANSPORT and event.outcome is not outcome.LOST
-        ):  # the region itself said that
+        if outcome.blames_target(event.outcome):
             self._regions.liveness_of(live.region).relay_failed(now)
         if live.started:
             self._over(live)

@@ -45,7 +45,6 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     usd_per_output_token: float
     usd_per_body_byte: float
     usd_per_answer_byte: float
-    usd_per_cached_byte: float
     bytes_per_token: float
     residence: float
     slots_free: float
@@ -98,12 +97,11 @@ def row_of(
     """A region by what it reported and what was sent there. `price_here`: that of here, None if it is here itself.
 
     Hardware by the hour, of which a request takes its prefill and, per token of its answer, a slot's share of a step
-    (farhop.balance.cost.gpu_usd); where the region reports a price per token, that instead. Egress on both ways.
+    (farhop.balance.cost.gpu_usd). Egress on both ways.
     """
     wait_ms, left = sent_of(capacity, reckoning)
     headroom = capacity.headroom_foreign_tokens if price_here is not None else inf
-    usd_per_token = capacity.usd_per_mtok / 1e6
-    usd_per_ms = 0.0 if usd_per_token else price.usd_per_gpu_hour / 3.6e6
+    usd_per_ms = price.usd_per_gpu_hour / 3.6e6
     prefill_ms_per_byte = capacity.prefill_ms_per_token / capacity.bytes_per_token
     batch = max(0, capacity.slots_total - capacity.slots_free) / max(1, capacity.replicas_ready)
     step_ms = capacity.tpot_ms * capacity.replicas_ready / max(1, capacity.slots_total)
@@ -112,11 +110,10 @@ def row_of(
         wait_ms,
         prefill_ms_per_byte,
         cost.token_ms(capacity.tpot_ms, capacity.crowd_ms, batch),
-        usd_per_ms * prefill_ms_per_byte + usd_per_token / capacity.bytes_per_token,
-        usd_per_ms * step_ms + usd_per_token,
+        usd_per_ms * prefill_ms_per_byte,
+        usd_per_ms * step_ms,
         price_here.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
         price.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
-        usd_per_ms * prefill_ms_per_byte,
         capacity.bytes_per_token,
         residence,
         capacity.slots_free,

@@ -40,7 +40,7 @@ _AT = {name: row for row, name in enumerate(COLUMNS)}
 _TIMES, _USD_FIXED, _USD_BODY, _USD_ANSWER = slice(0, 4), slice(4, 7), 6, 7
 _RTT, _WAIT, _PREFILL, TOKEN = range(4)
 _TPOT, _BATCH, _ALONE = (_AT[n] for n in ("tpot_ms", "batch", "alone_ms"))
-_CACHED, _BYTES_PER_TOKEN, _RESIDENCE = (_AT[n] for n in ("usd_per_cached_byte", "bytes_per_token", "residence"))
+_CACHED, _BYTES_PER_TOKEN, _RESIDENCE = (_AT[n] for n in ("usd_per_prompt_byte", "bytes_per_token", "residence"))
 _LEFT, _FOREIGN, _USED, _FULL = (_AT[n] for n in ("left", "foreign_tokens", "used_share", "full"))
 _SLOTS_FREE, _SLOTS = _AT["slots_free"], _AT["slots_total"]
 _DRIFT = slice(_AT["drift_at"], _AT["drift_use"] + 1)
@@ -323,7 +323,7 @@ class Field:
             + self.output_tokens * row.usd_per_output_token
             + self.body_bytes * row.usd_per_body_byte
             + answer_bytes * row.usd_per_answer_byte
-            - covered * row.residence * row.usd_per_cached_byte
+            - covered * row.residence * row.usd_per_prompt_byte
         )
         penalty_ms = self.penalty_ms.item(place) if self.penalty_ms is not None else 0.0
         crowding_ms = self.output_tokens * (row.token_ms - row.tpot_ms)

@@ -35,7 +35,6 @@ class Capacity(msgspec.Struct, frozen=True):
     slots_total: int = 0
     used_share: float = 0.0
     headroom_foreign_tokens: float = inf
-    usd_per_mtok: float = 0.0
     usable_share: float = 0.0
     crowd_ms: float = 0.0
     queued_requests: int = 0
@@ -90,7 +89,6 @@ def instance_of(
                 used_share=m.used_share,
                 crowd_ms=m.crowd_ms,
                 headroom_foreign_tokens=m.headroom_foreign_tokens,
-                usd_per_mtok=m.usd_per_mtok,
                 usable_share=m.usable_share,
                 queued_requests=m.queued_requests,
                 queued_tokens=m.queued_tokens,

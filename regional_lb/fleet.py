@@ -16,7 +16,6 @@ from farhop.balance import outcome
 from farhop.balance.estimate import Speed
 from farhop.balance.health import Mode, State
 from farhop.balance.ledger import Ledger
-from farhop.balance.outcome import Source
 from regional_lb.health.standing import EASE_S, Standing
 from regional_lb.kv.adapters import Adapters
 from regional_lb.memory import Memory
@@ -240,7 +239,7 @@ class Fleet:
 
         Nothing lingers where nobody was at home, which is an ejection's business, nor where our own bound was met.
         """
-        mine = reason is None or (reason.source is Source.TRANSPORT and reason is not outcome.CONNECT_FAILED)
+        mine = reason is None or (outcome.blames_target(reason) and reason is not outcome.CONNECT_FAILED)
         if mine and held is not None and held.target in self.speeds:
             self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
             self._ease(now, held.target)
@@ -252,7 +251,7 @@ class Fleet:
                 self._stirred(name, now)
                 self.adapters.forget(name)
                 self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
-        elif reason.source is Source.TRANSPORT:  # else it was our own bound, and says nothing about the replica
+        elif outcome.blames_target(reason):
             self.answered(name, 500, now)
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
@@ -24,7 +25,7 @@ from regional_lb.pairs import Pairs
 from regional_lb.peers.shares import Shares
 from regional_lb.placing import Placing
 from regional_lb.policy import Policies, PoliciesChanged
-from regional_lb.queue import WaitingRoom
+from regional_lb.queue import WaitingRoom, work
 from regional_lb.split import Splits, SplitsChanged
 from regional_lb.view import ViewSwapped
 from topology.law import Scope
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 
+ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.report.ACCEPTED_LIMIT)
 HEARD_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
 
 
@@ -81,7 +83,7 @@ class RegionalFlow(Placing):
         self.queue = WaitingRoom(config.queue_requests_max, config.queue_tokens_max, config.starvation_s)
         self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law), rng)
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
-        self.accepted_bytes: dict[str, float] = {}
+        self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
         self._budget = retry.RetryBudget()
         self._live: dict[str, Live] = {}
@@ -121,8 +123,7 @@ class RegionalFlow(Placing):
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
         if request.issuer:
-            # Whatever becomes of it: the sender reckons with everything that reached us (farhop.balance.reckoning).
-            self.accepted_bytes[request.issuer] = self.accepted_bytes.get(request.issuer, 0.0) + request.prompt_bytes
+            self._accepted(request.issuer, request.prompt_bytes)
         if request.id in self._live:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
@@ -137,6 +138,16 @@ class RegionalFlow(Placing):
             return [self._refuse(live, turned.outcome, turned.detail, now)]
         placed = self._place(live, now) if self.queue.waiting(live.line) == 0 else []
         return placed or self._hold(live, now)
+
+    def _accepted(self, issuer: str, prompt_bytes: int) -> None:
+        """Whatever becomes of it: the sender reckons with everything that reached us (farhop.balance.reckoning).
+
+        Of too many senders the one not heard of for the longest is forgotten: it has nothing on its way to us.
+        """
+        known = self.accepted_bytes
+        known[issuer] = known.pop(issuer, 0.0) + prompt_bytes
+        if len(known) > ISSUERS_MAX:
+            del known[next(iter(known))]
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         live = self._under_way(event)
@@ -165,6 +176,8 @@ class RegionalFlow(Placing):
         if live is None:
             return []
         held = self.ledger.held(event.id)
+        if event.usage is not None:
+            self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(live)
         if event.fault is not None:
             self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
@@ -280,6 +293,8 @@ class RegionalFlow(Placing):
         """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
         live.assigned = assigned = self.outlook.assign(live.request)
         live.line = live.request.model if assigned is None else assigned.line
+        if live.need.line != live.line:
+            live.need = replace(live.need, line=live.line)
 
     def _heard(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.hear(event, now)

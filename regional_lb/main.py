@@ -236,6 +236,7 @@ class RegionalBalancer:
             gauge("untokenized_prompts", "Prompts that could not be, by why.", lambda: tokenizers.unread, "reason")
             gauge("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
+        gauge("replica_kv_share", "Of its KV cache, what is in use, in its own words.", self._kv_shares, "replica")
         gauge("replica_share", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
         gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
         gauge("replica_ejections", "Ejections since the start, by what for.", flow.standing.ejections.copy, "reason")
@@ -245,6 +246,10 @@ class RegionalBalancer:
 
     def _in_flight(self) -> dict[str, float]:
         return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
+
+    def _kv_shares(self) -> dict[str, float]:
+        told = ((name, replica.sample) for name, replica in self.flow.view.replicas.items())
+        return {name: sample.kv_usage for name, sample in told if sample is not None and sample.kv_usage is not None}
 
     def _shares(self) -> dict[str, float]:
         now, standing = self.clock.now(), self.flow.standing

@@ -154,7 +154,6 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         prefill_tokens_max=config.prefill_tokens_max,
         prefill_ms_per_token=config.prefill_ms_per_token,
         tpot_ms=config.tpot_ms,
-        usd_per_hour=config.usd_per_hour,
         draining=draining,
         missing=_missing(config, listing),
         version=config.version,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from farhop.balance import chain
 from regional_lb import admission, pairs
 from regional_lb.kv.blocks import Path
@@ -70,6 +72,7 @@ class Outlook:
             session=request.session,
             tenant=request.tenant,
             path=path,
+            line=request.model,
         )
 
     def _path(self, request: Request) -> Path | None:
@@ -111,7 +114,9 @@ class Outlook:
         """
         if assigned is None and self._splits.by_model:
             assigned = self.assign(request)
-        able = self.serving(request.model if assigned is None else assigned.line, now, without)
+        if assigned is not None and need.line != assigned.line:
+            need = replace(need, line=assigned.line)
+        able = self.serving(need.line, now, without)
         if aside:
             able = able.without(aside)
         half, view = None, self._fleet.view

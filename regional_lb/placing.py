@@ -39,6 +39,9 @@ CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has
 # prefixes, and engines queue.
 GROWN_SHARE = 0.75
 RETRY_AFTER_S = 1.0
+_GAVE_UP = {
+    outcome.WHOLE_ANSWER_TIMEOUT: "no answer within this region's limit for one in one piece: ask for a stream, or less"
+}
 
 
 class Placing:
@@ -80,7 +83,7 @@ class Placing:
             return []  # who was to prefill is on trial, and has one already
         live.attempts += 1
         live.replica, live.forwarded_at, live.pick = chosen.replica, now, choice
-        choice.policy.placed(chosen.replica, self._fleet.whole)
+        choice.policy.placed(chosen.replica, live.line, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms, marks = choice.prefill_ms, chain.marks(request.chain)
@@ -109,14 +112,17 @@ class Placing:
             return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
-            victim = self.queue.victim(request.priority, tokens)
+            weight = self._weight_of(request.tenant)
+            victim = self.queue.victim(request.priority, tokens, live.line, request.tenant, weight)
             if victim is None:
                 return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
             detail = "the region's queue is full, and others go first"
             commands.append(self._refuse(self._live[victim.id], outcome.QUEUE_FULL, detail, now))
+        self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
-            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now
-        )
+            request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
+            live.need.output_tokens,
+        )  # fmt: skip
         live.held_at = now if live.held_at is None else live.held_at
         commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + most_s))]
         # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
@@ -201,7 +207,7 @@ class Placing:
     def _elsewhere(self, live: Live, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
         if not retry.may_redispatch(reason, live.attempts, live.transport_retries, self._budget):
-            return [self._refuse(live, reason, "the replica failed before it answered", now)]
+            return [self._refuse(live, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
         if retry.draws_on_budget(reason, live.transport_retries) and not live.budgeted:
             live.budgeted = self._budget.take()
         live.transport_retries += reason.source is Source.TRANSPORT
@@ -239,6 +245,7 @@ class Placing:
         request_id = live.request.id
         del self._live[request_id]
         self.queue.remove(request_id, served=False)
+        self.queue.settle(request_id, None)
         self._pairs.give_back(live)
         self._budget.ended()
         if live.budgeted:

@@ -3,8 +3,11 @@
 Where traffic is split between versions of a model each of them has its own line: here a "model" is any line's name.
 
 Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996): who is served moves on
-by tokens / weight, who comes anew starts where the least served of those waiting stands, and only what is served
-counts. Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
+by work / weight, who comes anew starts where the least served of those waiting stands, and only what is served
+counts. Work is the prompt's tokens and OUTPUT_WORTH times the answer's (Sheng et al. 2024, "Fairness in Serving Large
+Language Models"), as expected when the turn is taken, and as they were once that is known (`settle`).
+
+Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
 or not at all; what waits for one model never stands before another's; nobody waits behind a lower band, but every
 STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`. Never decides where a request goes.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,17 +28,24 @@ if TYPE_CHECKING:
 OF_LATE_S = 30.0
 MODELS_MAX = 1024  # whose bands are remembered beyond their last request
 STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
+OUTPUT_WORTH = 2.0  # an answer's token takes about as much of an engine as two of a prompt; so are they priced
 _FINISHES_MAX = 1024
 
 
+def work(prompt_tokens: float, output_tokens: float) -> float:
+    """What serving a request counts for its tenant, in prompt tokens: 1 or more."""
+    return max(prompt_tokens + OUTPUT_WORTH * output_tokens, 1.0)
+
+
 class Waiting(msgspec.Struct, frozen=True, eq=False):
-    """One request waiting. `since` in monotonic seconds."""
+    """One request waiting. `tokens` are its prompt's, `work` what serving it counts; `since` in monotonic seconds."""
 
     id: str
     model: str
     tenant: str
     priority: int
     tokens: float
+    work: float
     since: float
 
 
@@ -47,9 +58,14 @@ class _Tenant:
         self.start, self.weight = start, 1.0
         self.requests: dict[str, Waiting] = {}
 
+    @property
+    def share(self) -> float:
+        """How many wait, by weight."""
+        return len(self.requests) / self.weight
+
     def cost(self, waiting: Waiting) -> float:
         """Virtual time that serving it takes."""
-        return max(waiting.tokens, 1.0) / self.weight
+        return waiting.work / self.weight
 
 
 class _Band:
@@ -83,6 +99,14 @@ class _Band:
             if len(self.finishes) > _FINISHES_MAX:
                 del self.finishes[next(iter(self.finishes))]
 
+    def settle(self, name: str, virtual: float) -> None:
+        """A turn that the tenant took was so much longer in virtual time than was thought, or shorter."""
+        tenant = self.tenants.get(name)
+        if tenant is not None:
+            tenant.start += virtual
+        elif name in self.finishes:
+            self.finishes[name] += virtual
+
     def in_order(self) -> Iterator[Waiting]:
         """As they are due, were they served one after another."""
         frontier = []
@@ -98,6 +122,15 @@ class _Band:
                 heappop(frontier)
             else:
                 heapreplace(frontier, (start + tenant.cost(waiting), n, following, requests, tenant))
+
+
+class _Taken(msgspec.Struct, frozen=True, eq=False):
+    """A turn: whose, in which band, and what was counted for it. A band that emptied since is nobody's any more."""
+
+    band: _Band
+    tenant: str
+    work: float
+    weight: float
 
 
 class _Line:
@@ -117,14 +150,16 @@ class _Line:
             band = self.bands[waiting.priority] = _Band(waiting.since)
         band.push(waiting, weight)
 
-    def remove(self, waiting: Waiting, *, served: bool) -> None:
+    def remove(self, waiting: Waiting, *, served: bool) -> _Taken:
         if served:
             self.turns = 0 if waiting is self.oldest else self.turns + 1
         del self.by_id[waiting.id]
         band = self.bands[waiting.priority]
+        weight = band.tenants[waiting.tenant].weight
         band.remove(waiting, served=served)
         if not band.tenants:
             del self.bands[waiting.priority]
+        return _Taken(band, waiting.tenant, waiting.work, weight)
 
     @property
     def oldest(self) -> Waiting:
@@ -138,12 +173,13 @@ class _Line:
 class WaitingRoom:
     """The queue of one region's balancer instance. Where a model is named that nothing waits for, there is nothing."""
 
-    __slots__ = ("_by_id", "_came", "_lines", "_starvation_s", "requests_max", "tokens", "tokens_max")
+    __slots__ = ("_by_id", "_came", "_lines", "_starvation_s", "_taken", "requests_max", "tokens", "tokens_max")
 
     def __init__(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
         self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
         self._lines: dict[str, _Line] = {}
         self._by_id: dict[str, Waiting] = {}
+        self._taken: dict[str, _Taken] = {}  # turns, by request, until it is known what they were
         self._came: dict[str, dict[int, float]] = {}  # by model and band: when the last one came
         self.tokens = 0.0
 
@@ -200,14 +236,23 @@ class WaitingRoom:
         return len(self._by_id) < self.requests_max and self.tokens + tokens <= self.tokens_max
 
     def push(
-        self, request_id: str, model: str, tenant: str, weight: float, priority: int, tokens: float, now: float
+        self,
+        request_id: str,
+        model: str,
+        tenant: str,
+        weight: float,
+        priority: int,
+        tokens: float,
+        now: float,
+        output_tokens: float = 0.0,
     ) -> None:
-        """Let a request wait. ValueError if it does already, or there is no room."""
+        """Let a request wait, of so many tokens and an answer of probably so many. ValueError if it does already, or
+        there is no room."""
         if request_id in self._by_id:
             raise ValueError(f"request {request_id!r} waits already")
         if not self.fits(tokens):
             raise ValueError("the queue is full: ask fits() first")
-        waiting = Waiting(request_id, model, tenant, priority, tokens, now)
+        waiting = Waiting(request_id, model, tenant, priority, tokens, work(tokens, output_tokens), now)
         self._by_id[request_id] = waiting
         self._lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
@@ -236,27 +281,54 @@ class WaitingRoom:
                 self._lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
 
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:
-        """Take a request out, wherever it stands; `served` has its tenant pay for the turn. None if it is not here."""
+        """Take a request out, wherever it stands; `served` has its tenant pay for the turn, which is to be settled.
+        None if it is not here."""
         waiting = self._by_id.pop(request_id, None)
         if waiting is None:
             return None
         line = self._lines[waiting.model]
-        line.remove(waiting, served=served)
+        taken = line.remove(waiting, served=served)
+        if served:
+            self._taken[request_id] = taken
         if not line.by_id:
             del self._lines[waiting.model]
         self.tokens = self.tokens - waiting.tokens if self._by_id else 0.0  # sums of floats drift: an empty room is 0
         return waiting
 
-    def victim(self, priority: int, tokens: float) -> Waiting | None:
-        """Whose place a request of this band may take when it does not fit: the newest of the lowest band below it.
+    def settle(self, request_id: str, actual: float | None) -> None:
+        """A request that was served is over, and was this much `work` (None: nobody knows, what was counted stands).
+        No news of one that never waited, or is settled."""
+        taken = self._taken.pop(request_id, None)
+        if taken is not None and actual is not None:
+            taken.band.settle(taken.tenant, (actual - taken.work) / taken.weight)
 
-        None if nobody waits in a lower band, or that one place would not do.
+    def victim(
+        self, priority: int, tokens: float, model: str = "", tenant: str = "", weight: float = 1.0
+    ) -> Waiting | None:
+        """Whose place a request may take when it does not fit: the newest of the lowest band below it; else, of those
+        who wait in its band, the newest of the tenant that has most of the room for one model, by weight, if that is
+        more than its own tenant would have then. So neither one tenant nor one model fills the room alone.
+
+        None if nobody has to make way, or that one place would not do.
         """
         lowest = min((band for line in self._lines.values() for band in line.bands), default=priority)
-        if lowest >= priority:
-            return None
-        newest = next(w for w in reversed(self._by_id.values()) if w.priority == lowest)
+        if lowest < priority:
+            newest = next(w for w in reversed(self._by_id.values()) if w.priority == lowest)
+        else:
+            most = self._most(priority)
+            mine = self._lines[model].bands.get(priority) if model in self._lines else None
+            own = mine.tenants.get(tenant) if mine is not None else None
+            if most is None or (len(own.requests) + 1 if own is not None else 1) / weight >= most.share:
+                return None
+            newest = next(reversed(most.requests.values()))
         return newest if self.tokens - newest.tokens + tokens <= self.tokens_max else None
+
+    def _most(self, priority: int) -> _Tenant | None:
+        """The tenant that has most of the room for one model in this band."""
+        bands = (line.bands[priority] for line in self._lines.values() if priority in line.bands)
+        return max(
+            (tenant for band in bands for tenant in band.tenants.values()), key=attrgetter("share"), default=None
+        )
 
     def starved(self, model: str, now: float) -> Waiting | None:
         """The oldest waiting for the model, if it is too old and the next turn is its."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -23,7 +22,6 @@ from farhop.shell.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
 from farhop.store.hubs import told_of
 from farhop.store.report import (
-    ACCEPTED_LIMIT,
     RATE_LIMIT_MS,
     USED_LIMIT,
     WAIT_LIMIT_MS,
@@ -99,7 +97,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             admin_address=self._admin,
             draining=self.draining,
             models=tuple(self._model(model) for model in sorted(self._flow.view.by_model)),
-            accepted_bytes=dict(islice(reversed(self._flow.accepted_bytes.items()), ACCEPTED_LIMIT)),
+            accepted_bytes=dict(self._flow.accepted_bytes),  # within ACCEPTED_LIMIT: the flow keeps no more
             client_url=self._client_url,
         )
 

@@ -268,6 +268,8 @@ class RegionalDesk:
             "kv_tokens_total": replica.kv_tokens,
             "engine_waiting": sample.waiting if sample is not None else None,
             "engine_running": sample.running if sample is not None else None,
+            "engine_kv_usage": sample.kv_usage if sample is not None else None,
+            "engine_hit_share": sample.hit_share if sample is not None else None,
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_ms,

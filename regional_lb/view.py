@@ -27,7 +27,9 @@ class Lora(msgspec.Struct, frozen=True):
 class Sample(msgspec.Struct, frozen=True):
     """One scrape of a replica's metrics. `at` is when it was received here, monotonic seconds.
 
-    `waiting` and `running` are requests; `kv_usage` is a share 0..1; `kv_tokens` the whole cache, None if not told.
+    `waiting` and `running` are requests; `kv_usage` is the share (0..1) of the cache that what runs holds, and
+    `kv_tokens` the whole cache, None if not told. `prefix_queries` and `prefix_hits`: prompt tokens looked up in the
+    cache and found there since the engine began; as `kv_usage` they show people how it does, and that it works at all.
     `queued` is 0 where one waits, and none did at the scrape before: it came since the engine's last step, and will be
     in the next one. None: all who wait do queue.
     """
@@ -35,12 +37,17 @@ class Sample(msgspec.Struct, frozen=True):
     at: float
     waiting: int
     running: int
-    kv_usage: float
+    kv_usage: float | None = None
     kv_tokens: int | None = None
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
     lora: Lora | None = None
     queued: int | None = None
+
+    @property
+    def hit_share(self) -> float | None:
+        """Of the prompt tokens looked up, the share that was cached; None before the first, or where it is not told."""
+        return min(1.0, self.prefix_hits / self.prefix_queries) if self.prefix_queries else None
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -62,7 +69,6 @@ class Replica(msgspec.Struct, frozen=True):
     prefill_tokens_max: int
     prefill_ms_per_token: float
     tpot_ms: float
-    usd_per_hour: float = 0.0
     draining: bool = False
     missing: frozenset[str] = frozenset()
     kv_ranks: int = 0

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Address, Event
     from regional_lb.config import RegionalConfig, ReplicaConfig
+    from regional_lb.view import Sample
 
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 LISTING_BYTES_MAX = 1024 * 1024
@@ -75,6 +76,9 @@ class Watcher:
         self._key = config.engine_key.get_secret_value() if config.engine_key else None
         self._ready: set[str] = set()  # whose last probe said so
         self._hung: set[str] = set()
+        self._worked: dict[
+            str, tuple[tuple[float | None, ...], float]
+        ] = {}  # what a scrape said of its work, since when
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._pool: Pool | None = None
         self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was heard
@@ -115,6 +119,7 @@ class Watcher:
                 del self._looking[name]
                 self._ready.discard(name)
                 self._hung.discard(name)
+                self._worked.pop(name, None)
                 for task in tasks:
                     task.cancel()
         for name, config in watched.items():
@@ -204,6 +209,8 @@ class Watcher:
                 self._hung.discard(name)
             elif name in self._ready:
                 told = await probes.generates(self._pool, replica, self._key, every_s)
+                if told is False and self._worked_since(name, self._clock() - every_s / 2.0):
+                    told = True  # busy with what takes long: ours waits its turn
                 if told is False:
                     self._hung.add(name)
                     continue
@@ -211,6 +218,18 @@ class Watcher:
                     self._refused("generate_status")
                 self._hung.discard(name)
                 shown_at = self._clock()
+
+    def _worked_since(self, name: str, since: float) -> bool:
+        """Whether an engine's numbers moved: one that hangs says the same ones for ever, if it says any. Not how many
+        wait: a server counts those for an engine that hangs, too."""
+        return name in self._worked and self._worked[name][1] >= since
+
+    def _work(self, name: str, sample: Sample) -> None:
+        numbers = (sample.running, sample.kv_usage, sample.prefix_queries, sample.prefix_hits)
+        if name not in self._worked:
+            self._worked[name] = numbers, -inf  # a first look shows no work
+        elif self._worked[name][0] != numbers:
+            self._worked[name] = numbers, sample.at
 
     async def _scrape(self, replica: ReplicaConfig) -> None:
         engine, (address, path) = _engine(replica), _metrics_place(replica)
@@ -221,6 +240,8 @@ class Watcher:
                 sample = signals.read_page(page, self._clock(), self._dropped, engine, places)
                 if not self._current(replica):
                     return
+                if replica.probe.generate_s:
+                    self._work(replica.label, sample)
                 self._react(ReplicaSampled(replica.label, sample))
             except (PageError, FetchError) as error:
                 self._refused(f"metrics_{error.reason}")

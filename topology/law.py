@@ -7,12 +7,14 @@ bounded, because narrowings come from clients.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from topology.model import WORLD, Residency, Rule, Tenant, Topology
+from topology.model import WORLD, Key, Residency, Rule, Tenant, Topology
 
 NARROWINGS_MAX = 8
 PLACES_MAX = 1024
@@ -76,18 +78,29 @@ class Law:
         return residency.wait_max_s if residency is not None and residency.on_exhausted == "wait" else 0.0
 
     def widens(self, before: Law, scope: Scope, regions: frozenset[str]) -> bool:
-        """Whether all that was lawful in these regions under another law of the same map still is."""
-        ours, theirs = self._topology, before.topology
-        alike = ours.models == theirs.models
-        models = ("", *self._ruled_models, *before._ruled_models)
-        return not any(
-            before.verdict(name, model, scope, key=key).lawful
-            & regions - self.verdict(name, model, scope, key=key).lawful
-            for name, tenant in theirs.tenants.items()
-            if not (alike and ours.tenants.get(name) == tenant)
-            for model in models
-            for key in ("", *(one.name for one in tenant.keys if one.within))
-        )
+        """Whether all that was lawful in these regions under another law of the same map still is.
+
+        A verdict intersects its clauses, and each of them may be absent (no key named, a model without a rule): so
+        something is lost exactly if some single clause loses it inside what the tenant's own residency gave. Thus each
+        clause is looked at once, and no verdict is made: 4,000 tenants take milliseconds.
+        """
+        then, now = _Reach(before, scope, regions), _Reach(self, scope, regions)
+        lost_by = then.lost_by_models(now)
+        lost_by_any = functools.reduce(operator.or_, lost_by.values(), 0)
+        for name, tenant in before.topology.tenants.items():
+            same = self._topology.tenants.get(name)
+            if same is tenant and not lost_by_any:
+                continue
+            reach = then.of_tenant(tenant)
+            if reach & ~now.of_tenant(same):
+                return False
+            if reach & lost_by_any or tenant.models or (same is not None and same.models):
+                models = {*lost_by, *tenant.models, *(same.models if same is not None else ())}
+                if any(reach & then.of_model(tenant, model) & ~now.of_model(same, model) for model in models):
+                    return False
+            if tenant.keys and then.lost_by_keys(tenant.keys, now, same.keys if same is not None else ()) & reach:
+                return False
+        return True
 
     def verdict(
         self, tenant: str, model: str, scope: Scope = Scope.PROCESSING, narrow: Narrow = (), key: str = ""
@@ -199,6 +212,74 @@ class Law:
 
     def _nowhere(self, reason: str) -> _Excluded:
         return dict.fromkeys(self._topology.regions, reason)
+
+
+class _Reach:
+    """What each clause of a law leaves of some regions in a scope, as bits, to compare it with another law's."""
+
+    __slots__ = ("_all", "_allowed", "_bits", "_denied", "_law", "_scope")
+
+    def __init__(self, law: Law, scope: Scope, regions: frozenset[str]) -> None:
+        self._law, self._scope = law, scope
+        self._bits = {region: 1 << n for n, region in enumerate(sorted(regions))}
+        self._allowed: dict[tuple[str, ...], int] = {}
+        self._denied: dict[tuple[str, ...], int] = {}
+        self._all = self._within((WORLD,))
+
+    def of_tenant(self, tenant: Tenant | None) -> int:
+        residency = tenant.residency if tenant is not None else None
+        if residency is None:
+            return 0
+        own: Rule | None = getattr(residency, self._scope)
+        if own is None and self._scope is Scope.ENTRY:
+            return self._all
+        return self._rule(own or residency.processing)
+
+    def of_model(self, tenant: Tenant | None, model: str) -> int:
+        """By the world's rule and the tenant's for it."""
+        if self._scope is Scope.ENTRY:
+            return self._all
+        rules = (self._law.topology.models.get(model), tenant.models.get(model) if tenant is not None else None)
+        return functools.reduce(operator.and_, (self._rule(rule) for rule in rules if rule is not None), self._all)
+
+    def of_key(self, key: Key | None) -> int:
+        if key is None:
+            return 0
+        return self._all if not key.within or self._scope is Scope.ENTRY else self._within(key.within)
+
+    def lost_by_keys(self, keys: tuple[Key, ...], now: _Reach, kept: tuple[Key, ...]) -> int:
+        """What these keys leave here and those of the same names not there, all together."""
+        lost, held = 0, None
+        for n, key in enumerate(keys):
+            if not key.within:
+                continue
+            other = kept[n] if n < len(kept) else None
+            if other is None or other.name != key.name:  # hardly ever: keys keep their places from law to law
+                held = {one.name: one for one in kept} if held is None else held
+                other = held.get(key.name)
+            if other is None or other.within != key.within:
+                lost |= self.of_key(key) & ~now.of_key(other)
+        return lost
+
+    def lost_by_models(self, now: _Reach) -> dict[str, int]:
+        """By model, what the world's own rule for it leaves here and not there."""
+        models = {*self._law.topology.models, *now._law.topology.models}
+        lost = {model: self.of_model(None, model) & ~now.of_model(None, model) for model in models}
+        return {model: regions for model, regions in lost.items() if regions}
+
+    def _rule(self, rule: Rule) -> int:
+        denied = self._denied.get(rule.deny)
+        if denied is None:
+            known = all(place in self._law._inside for place in rule.deny)
+            denied = self._denied[rule.deny] = self._within(rule.deny) if known else self._all
+        return self._within(rule.allow) & ~denied
+
+    def _within(self, places: tuple[str, ...]) -> int:
+        found = self._allowed.get(places)
+        if found is None:
+            inside = frozenset().union(*(self._law._inside.get(place, frozenset()) for place in places))
+            found = self._allowed[places] = sum(bit for region, bit in self._bits.items() if region in inside)
+        return found
 
 
 def narrowing(*lists: tuple[str, ...]) -> Narrow:

@@ -89,6 +89,9 @@ TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryab
 # Of ours to one address, or for want of descriptors and ports here: nobody else's fault, and nothing was sent.
 UPSTREAM_FULL = _declare(Source.BALANCER, "too_many_upstream_connections", retryable=True)
 DEADLINE = _declare(Source.BALANCER, "deadline_exceeded")
+# An answer in one piece took longer than we wait for one. That is no failure of whoever generates it, and asked
+# elsewhere it would take as long again: a bound of ours, so not retried and held against nobody.
+WHOLE_ANSWER_TIMEOUT = _declare(Source.BALANCER, "whole_answer_timeout")
 STOPPING = _declare(Source.BALANCER, "stopping", retryable=True)
 INTERNAL = _declare(Source.BALANCER, "internal_error")
 
@@ -109,8 +112,17 @@ FIRST_BYTE_TIMEOUT = _declare(Source.TRANSPORT, "first_byte_timeout", retryable=
 DIED_BEFORE_START = _declare(Source.TRANSPORT, "upstream_died_before_first_byte", retryable=True)
 # The upstream lives and does not know the attempt: the way there swallowed it, or the answer, before its first byte.
 LOST = _declare(Source.TRANSPORT, "lost_on_the_way", retryable=True)
+# A connection kept from earlier broke right after it was used again: most likely the other side had just closed it at
+# rest, and never saw the request. Asked anew by the rules for retries, as it may have been seen; held against nobody.
+KEPT_CLOSED = _declare(Source.TRANSPORT, "kept_connection_closed", retryable=True)
 DIED_MID_STREAM = _declare(Source.TRANSPORT, "upstream_died_mid_stream")
 STALLED = _declare(Source.TRANSPORT, "upstream_stalled")
 # Of a request that two replicas share: the first said that it could not, or not where its KV is.
 PREFILL_FAILED = _declare(Source.TRANSPORT, "prefill_failed", retryable=True)
 BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")
+
+
+def blames_target(reason: Outcome) -> bool:
+    """Whether an attempt that broke so says something bad of whoever was asked: our own bounds do not, nor does
+    what itself told us that it was lost."""
+    return reason.source is Source.TRANSPORT and reason is not KEPT_CLOSED and reason is not LOST

@@ -49,6 +49,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.TOO_MANY_CONNECTIONS: (503, "overloaded_error"),
     outcome.UPSTREAM_FULL: (503, "overloaded_error"),
     outcome.DEADLINE: (504, "timeout_error"),
+    outcome.WHOLE_ANSWER_TIMEOUT: (504, "timeout_error"),
     outcome.STOPPING: (503, "overloaded_error"),
     outcome.INTERNAL: (500, "server_error"),
     outcome.NO_REPLICA: (503, "overloaded_error"),
@@ -63,11 +64,14 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.FIRST_BYTE_TIMEOUT: (504, "timeout_error"),
     outcome.DIED_BEFORE_START: (502, "server_error"),
     outcome.LOST: (502, "server_error"),
+    outcome.KEPT_CLOSED: (502, "server_error"),
     outcome.DIED_MID_STREAM: (502, "server_error"),
     outcome.STALLED: (504, "timeout_error"),
     outcome.PREFILL_FAILED: (502, "server_error"),
     outcome.BAD_FRAMING: (502, "server_error"),
 }
+
+STOPPING_DETAIL = "this balancer is stopping and could not wait any longer: ask again"
 
 _PHRASES = {
     200: b"OK",
@@ -111,6 +115,11 @@ class Reply(msgspec.Struct, frozen=True):
     extra: bytes = b""
     content_type: bytes = b"application/json"
     wait_ms: float | None = None
+
+
+def stopping() -> Reply:
+    """For whoever is not answered by the time we stop: another instance takes it, as a tier above knows."""
+    return refusal(outcome.STOPPING, STOPPING_DETAIL, retry_after_s=1.0)
 
 
 def error_body(reason: Outcome, detail: str, param: str | None = None) -> bytes:

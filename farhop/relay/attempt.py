@@ -243,14 +243,14 @@ class AttemptRun:
             return  # connecting has its own limit, and a slow client is not a slow upstream
         if self.began:
             self._pause_s = max(self._pause_s, self._silent_s if silent_s < self._silent_s else 0.0)
-            self._silent_s = silent_s
-            if self._relay.is_dark(self) and silent_s > stall_s(self._pause_s, limits.between_bytes_s):
+            self._silent_s, most_s = silent_s, limits.between_bytes_s
+            if silent_s > (stall_s(self._pause_s, most_s) if self._relay.is_dark(self) else most_s):
                 self._give_up(outcome.STALLED)
-                return
-        if not self.began and silent_s > limits.first_byte_s:
-            self._give_up(outcome.FIRST_BYTE_TIMEOUT)
-        elif self.began and silent_s > limits.between_bytes_s:
-            self._give_up(outcome.STALLED)
+        elif self.journey.request.stream:
+            if silent_s > limits.first_byte_s:
+                self._give_up(outcome.FIRST_BYTE_TIMEOUT)
+        elif silent_s > limits.whole_answer_s:
+            self._give_up(outcome.WHOLE_ANSWER_TIMEOUT)
 
     def _give_up(self, reason: Outcome) -> None:
         self.abort()

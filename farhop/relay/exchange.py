@@ -28,6 +28,9 @@ class Journey(Protocol):
     def client_left(self) -> None:
         """The client is gone."""
 
+    def stopped(self) -> None:
+        """We stop, and time is up."""
+
     def pause(self) -> None:
         """The client reads slower than the upstream writes."""
 

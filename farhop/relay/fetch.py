@@ -131,6 +131,7 @@ async def _ask(pool: Pool, address: Address, line: str, rest: bytes, timeout_s: 
     # A failure is a result, too: an exception that comes just as nobody waits any more would be logged as lost.
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Fetched | FetchError] = loop.create_future()
+    attempt: Collector
 
     def write(connection: Outbound) -> None:
         connection.write(
@@ -139,7 +140,14 @@ async def _ask(pool: Pool, address: Address, line: str, rest: bytes, timeout_s: 
         )
 
     def told_of(result: Fetched | FetchError) -> None:
-        if not done.done():  # else who waited for it was cancelled just now
+        nonlocal attempt
+        if done.done():
+            return  # who waited for it was cancelled just now
+        if isinstance(result, FetchError) and result.outcome is outcome.KEPT_CLOSED:
+            # Probes and the like change nothing, and a connection closed at rest says nothing of who closed it.
+            attempt = Collector(write, told_of, bytes_max)
+            pool.lend_fresh(address, attempt)
+        else:
             done.set_result(result)
 
     attempt = Collector(write, told_of, bytes_max)

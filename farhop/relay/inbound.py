@@ -251,6 +251,13 @@ class Inbound(asyncio.Protocol):
         elif reading_s > limits.upload_s:
             self._too_slow(f"the request did not arrive within {limits.upload_s:g} s")
 
+    def expel(self) -> None:
+        """We stop, and time is up: end what is under way so that the client knows, and the connection with it."""
+        reply = answers.stopping()
+        if self._reading is not None or self._partial:
+            self._refuse(reply)
+        self._turns.expel(reply)
+
     def abort(self) -> None:
         """Break the connection."""
         self._turns.abort()

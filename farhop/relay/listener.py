@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SWEEP_S = 0.25
 # Connections beyond the limit get an answer, as long as there are no more of them than this.
 _TURNED_AWAY_MAX = 256
+_LAST_WORD_S = 1.0  # for clients to take their last word and close
 _BREAK_S = 1.0  # what breaking the connections that are left may take
 _HOP_REST_S = 0.5  # for the first request of the tier above on a connection that it has just made
 _ACCEPT_REST_S = 1.0  # what accepting those that have connected may take, once we stop
@@ -153,11 +154,15 @@ class Listener:
             await asyncio.sleep(0)
 
     async def close(self, deadline_s: float) -> None:
-        """Drain: wait for answers under way up to the deadline, then break what is left."""
+        """Drain: wait for answers under way up to the deadline, then end what is left: a stream by an error event, what
+        has not begun by a refusal, an answer of known length by breaking off."""
         await self.stop_accepting()
         await self._emptied(deadline_s)
         if self._handshakes is not None:
             await self._handshakes.close()
+        for connection in tuple(self._connections):
+            connection.expel()
+        await self._emptied(_LAST_WORD_S)
         for connection in (*self._connections, *self._turned_away):
             connection.abort()
         await self._emptied(_BREAK_S)

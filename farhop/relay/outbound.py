@@ -2,8 +2,8 @@
 
 Invariants: a connection carries one attempt at a time; it is lent again only after a whole, well-framed answer to a
 request that was sent whole; bytes that nobody asked for close it; no address has more connections than its bound. A
-kept connection that turns out dead before it said a word is replaced by a fresh one without the attempt noticing. Never
-retries anything else.
+kept connection that turns out dead right after it was lent takes those that rested as long with it, so that whoever
+asks again gets one that is alive. Never retries anything: a request may have been seen, and machines count retries.
 """
 
 from __future__ import annotations
@@ -34,11 +34,16 @@ if TYPE_CHECKING:
 class OutboundLimits(msgspec.Struct, frozen=True):
     """What an upstream may do, and how much of us one address gets. Seconds, counts and bytes.
 
+    A stream is silent while its prompt waits and is computed (`first_byte_s`), a whole answer until all of it is
+    generated (`whole_answer_s`): that says nothing of the upstream's health. Where the upstream is a tier, each limit
+    must leave it the time for its own: else whoever knows what happened never gets to say it.
+
     A connection carries one stream, and a fresh one is opened only where none is at rest: `streams_max` bounds both.
     """
 
     connect_s: float = 3.0
     first_byte_s: float = 120.0
+    whole_answer_s: float = 600.0
     between_bytes_s: float = 60.0
     idle_s: float = 50.0  # below the 60-75 s that servers commonly keep: we close first
     idle_max: int = 256  # kept connections per upstream address
@@ -66,6 +71,7 @@ class Attempt(Protocol):
         """The connection broke, or never came to be; it is no longer yours."""
 
 
+CROSSING_S = 1.0  # a round trip, which no wire or proxy makes longer: for a close that crosses a request
 _CLOSE_S = 1.0  # what closing every connection may take
 # A connection that did not come to be for want of descriptors, ports or memory here says nothing about the upstream.
 _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
@@ -87,6 +93,7 @@ class Outbound(asyncio.Protocol):
         "attempt",
         "host",
         "idle_since",
+        "lent_at",
         "reused",
     )
 
@@ -96,7 +103,7 @@ class Outbound(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.attempt: Attempt | None = None
         self.reused = self._ended = False
-        self.idle_since = 0.0
+        self.idle_since = self.lent_at = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -151,8 +158,8 @@ class Outbound(asyncio.Protocol):
             return
         if isinstance(self._body, EndlessBody) and exc is None and self._ended:
             attempt.completed()
-        elif self.reused and not self._heard:
-            self._pool.lend_fresh(self.address, attempt)
+        elif self.reused and not self._heard and self._pool.died_at_rest(self):
+            attempt.lost(outcome.KEPT_CLOSED)
         elif isinstance(exc, ssl.SSLError) and not self._heard:
             self._pool.refused(
                 self.address, exc
@@ -280,7 +287,7 @@ class Pool:
         while idle:
             connection = idle.pop()
             if connection.usable:
-                connection.reused = True
+                connection.reused, connection.lent_at = True, self._loop.time()
                 connection.lend(attempt)
                 return
         self.lend_fresh(address, attempt)
@@ -365,6 +372,16 @@ class Pool:
             idle.remove(connection)
         if not idle:
             self._idle.pop(connection.address, None)
+
+    def died_at_rest(self, connection: Outbound) -> bool:
+        """Whether a connection that was lent again, and broke without a word, was most likely closed before: what the
+        other side had said of it was still on its way. Then those that rested as long may be gone as well."""
+        if self._loop.time() - connection.lent_at > CROSSING_S:
+            return False
+        for other in tuple(self._idle.get(connection.address, ())):
+            if other.idle_since <= connection.idle_since:
+                other.abort()
+        return True
 
     def give_up(self, address: Address) -> None:
         """Close what rests towards an address: its way there broke, and a connection may be dead without a word."""

@@ -106,6 +106,10 @@ class Journey:
         """The exchange's connection is gone."""
         self._relay.client_left(self)
 
+    def stopped(self) -> None:
+        """The listener stops, and time is up."""
+        self._relay.stopped(self)
+
     def pause(self) -> None:
         """The client is behind."""
         if self.attempt is not None:
@@ -152,6 +156,7 @@ class Relay:
         self._live: dict[str, Journey] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
         self._dark: set[Address] = set()  # upstreams to which the way is broken, by other evidence
+        self._ending = False  # time is up, and nothing more is sent upstream
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._perform: dict[type[Command], Callable[[Journey, Any, float], None]] = {
             machine.Forward: self._forward,
@@ -290,9 +295,19 @@ class Relay:
         journey.status = 0
         self._conclude(journey, outcome.CLIENT_LEFT)
 
+    def stopped(self, journey: Journey) -> None:
+        """Our time is up: end it with an answer or an error event that says so, and have the machine forget it."""
+        self._ending = True
+        self._answer(
+            journey, machine.Answer(journey.request.id, outcome.STOPPING, answers.STOPPING_DETAIL, 1.0), self.clock()
+        )
+        self.react(machine.ClientLeft(journey.request.id))
+
     # -- what the machine wants done
 
     def _forward(self, journey: Journey, command: machine.Forward, now: float) -> None:
+        if self._ending:
+            return  # what one that ended left free: but this one ends presently, too
         self._end_attempt(journey, outcome.CLIENT_LEFT)  # one at a time: the one before, if it runs, loses its client
         journey.forward, journey.forwarded_at, journey.reasons = command, now, command.reasons
         if command.prefill is not None and command.prefill.together:

@@ -229,6 +229,23 @@ class Turns:
             self._blind = True  # through TLS: what the system still has to send cannot be seen
             transport.close()
 
+    def expel(self, reply: Reply) -> None:
+        """We stop, and time is up: what is being answered ends now, who waits for a turn gets this, nobody is read."""
+        self.deaf = True
+        for waiting in self._waiting:
+            if waiting.early is None:
+                waiting.abandon(reply.outcome, reply.status)
+                waiting.early = reply
+        active = self.active
+        if active is None and not self._waiting:
+            self.close()
+            return
+        self._close_after = self._waiting[-1] if self._waiting else active
+        if active is not None and active.journey is not None:
+            active.journey.stopped()
+        elif active is not None and not active.started:
+            active.reply(reply)
+
     def check_ending(self, now: float, send_s: float, linger_s: float) -> bool:
         """Bound how long the client takes to read, and to close once all is said. False if that is not what goes on."""
         transport = self._transport

@@ -204,6 +204,7 @@ class Limits(Part):
     request_s: Seconds = 600.0
     connect_s: Seconds = _OUT.connect_s
     first_byte_s: Seconds = _OUT.first_byte_s
+    whole_answer_s: Seconds = _OUT.whole_answer_s
     between_bytes_s: Seconds = _OUT.between_bytes_s
     drain_s: Annotated[float, Field(ge=0, le=DAY_S)] = 30.0
     drain_idle_s: Annotated[float, Field(ge=0, le=DAY_S)] = _IN.drain_idle_s

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Tokens
+    from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
     from farhop.relay.inbound import Exchange
@@ -283,10 +284,19 @@ class _Reading:
 
     def client_left(self) -> None:
         """See exchange.Journey."""
+        self._give_up(outcome.CLIENT_LEFT, 0)
+
+    def stopped(self) -> None:
+        """See exchange.Journey."""
+        reply = answers.stopping()
+        self._give_up(reply.outcome, reply.status)
+        self._exchange.reply(reply)
+
+    def _give_up(self, reason: Outcome, status: int) -> None:
         self._exchange.journey = None
         if self._future is not None:
             self._future.cancel()
-        self._door._observer.turned_away(self._exchange.context, outcome.CLIENT_LEFT, 0)
+        self._door._observer.turned_away(self._exchange.context, reason, status)
 
     def pause(self) -> None:
         """See exchange.Journey. Nothing is written yet."""

@@ -139,6 +139,7 @@ def outbound(limits: Limits) -> OutboundLimits:
     return OutboundLimits(
         connect_s=limits.connect_s,
         first_byte_s=limits.first_byte_s,
+        whole_answer_s=limits.whole_answer_s,
         between_bytes_s=limits.between_bytes_s,
         idle_s=limits.upstream_idle_s,
         idle_max=limits.upstream_idle_max,

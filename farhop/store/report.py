@@ -27,7 +27,6 @@ RATE_LIMIT_MS = 60_000.0  # a minute for one token
 INCARNATION_LIMIT = 2**63 - 1  # int64 on the wire
 CLOCK_LIMIT_MS = 1e15
 BYTES_PER_TOKEN_LIMIT = 4096.0
-USD_LIMIT = 1e6
 USED_LIMIT = 1e6
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -73,7 +72,6 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     usable_share: float = 1.0
     headroom_foreign_tokens: int = 0
     gpu_types: tuple[str, ...] = ()
-    usd_per_mtok: float = 0.0
     used_share: float = 0.0
     crowd_ms: float = 0.0
 
@@ -188,7 +186,6 @@ _NUMBERS = {
     "tpot_ms": RATE_LIMIT_MS,
     "bytes_per_token": BYTES_PER_TOKEN_LIMIT,
     "usable_share": 1.0,
-    "usd_per_mtok": USD_LIMIT,
     "used_share": USED_LIMIT,
     "crowd_ms": RATE_LIMIT_MS,
 }
@@ -219,7 +216,6 @@ def _sound(model: ModelReport) -> bool:
         and 0.0 <= model.tpot_ms <= RATE_LIMIT_MS
         and 0.0 < model.bytes_per_token <= BYTES_PER_TOKEN_LIMIT
         and 0.0 <= model.usable_share <= 1.0
-        and 0.0 <= model.usd_per_mtok <= USD_LIMIT
         and 0.0 <= model.used_share <= USED_LIMIT
         and 0.0 <= model.crowd_ms <= RATE_LIMIT_MS
     )

@@ -51,7 +51,10 @@ class Hop:
         balancer.hops.setdefault(region.name, {})[self] = None
         self.request = self._signed(journey.request, balancer.carrier.clock())
         stage = balancer.stage
-        self._watch: Call = stage.timeline.after(stage.watching.first_byte_s, self._late)
+        streams, watching = journey.request.stream, stage.watching
+        patience_s = watching.first_byte_s if streams else watching.whole_answer_s
+        late = outcome.FIRST_BYTE_TIMEOUT if streams else outcome.WHOLE_ANSWER_TIMEOUT
+        self._watch: Call = stage.timeline.after(patience_s, self._give_up, late)
         stage.wire.carry(balancer.region, region.name, self.request.body_bytes)
         stage.wire.send(balancer.region, region.name, self._arrive)
 
@@ -129,9 +132,6 @@ class Hop:
             known = reason is outcome.CONNECT_FAILED or reason is outcome.FIRST_BYTE_TIMEOUT
             died = outcome.DIED_MID_STREAM if self._began else outcome.DIED_BEFORE_START
             self._balancer.carrier.failed(self._journey, self, reason if known else died)
-
-    def _late(self) -> None:
-        self._give_up(outcome.FIRST_BYTE_TIMEOUT)
 
     def _quiet(self) -> None:
         """Chunks are not simulated: they come all the time, unless the link is frozen."""

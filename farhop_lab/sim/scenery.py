@@ -49,8 +49,9 @@ class Watching(msgspec.Struct, frozen=True, kw_only=True):
     ping_timeout_s: float = 0.5
     ping_jitter: float = 0.02
     report_age_s: float = 3.0
-    first_byte_s: float = 120.0
-    between_bytes_s: float = 60.0
+    first_byte_s: float = 480.0  # of a global balancer (global_lb.config.OuterLimits), as are the next two
+    whole_answer_s: float = 630.0
+    between_bytes_s: float = 75.0
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,7 +77,6 @@ class Traits(Part):
     prefill_tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000)] = 2048
     prefill_ms_per_token: Milliseconds = 0.1
     tpot_ms: Milliseconds = 25.0
-    usd_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
 
     @field_validator("engine", mode="before")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Need(msgspec.Struct, frozen=True, gc=False):
     """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica.
 
-    `path` are the tokens themselves, where they are known.
+    `path` are the tokens themselves, where they are known. `line`: what it waits for, its model or a version of it.
     """
 
     prompt_tokens: float
@@ -34,6 +34,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     session: int = 0
     tenant: str = ""
     path: Path | None = None
+    line: str = ""
 
 
 class Policy(ABC):
@@ -73,8 +74,8 @@ class Policy(ABC):
     def adopt(self, names: tuple[str, ...]) -> None:  # noqa: B027 - most keep nothing
         """These are the replicas now, of whatever model, in the order of the fleet's rows."""
 
-    def placed(self, name: str, whole: Table) -> None:  # noqa: B027
-        """A request was sent to a replica. `whole` is the fleet's table."""
+    def placed(self, name: str, line: str, whole: Table) -> None:  # noqa: B027
+        """A request of this line (see Need) was sent to a replica. `whole` is the fleet's table."""
 
     def answered(self, name: str, elapsed_ms: float, now: float) -> None:  # noqa: B027
         """An answer that is no error began `elapsed_ms` after its request was sent. The replica may have left."""

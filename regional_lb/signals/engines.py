@@ -139,7 +139,7 @@ def read_page(
         at=at,
         waiting=int(waiting),
         running=int(running or 0),
-        kv_usage=sum(usage) / len(usage) if usage else 0.0,
+        kv_usage=sum(usage) / len(usage) if usage else None,
         kv_tokens=_kv_tokens(page, dialect, dropped),
         prefix_queries=sum(_first(page, dialect.queries, _COUNTER_MAX, dropped)),
         prefix_hits=sum(_first(page, dialect.hits, _COUNTER_MAX, dropped)),

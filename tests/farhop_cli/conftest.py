@@ -239,6 +239,7 @@ class Made:
             "replicas": [{
                 "replica": replica, "state": "up", "why": "proven", "in_flight": 4, "slots": 256, "kv_tokens": 1000,
                 "kv_tokens_total": 137280, "engine_waiting": None, "engine_running": 3.0, "sample_age_s": 0.5,
+                "engine_kv_usage": 0.43, "engine_hit_share": None,
                 "prefill_ms_per_token": 0.0094, "tpot_ms": 2.61,
             }],
         }  # fmt: skip

@@ -1,6 +1,7 @@
 """`farhop status`: what each balancer sees; silence is a row; code 1 where anything is down."""
 
 import json
+import re
 
 import pytest
 
@@ -25,6 +26,7 @@ async def test_all_is_well(healthy, cli):
     assert len(views) == 9
     assert views[0] == ["virginia", "virginia", "up", "9.2", "1.5", "–", "–", "512", "3", "0.25", "why", "up"]
     assert result.stdout.count("137,280") == 3
+    assert len(re.findall(r"137,280 +43 +– +0\.0094", result.stdout)) == 3
 
 
 async def test_a_region_that_is_down_is_code_1(healthy, cli, made):

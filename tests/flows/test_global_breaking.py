@@ -50,6 +50,36 @@ def test_a_transport_failure_is_answered_by_the_runner_up(play) -> None:
     assert (flow._budget.active, flow._budget.retrying) == (0, 0)
 
 
+def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_region(play) -> None:
+    """Told by the region, or found out here: it is the answer, and nothing is held against anybody."""
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a", stream=False))).expect(sent("a", "london"))
+        .at(1.0).on(AttemptFailed("a", 1, outcome.WHOLE_ANSWER_TIMEOUT)).expect(
+            answered("a", outcome.WHOLE_ANSWER_TIMEOUT))
+        .on(RequestArrived(request("b", stream=False, deadline=90.0))).expect(sent("b", "london"))
+        .at(2.0).on(AttemptRefused("b", 1, outcome.WHOLE_ANSWER_TIMEOUT)).expect(
+            answered("b", outcome.WHOLE_ANSWER_TIMEOUT))
+        .on(RequestArrived(request("c", deadline=90.0))).expect(sent("c", "london"))
+    )  # fmt: skip
+    assert flow.liveness["london"].read(2.0).state is State.UP
+    assert flow._budget.retrying == 0
+
+
+def test_a_kept_connection_that_was_closed_says_nothing_of_its_region(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .at(0.1).on(AttemptFailed("a", 1, outcome.KEPT_CLOSED)).expect(sent("a", "frankfurt", attempt=2))
+        .on(AttemptBegan("a", 2, 200)).expect()
+        .on(AttemptEnded("a", 2, 200, None)).expect()
+        .on(RequestArrived(request("b"))).expect(sent("b", "london"))
+    )  # fmt: skip
+    assert flow.liveness["london"].read(0.1).state is State.UP
+
+
 def test_the_only_lawful_region_is_tried_again_after_a_transport_failure(play) -> None:
     flow = worldwide()
     (

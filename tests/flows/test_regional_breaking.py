@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 import pytest
 from playbook import Expected, answered, held, sent
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
@@ -49,6 +51,44 @@ def test_a_refused_connection_sends_the_request_to_the_other_replica(play) -> No
     )  # fmt: skip
     assert flow.health[first].read(0.3).state is State.DOWN
     assert flow.ledger.load(first).in_flight == 0
+
+
+def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_replica(play) -> None:
+    """However many: nobody is ejected, nobody else is asked, nothing lingers, and no budget is drawn on."""
+    flow = regional(replica("r1", slots=8), replica("r2", slots=8))
+    book = play(flow)
+    for n in range(12):
+        flow.handle(RequestArrived(request(f"q{n}", stream=False, deadline=1e4)), float(n))
+        book.at(600.0 + n).on(failed(f"q{n}", 1, outcome.WHOLE_ANSWER_TIMEOUT)).expect(
+            answered(f"q{n}", outcome.WHOLE_ANSWER_TIMEOUT, detail=lambda d: "in one piece" in d)
+        )
+    for name in ("r1", "r2"):
+        flow.handle(ReplicaProbed(name, True), 620.0)
+        assert flow.health[name].read(620.0).state is State.UP
+        assert flow.standing.share(name, 620.0) == 1.0
+        assert flow.ledger.load(name).in_flight == 0
+    assert not flow.standing.ejections
+    assert (flow.under_way, flow._budget.retrying) == (0, 0)
+
+
+def test_a_kept_connection_that_was_closed_is_a_retry_like_others_and_nobodys_failure(play) -> None:
+    """Once for free, then by the budget; however many, no replica is ejected, eased or thought to be busy with them."""
+    flow = regional(replica("r1", slots=8), replica("r2", slots=8))
+    book = play(flow)
+    for n in range(12):
+        target = arrive(flow, f"q{n}", float(n))
+        book.at(float(n)).on(failed(f"q{n}", 1, outcome.KEPT_CLOSED)).expect(
+            sent(f"q{n}", elsewhere(target), attempt=2)
+        )
+        assert flow._budget.retrying == 0
+        book.on(failed(f"q{n}", 2, outcome.KEPT_CLOSED)).expect(sent(f"q{n}", ANY, attempt=3))
+        assert flow._budget.retrying == 1
+        book.on(failed(f"q{n}", 3, outcome.KEPT_CLOSED)).expect(answered(f"q{n}", outcome.KEPT_CLOSED))
+    for name in ("r1", "r2"):
+        assert flow.health[name].read(12.0).state is State.UP
+        assert flow.standing.share(name, 12.0) == 1.0
+        assert flow.ledger.load(name).in_flight == 0
+    assert not flow.standing.ejections
 
 
 def test_one_redispatch_is_free_and_the_next_draws_on_the_budget(play) -> None:

@@ -7,9 +7,13 @@ import pytest
 from inprocess import HOP, HOP_KEY
 from pydantic import ValidationError
 
+from farhop.balance.retry import TRANSPORT_RETRIES_MAX
+from farhop.shell.config import Limits
 from farhop_lab.certs import Authority
+from farhop_lab.sim.scenery import Watching
 from global_lb.config import POLICIES, GlobalConfig
 from global_lb.policy import KNOWN
+from regional_lb.flow import FlowConfig
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +29,18 @@ def test_the_least_there_must_be() -> None:
     config = GlobalConfig.model_validate(document())
     assert config.listen.host == "127.0.0.1"
     assert config.watch.report_age_s == 3.0  # three reports missed
+
+
+def test_a_region_has_its_say_before_ours() -> None:
+    """By default: what waits longest for an inner limit is told, or asked elsewhere there, before an outer one."""
+    inner, outer = Limits(), GlobalConfig.model_validate(document()).limits
+    attempts = 1 + TRANSPORT_RETRIES_MAX
+    assert outer.first_byte_s >= attempts * (inner.first_byte_s + FlowConfig(region="x").queue_wait_s) + inner.connect_s
+    assert outer.whole_answer_s > inner.whole_answer_s
+    assert outer.between_bytes_s > inner.between_bytes_s
+    assert outer.request_s >= outer.first_byte_s
+    assert Watching().first_byte_s == outer.first_byte_s
+    assert (Watching().whole_answer_s, Watching().between_bytes_s) == (outer.whole_answer_s, outer.between_bytes_s)
 
 
 def test_its_name_among_balancers_is_unique_in_the_fleet() -> None:

@@ -52,8 +52,3 @@ def test_a_request_costs_hardware_by_time_and_traffic_by_size(stream: bool) -> N
     assert told.scored(place, 0.0).usd == pytest.approx(wanted)
     assert told.egress_usd(told.at["london"]) == 0.0
     assert told.usd().item(told.at["london"]) == 0.0
-
-
-def test_a_price_that_the_region_reports_goes_before_the_hardware() -> None:
-    told = field(request("a", 4096), 50.0, "tokyo", tokyo={"usd_per_mtok": 2.0, "usd_per_gpu_hour": 99.0})
-    assert told.usd().item(0) == pytest.approx((1024 + 50) * 2e-6)

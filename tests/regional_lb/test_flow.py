@@ -265,6 +265,7 @@ class RegionalMachine(RuleBasedStateMachine):
         flow, riders = self.flow, self.referee.riders
         assert flow.under_way == flow._budget.active == len(riders)
         assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue._by_id)
+        assert flow.queue._taken.keys() <= riders.keys()
         sent = self.referee.states("sent", "started")
         assert len(flow.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
         for rider in sent:
@@ -411,3 +412,21 @@ def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
     assert promised[0] >= LOAD_MS > max(promised[1:])
     assert LOAD_MS < flow.adapters.load_ms < 900.0
     assert flow.adapters.loaded(targets[0]) == ("sql",)
+
+
+def test_who_asks_for_long_answers_gets_fewer_of_them() -> None:
+    """By prompts alone two tenants in a queue had as many turns, however long their answers."""
+    flow = regional(replica("r1", slots=1, kv_tokens=1_000_000), queue_wait_s=1e4, queue_stands_s=1e4, starvation_s=1e4)
+    long = {"anyone": 2000, "other": 20}
+    under_way: list[str] = []
+    for n in range(60):
+        asked = request(f"{n}", 400, tenant=("anyone", "other")[n % 2], max_tokens=None, deadline=1e6)
+        under_way += [c.id for c in flow.handle(machine.RequestArrived(asked), 0.0) if isinstance(c, Forward)]
+    turns: list[str] = []
+    for now in range(1, 33):
+        name = under_way.pop()
+        turns.append(flow._live[name].request.tenant)
+        ended = machine.AttemptEnded(name, 1, 200, Usage(100, long[turns[-1]]))
+        under_way += [c.id for c in flow.handle(ended, float(now)) if isinstance(c, Forward)]
+    assert turns.count("other") >= 26
+    assert turns.count("anyone") >= 2

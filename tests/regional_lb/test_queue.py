@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from regional_lb.queue import OF_LATE_S, STARVED_EVERY, WaitingRoom
+from regional_lb.queue import OF_LATE_S, STARVED_EVERY, WaitingRoom, work
 
 RUN = settings(max_examples=80, deadline=None, derandomize=True)
 REQUESTS_MAX, TOKENS_MAX, STARVATION_S = 8, 1000, 10.0
@@ -164,6 +167,62 @@ def test_service_is_in_proportion_to_weight(light: list[float], heavy: list[floa
         assert abs(served["light"] - served["heavy"] / weight) <= 400.0 + 400.0 / weight
 
 
+ANSWERS = st.lists(st.tuples(st.sampled_from((0.0, 50.0, 300.0)), st.sampled_from((0.0, 50.0, 300.0))), min_size=60)
+
+
+@given(ANSWERS, ANSWERS, st.sampled_from((1.0, 2.0, 5.0)), st.integers(0, 8))
+@settings(RUN, max_examples=40)
+def test_answers_count_as_they_turned_out(light: Any, heavy: Any, weight: float, late: int) -> None:
+    """However wrong what was expected of an answer: work served per weight differs by no more than one request of each
+    and what is still unknown of those under way."""
+    queue, most = room(), work(100.0, 300.0)
+    answers = {
+        f"{name[0]}{n}": one for name, all_ in (("light", light), ("heavy", heavy)) for n, one in enumerate(all_)
+    }
+    for request_id, (expected, _) in answers.items():
+        mine = ("light", 1.0) if request_id[0] == "l" else ("heavy", weight)
+        push(queue, request_id, *mine, output_tokens=expected)
+    served, under_way = {"light": 0.0, "heavy": 0.0}, deque[str]()
+    while {w.tenant for w in queue.first("m", 200)} == {"light", "heavy"}:
+        due = queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        served[due.tenant] += work(100.0, answers[due.id][1])
+        under_way.append(due.id)
+        if len(under_way) > late:
+            over = under_way.popleft()
+            queue.settle(over, work(100.0, answers[over][1]))
+        assert abs(served["light"] - served["heavy"] / weight) <= (1 + late) * (most + most / weight)
+
+
+def test_long_answers_are_paid_for() -> None:
+    """By prompts alone both tenants had as many turns, and one of them took 30 times the GPU time."""
+    queue = room()
+    for n in range(40):
+        push(queue, f"long{n}", "long", output_tokens=100.0)  # as nobody knows better
+        push(queue, f"short{n}", "short", output_tokens=100.0)
+    order = []
+    for _ in range(40):
+        due = queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        queue.settle(due.id, work(100.0, 1500.0 if due.tenant == "long" else 50.0))
+        order.append(due.tenant)
+    assert order.count("long") == pytest.approx(40 * 200 / (200 + 3100), abs=1.0)
+
+
+def test_a_turn_is_settled_once_and_never_after_its_band_has_emptied() -> None:
+    queue = room()
+    push(queue, "a0", "a")
+    queue.remove("a0", served=True)
+    push(queue, "a1", "a")
+    push(queue, "b0", "b")
+    queue.settle("a0", 1e9)  # of a band that is gone: what was before it empties is forgotten
+    assert serve_all(queue) == ["a1", "b0"]
+    for name in ("a1", "b0", "a0", "never"):
+        queue.settle(name, None)
+        queue.settle(name, 1e9)
+    assert not queue._taken
+
+
 @given(st.integers(1, 60), st.integers(1, 6))
 @RUN
 def test_the_oldest_waits_no_more_than_so_many_turns(urgent: int, pace: int) -> None:
@@ -219,6 +278,31 @@ def test_the_newest_of_the_lowest_band_makes_way() -> None:
     assert queue.victim(1, 500.0).id == "low1"
     assert queue.victim(1, 501.0) is None  # one place would not do
     assert queue.victim(0, 100.0) is None
+
+
+def test_nobody_fills_the_room_alone() -> None:
+    """Neither one model nor one tenant: who has most of it, by weight, makes way for who would still have less."""
+    queue = room(requests_max=8)
+
+    def come(name: str, model: str, tenant: str, weight: float = 1.0) -> str:
+        gone = ""
+        if not queue.fits(100.0):
+            victim = queue.victim(0, 100.0, model, tenant, weight)
+            if victim is None:
+                return name
+            queue.remove(victim.id, served=False)
+            gone = victim.id
+        push(queue, name, tenant, weight, model=model)
+        return gone
+
+    assert [come(f"a{n}", "busy", "a") for n in range(10)] == [""] * 8 + ["a8", "a9"]
+    assert [come(f"q{n}", "quiet", "a") for n in range(5)] == ["a7", "a6", "a5", "a4", "q4"]
+    assert [come(f"b{n}", "busy", "b", 2.0) for n in range(6)] == ["a3", "q3", "a2", "q2", "b4", "b5"]
+    assert [w.id for w in queue.first("busy", 9)] == ["a0", "b0", "b1", "a1", "b2", "b3"]
+    queue.remove("a0", served=True)
+    push(queue, "high", "c", priority=1)
+    assert queue.victim(1, 100.0, "m", "d") is not None  # a lower band first
+    assert queue.victim(-1, 100.0, "busy", "d") is None
 
 
 class Room(RuleBasedStateMachine):

@@ -29,6 +29,7 @@ from farhop.store.report import (
     to_wire,
 )
 from regional_lb import report
+from regional_lb.flow import ISSUERS_MAX
 from regional_lb.peers.shares import PeerHeard, PeerLoad, PeersChanged
 from regional_lb.report import moved
 from regional_lb.split import Rule
@@ -113,13 +114,21 @@ async def test_what_is_slower_than_a_report_may_say_is_told_as_the_slowest_it_ma
     assert (model.tpot_ms, model.wait_ms) == (RATE_LIMIT_MS, WAIT_LIMIT_MS)
 
 
-async def test_the_latest_balancers_are_acknowledged_when_there_are_too_many() -> None:
-    flow = regional(replica("a"))
-    flow.accepted_bytes.update({f"g{n}": 1.0 for n in range(ACCEPTED_LIMIT + 10)})
+async def test_the_balancers_that_sent_last_are_acknowledged_when_there_are_too_many() -> None:
+    flow = regional(replica("a"), up=False)
+
+    def sends(issuer: str) -> None:
+        flow.handle(RequestArrived(request("q", 100, issuer=issuer)), 0.0)
+
+    assert ISSUERS_MAX == ACCEPTED_LIMIT
+    for n in range(ACCEPTED_LIMIT):
+        sends(f"g{n}")
+    sends("g0")  # first seen first, but it goes on sending
+    sends("new")
     told = decode(encode(reporter(flow).build()))
     assert len(told.accepted_bytes) == ACCEPTED_LIMIT
-    assert f"g{ACCEPTED_LIMIT + 9}" in told.accepted_bytes
-    assert "g0" not in told.accepted_bytes
+    assert (told.accepted_bytes["g0"], told.accepted_bytes["new"]) == (200.0, 100.0)
+    assert "g1" not in told.accepted_bytes
 
 
 SIZES = st.sampled_from([0, 1, 37, 10_000, 10**6])

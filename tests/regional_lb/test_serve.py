@@ -210,6 +210,21 @@ async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_told(engi
         assert (await send(up.client, chat())).headers["x-farhop-replica"] == other["replica"]
 
 
+async def test_what_the_engine_says_of_its_cache_is_shown(engine: Engine) -> None:
+    engine.page += "vllm:kv_cache_usage_perc 0.25\n"
+    async with both(engine, WORLD) as up:
+
+        def told() -> dict[str, Any]:
+            return dict(up.regional.desk.status()["replicas"][0])
+
+        await until(lambda: told()["engine_kv_usage"] == 0.25)
+        assert told()["engine_hit_share"] is None
+        engine.page += "vllm:prefix_cache_queries_total 200\nvllm:prefix_cache_hits_total 150\n"
+        await until(lambda: told()["engine_hit_share"] == 0.75)
+        (line,) = [li for li in up.regional.metrics.render().decode().splitlines() if "farhop_replica_kv_share{" in li]
+        assert line.endswith(" 0.25")
+
+
 async def test_on_the_way_out_it_is_not_ready(engine: Engine) -> None:
     balancer = RegionalBalancer(regional_config(engine), WORLD, Random(1), MemoryStore(Random(2)))
     await balancer.open()

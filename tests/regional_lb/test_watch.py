@@ -325,10 +325,15 @@ class Model:
 
     def __init__(self) -> None:
         self.health, self.completions, self.hangs, self.asked = 200, 200, False, 0
+        self.works, self.steps = False, 0
         self.app = web.Application()
-        self.app.router.add_get("/metrics", _text(PAGE))
+        self.app.router.add_get("/metrics", self._metrics)
         self.app.router.add_get("/health", self._health)
         self.app.router.add_post("/v1/completions", self._complete)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        self.steps += self.works
+        return web.Response(text=page("9", "4", f"vllm:kv_cache_usage_perc {self.steps % 1000 / 1000}\n"))
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response(status=self.health)
@@ -402,6 +407,18 @@ async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_
         model.hangs = False
         await until(lambda: heard.faults[-1] == "" and len(heard.fleet.able("m", 0.0)))
         assert model.asked >= 2
+
+
+async def test_an_engine_full_of_long_answers_is_no_hung_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer of its begins for long, and a token asked for waits behind them: its numbers show that it works."""
+    model = Model()
+    model.hangs = model.works = True
+    monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"generate_s": 1.0}}) as heard:
+        await until(lambda: model.asked >= 2)
+        assert not any(heard.faults)
+        model.works = False
+        await until(lambda: "generates nothing" in heard.faults[-1])
 
 
 async def test_a_replica_keeps_what_was_known_while_its_page_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,7 @@ class ScriptedGate:
         self.hide_usage = False
         self.continuation: Continuation | None = None
         self.break_at = ""
+        self.streams = False  # whether requests ask for a stream
 
     def head(self, exchange: Exchange) -> answers.Reply | None:
         if self.break_at == "head":
@@ -154,6 +155,7 @@ class ScriptedGate:
             body_bytes=len(exchange.body),
             chain=(),
             deadline=time.monotonic() + 60.0,
+            stream=self.streams,
         )
         self.relay.start(
             exchange, request, exchange.body, hide_usage=self.hide_usage, context=None, continuation=self.continuation

@@ -81,6 +81,27 @@ async def test_a_whole_answer_on_a_kept_connection() -> None:
     assert asked[0].startswith(b"GET /metrics HTTP/1.1\r\nhost: %b\r\n" % str(address).encode())
 
 
+async def test_a_probe_is_asked_again_where_its_kept_connection_had_been_closed() -> None:
+    """That says nothing of the replica: it was closed at rest. Once: a fresh one that dies is a failed probe."""
+    asked: list[int] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.append(len(asked))
+        if len(asked) < 3:
+            writer.write(OK)
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with serving(script) as (pool, address):
+        for _ in range(2):
+            assert (await get(pool, address, "/health", 1.0, 100)).status == 200
+        with pytest.raises(FetchError) as caught:
+            await get(pool, address, "/health", 1.0, 100)
+        assert caught.value.reason == "cut"
+    assert len(asked) == 3
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

@@ -7,9 +7,13 @@ import socket
 from typing import Any
 
 import pytest
-from relay_wire import SSE, Line, chunk, post, until
+from relay_wire import SSE, Line, chunk, plain, post, until
 
+from farhop.balance import outcome
 from farhop.balance.limits import SlotLimit
+from farhop.balance.machine import ClientLeft, Command, Event, Hold, Request
+from farhop.relay import answers
+from farhop.relay.answers import STOPPING_DETAIL
 from farhop.relay.inbound import InboundLimits
 from farhop.relay.listener import Listener, PortTakenError, client_of
 from farhop_lab.ports import free_ports
@@ -202,15 +206,105 @@ async def test_the_tier_above_is_not_waited_for(stage: Any) -> None:
     assert await line.ended() == b""
 
 
-async def test_draining_ends_at_its_deadline(stage: Any) -> None:
+async def test_draining_ends_a_stream_at_its_deadline_with_an_error_event(stage: Any) -> None:
     s = await stage()
     s.upstream.script = held(s, asyncio.Event())
     c = await s.client()
     await c.send(post())
-    await c.reader.readuntil(b"data: 1\n\n")
-    await s.listener.close(0.05)
+    await c.reader.readuntil(b"data: 1\n\n\r\n")
+    closing = asyncio.create_task(s.listener.close(0.05))
+    event = answers.event_of(outcome.STOPPING, STOPPING_DETAIL)
+    assert await c.ended() == chunk(event) + b"0\r\n\r\n"
+    c.abort()
+    await closing
     assert s.listener.connections == 0
-    assert s.tier.concluded_with == [("client_left", 0, None)]
+    assert s.tier.concluded_with == [("stopping", 200, None)]
+    assert s.tier.attempts == [(1, "stopping")]
+    assert s.flow.words()[-1] == "ClientLeft"
+
+
+@pytest.mark.parametrize("is_hop", [False, True])
+async def test_what_has_not_begun_at_the_deadline_is_refused_and_may_go_elsewhere(stage: Any, is_hop: bool) -> None:
+    """Held by the machine, sent and not answered, waiting behind another answer, half here: each gets an answer."""
+    s = await stage(is_hop=is_hop)
+
+    async def silent(line: Line) -> None:
+        while True:
+            await s.upstream.request(line)
+
+    s.upstream.script = silent
+    forward = s.flow._next
+    s.flow.arrive = lambda request, _now: [Hold(request.id)] if request.id == "r1" else forward(request.id)
+    holding, sent, piped, half, begun = [await s.client() for _ in range(5)]
+    await holding.send(post())
+    await until(lambda: len(s.gate.bodies) == 1)
+    await sent.send(post())
+    await piped.send(post() + post())
+    await half.send(post(b"{}" * 50)[:-10])
+    await until(lambda: len(s.gate.bodies) == 3 and len(s.gate.exchanges) == 3)
+    begun.abort()
+    closing = asyncio.create_task(s.listener.close(0.05))
+    for line, answers_ in ((holding, 1), (sent, 1), (piped, 2), (half, 1)):
+        for _ in range(answers_):
+            answer = await line.read()
+            assert answer.status == 503
+            assert (answer.get("x-farhop-outcome") is not None) is is_hop
+            assert b'"code":"stopping"' in answer.body
+        assert await line.ended() == b""
+        line.abort()
+    await closing
+    assert [how for how, *_ in s.tier.concluded_with] == ["stopping"] * 3
+    assert s.gate.abandoned == [("stopping", 503)] * 2
+
+
+async def test_an_answer_in_one_piece_breaks_off_visibly_at_the_deadline(stage: Any) -> None:
+    s = await stage()
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(plain(b"x" * 100, headers=b"content-type: text/plain\r\n")[:-50])
+        await s.upstream.request(line)
+
+    s.upstream.script = script
+    c = await s.client()
+    await c.send(post())
+    await until(lambda: "AttemptBegan" in s.flow.words())
+    await s.listener.close(0.05)
+    assert not (await c.read()).whole
+    assert s.tier.concluded_with == [("stopping", 200, None)]
+
+
+async def test_what_ends_at_the_deadline_lets_nobody_begin(stage: Any) -> None:
+    """What one of them leaves free the machine gives to the next in line, which is about to end as well."""
+    s = await stage()
+    s.upstream.script = held(s, asyncio.Event())
+    waiting: list[str] = []
+    forward, handle = s.flow._next, s.flow.handle
+
+    def arrive(request: Request, _now: float) -> list[Command]:
+        if s.flow.words().count("RequestArrived") == 1:
+            return forward(request.id)
+        waiting.append(request.id)
+        return [Hold(request.id)]
+
+    def fill(event: Event, now: float) -> list[Command]:
+        commands = handle(event, now)
+        return commands + (forward(waiting[0]) if isinstance(event, ClientLeft) and waiting[0] in s.flow.live else [])
+
+    s.flow.arrive, s.flow.handle = arrive, fill
+    first = await s.client()
+    await first.send(post())
+    await first.reader.readuntil(b"data: 1\n\n")
+    second = await s.client()
+    await second.send(post())
+    await until(lambda: waiting)
+    closing = asyncio.create_task(s.listener.close(0.05))
+    await until(lambda: len(s.tier.concluded_with) == 2)
+    for line in (first, second):
+        line.abort()
+    await closing
+    assert len(s.upstream.asked) == 1
+    assert sorted(status for _, status, _ in s.tier.concluded_with) == [200, 503]
 
 
 async def test_an_idle_connection_is_closed(stage: Any) -> None:

@@ -14,6 +14,7 @@ from relay_wire import SSE, Line, Upstream, chunk, plain, post, until
 
 from farhop.balance import outcome
 from farhop.balance.machine import Address
+from farhop.relay import outbound
 from farhop.relay.outbound import OutboundLimits
 
 JSON = b"content-type: application/json\r\n"
@@ -114,21 +115,66 @@ async def test_bytes_that_nobody_asked_for_close_a_kept_connection(stage: Any) -
     assert len(s.upstream.lines) == 2
 
 
-async def test_a_kept_connection_that_is_dead_is_replaced_silently(stage: Any) -> None:
-    s = await stage()
+def dying_when_used_again(s: Any, after_s: float = 0.0) -> Callable[[Line], Awaitable[None]]:
+    """The first connection closes over its second request, without a word."""
 
-    async def dies_on_the_second(line: Line) -> None:
+    async def script(line: Line) -> None:
         await line.send(s.upstream.answer(await s.upstream.request(line)))
         if len(s.upstream.lines) == 1:
-            await line.reader.readuntil(b"\r\n\r\n")
-        else:
             await s.upstream.request(line)
+            await asyncio.sleep(after_s)
+        else:
+            while True:
+                await line.send(s.upstream.answer(await s.upstream.request(line)))
 
-    s.upstream.script = dies_on_the_second
-    for _ in range(2):
-        assert (await s.ask(post())).status == 200
-    assert s.tier.attempts == [(1, "served")] * 2
+    return script
+
+
+async def test_a_kept_connection_that_is_dead_is_told_and_asking_again_is_the_machines(stage: Any) -> None:
+    """A POST is not sent again behind the machine's back: it counts, as any other retry does."""
+    s = await stage()
+    s.upstream.script = dying_when_used_again(s)
+    assert (await s.ask(post())).status == 200
+    assert (await s.ask(post())).status == 502  # the scripted machine has one address, and asks it once
+    s.flow.addresses.append(s.upstream.address)
+    assert (await s.ask(post())).status == 200
+    assert s.tier.attempts == [(1, "served"), (1, "kept_connection_closed"), (1, "served")]
     assert len(s.upstream.lines) == 2
+
+
+async def test_asked_again_it_gets_a_connection_that_did_not_rest_as_long(stage: Any) -> None:
+    s = await stage()
+    s.flow.addresses.append(s.upstream.address)
+    go = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        first = len(s.upstream.lines) <= 3
+        await s.upstream.request(line)
+        await go.wait()
+        await line.send(s.upstream.answer(None))
+        await s.upstream.request(line)  # whoever is used again of the first three dies, with a request in its hands
+        if not first:
+            await line.send(s.upstream.answer(None))
+
+    s.upstream.script = script
+    asked = [asyncio.create_task(s.ask(post())) for _ in range(3)]
+    await until(lambda: len(s.upstream.asked) == 3)
+    go.set()
+    assert [(await one).status for one in asked] == [200] * 3
+    await until(lambda: s.pool.connections == 3)
+    assert (await s.ask(post())).status == 200
+    assert s.tier.attempts[3:] == [(1, "kept_connection_closed"), (2, "served")]
+    await until(lambda: s.pool.connections == 1)
+
+
+async def test_one_that_dies_long_after_it_was_used_again_has_failed(stage: Any, monkeypatch: Any) -> None:
+    """An engine that crashes over a prompt is no connection that was closed at rest."""
+    monkeypatch.setattr(outbound, "CROSSING_S", 0.02)
+    s = await stage()
+    s.upstream.script = dying_when_used_again(s, after_s=0.1)
+    assert (await s.ask(post())).status == 200
+    assert (await s.ask(post())).status == 502
+    assert s.tier.attempts == [(1, "served"), (1, "upstream_died_before_first_byte")]
 
 
 async def test_a_fresh_connection_that_dies_is_not_replaced_silently(stage: Any) -> None:
@@ -340,9 +386,42 @@ async def test_a_whole_answer_that_breaks_breaks_visibly(stage: Any, then: str) 
 
 async def test_a_first_byte_that_takes_too_long_is_given_up(stage: Any) -> None:
     s = await stage(outbound=OutboundLimits(first_byte_s=0.1))
+    s.gate.streams = True
     s.upstream.script = once(s)
     assert (await s.ask(post())).status == 504
     assert lost(s) == "first_byte_timeout"
+    await until(lambda: s.upstream.gone == 1)
+
+
+async def test_a_whole_answer_may_take_longer_than_a_streams_first_byte(stage: Any) -> None:
+    """Generating it takes as long as it takes: at a limit for first bytes healthy engines lost such requests, which
+    others then began anew, and were ejected for it."""
+    s = await stage(outbound=OutboundLimits(first_byte_s=0.05))
+    seen = 0
+
+    async def script(line: Line) -> None:
+        nonlocal seen
+        await s.upstream.request(line)
+        check, swept = type(s.gate.exchanges[0].journey.attempt).check, s.relay.clock()
+        for late in (0.1, 100.0, 599.0):
+            check(s.gate.exchanges[0].journey.attempt, swept + late, s.pool.limits)
+            seen += 1
+        await line.send(plain(b"{}"))
+
+    s.upstream.script = script
+    answer = await s.ask(post())
+    assert (answer.status, answer.body, seen) == (200, b"{}", 3)
+    assert lost(s) == "served"
+
+
+async def test_a_whole_answer_beyond_its_own_limit_is_nobodys_failure(stage: Any) -> None:
+    s = await stage(outbound=OutboundLimits(first_byte_s=0.01, whole_answer_s=0.1))
+    s.flow.addresses.append(s.upstream.address)
+    s.upstream.script = once(s)
+    answer = await s.ask(post())
+    assert answer.status == 504
+    assert b'"code":"whole_answer_timeout"' in answer.body
+    assert lost(s) == "whole_answer_timeout"  # the only attempt: nobody else is asked
     await until(lambda: s.upstream.gone == 1)
 
 

@@ -116,6 +116,8 @@ async def test_a_prefill_that_fails_is_told_and_asked_elsewhere(
     async def script(line: Line) -> None:
         asked = await s.upstream.request(line)
         await line.send(s.upstream.answer(asked))
+        while said != OK[:-5]:  # that one breaks off
+            await line.send(s.upstream.answer(await s.upstream.request(line)))
 
     s.upstream.script = script
     answer = await s.ask(post(msgspec.json.encode(BODY)))
@@ -209,7 +211,7 @@ async def test_a_machine_that_breaks_between_the_halves_has_no_second_one(stage:
     assert len(s.upstream.asked) == len(s.tier.faults) == 1
 
 
-async def test_a_kept_connection_that_died_is_replaced_in_either_half(stage: Any) -> None:
+async def test_a_kept_connection_that_died_is_told_in_either_half(stage: Any) -> None:
     s = await _paired(stage)
 
     async def script(line: Line) -> None:  # one answer, then it hangs up without a word
@@ -220,7 +222,7 @@ async def test_a_kept_connection_that_died_is_replaced_in_either_half(stage: Any
     s.upstream.script = script
     for _ in range(3):
         assert (await s.ask(post(msgspec.json.encode(BODY)))).status == 200
-    assert len(s.upstream.asked) == 6
+    assert set(s.tier.attempts) <= {(1, "served"), (1, "kept_connection_closed"), (2, "served")}
 
 
 async def test_a_tier_that_breaks_in_the_first_half_costs_this_request_only(stage: Any) -> None:

@@ -244,17 +244,21 @@ async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
     assert msgspec.json.decode(document)["error"]["code"] == "unknown_model"
 
 
-def test_what_was_read_for_a_client_that_left_goes_nowhere() -> None:
+@pytest.mark.parametrize(("end", "as_"), [("client_left", ()), ("stopped", (503,))])
+def test_what_was_read_for_a_client_that_left_or_as_we_stopped_goes_nowhere(end: str, as_: tuple[int, ...]) -> None:
     told: list[Any] = []
+    answered: list[int] = []
     observer = SimpleNamespace(turned_away=lambda *said: told.append(said))
-    exchange: Any = SimpleNamespace(journey=None, context="visit")
+    exchange: Any = SimpleNamespace(journey=None, context="visit", reply=lambda reply: answered.append(reply.status))
     reading = _Reading(SimpleNamespace(_start=pytest.fail, _observer=observer), exchange, None, None)  # type: ignore[arg-type]
     exchange.journey = reading
     reading.pause()
     reading.resume()
-    reading.client_left()
+    getattr(reading, end)()
     reading._read(None)  # it was read at that very moment
-    assert (told, exchange.journey) == ([("visit", outcome.CLIENT_LEFT, 0)], None)
+    why = outcome.STOPPING if as_ else outcome.CLIENT_LEFT
+    assert (told, exchange.journey) == ([("visit", why, *(as_ or (0,)))], None)
+    assert tuple(answered) == as_
 
 
 def test_a_bug_after_the_reading_is_answered_and_raised() -> None:

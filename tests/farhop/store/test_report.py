@@ -43,7 +43,6 @@ MODEL = ModelReport(
     usable_share=0.75,
     headroom_foreign_tokens=50_000,
     gpu_types=("H100-80GB", "L40S"),
-    usd_per_mtok=0.4,
 )
 REPORT = RegionReport(
     region="frankfurt",
@@ -83,7 +82,6 @@ def models(draw):
         usable_share=draw(st.floats(0, 1)),
         headroom_foreign_tokens=draw(counts),
         gpu_types=tuple(draw(st.lists(texts, max_size=3))),
-        usd_per_mtok=draw(st.floats(0, 1000)),
         **parts,
     )
 
@@ -134,7 +132,7 @@ def test_fields_of_a_newer_balancer_are_ignored():
 BAD_MODEL = [
     *((name, -1) for name in ("replicas_total", "slots_free", "kv_tokens_free", "in_flight", "queued_requests")),
     *((name, -1) for name in ("queued_tokens", "headroom_foreign_tokens", "replicas_ready", "slots_total")),
-    *((name, -0.5) for name in ("wait_ms", "prefill_ms_per_token", "tpot_ms", "bytes_per_token", "usd_per_mtok")),
+    *((name, -0.5) for name in ("wait_ms", "prefill_ms_per_token", "tpot_ms", "bytes_per_token")),
     *((name, bad) for name in ("wait_ms", "tpot_ms", "usable_share") for bad in (math.nan, math.inf, -math.inf)),
     ("wait_ms", WAIT_LIMIT_MS * 1.01),
     ("kv_tokens_total", COUNT_LIMIT + 1),

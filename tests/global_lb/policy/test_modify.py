@@ -44,8 +44,11 @@ def test_biases_add_up() -> None:
 
 
 def test_a_price_is_what_a_region_costs_more_than_the_cheapest() -> None:
-    dear = field(request("a", 4096), 100.0, "london", london={"usd_per_mtok": 1.0}, tokyo={"usd_per_mtok": 3.0})
-    assert modify.priced(dear, 1000.0).tolist() == pytest.approx([0.0, 1000.0 * 1124 * 2e-6])
+    hour = {"london": {"usd_per_gpu_hour": 3.6}, "tokyo": {"usd_per_gpu_hour": 10.8}}
+    dear = field(request("a", 4096), 100.0, "london", **hour)
+    cheap, other = dear.usd().tolist()
+    assert other == pytest.approx(3.0 * cheap)
+    assert modify.priced(dear, 1000.0).tolist() == pytest.approx([0.0, 1000.0 * (other - cheap)])
 
 
 def test_a_canary_draws_its_share_and_keeps_who_was_drawn() -> None:

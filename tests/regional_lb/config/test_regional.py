@@ -118,7 +118,6 @@ def test_a_url_must_be_http_to_a_host_and_port(url: str) -> None:
         ("tpot_ms", RATE_LIMIT_MS * 2),
         ("tpot_ms", -1),
         ("gpu", "g" * 65),
-        ("usd_per_hour", float("nan")),
         ("colour", "red"),
     ],
 )

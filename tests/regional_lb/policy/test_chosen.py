@@ -34,7 +34,7 @@ def place(policy, known, asked: Need, rng: Random, now: float = 1.0):
     """Pick, send, answer: what the machine does of it."""
     choice = pick(asked, known.whole, (), policy, now, rng)
     if choice.chosen is not None:
-        policy.placed(choice.chosen.replica, known.whole)
+        policy.placed(choice.chosen.replica, "", known.whole)
         policy.answered(choice.chosen.replica, 50.0, now)
     return choice
 

@@ -7,22 +7,24 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import fleet, replica
+from msgspec.structs import replace
+from worlds import fleet, regional, replica, request
 
 from farhop.balance.ledger import Reservation
+from farhop.balance.machine import AttemptEnded, RequestArrived
 from regional_lb.pick import pick
-from regional_lb.policy import Need
-from regional_lb.policy.turns import RoundRobin, WeightedRoundRobin
+from regional_lb.policy import Choice, Need, PoliciesChanged
+from regional_lb.policy.turns import LINES_MAX, RoundRobin, WeightedRoundRobin
 
 NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 
 
-def turns(policy, known, times: int) -> list[str]:
+def turns(policy, known, times: int, need: Need = NEED) -> list[str]:
     policy.adopt(known.whole.of.names)
     picked = []
     for n in range(times):
-        choice = pick(NEED, known.whole, (), policy, 0.0, Random(n))
-        policy.placed(choice.chosen.replica, known.whole)
+        choice = pick(need, known.whole, (), policy, 0.0, Random(n))
+        policy.placed(choice.chosen.replica, need.line, known.whole)
         picked.append(choice.chosen.replica)
     return picked
 
@@ -63,3 +65,31 @@ def test_at_every_moment_nobody_is_far_from_its_share(weights: list[int]) -> Non
         for i, weight in enumerate(weights):
             assert abs(counts[f"r{i}"] - n * weight / total) <= 0.5 * len(weights) + 0.5
     assert [counts[f"r{i}"] for i in range(len(weights))] == [2 * weight for weight in weights]
+
+
+def test_a_busier_model_does_not_move_the_others_turns() -> None:
+    """By one clock for all, every replica of the quiet model was overdue, and the first of them got all of its work."""
+    busy = [replica(f"busy{n}", models=frozenset({"busy"})) for n in range(2)]
+    quiet = [replica(f"quiet{n}", models=frozenset({"quiet"})) for n in range(3)]
+    flow = regional(*busy, *quiet)
+    flow.handle(PoliciesChanged({"": Choice("round-robin")}), 0.0)
+    sent: Counter[str] = Counter()
+    for n in range(120):
+        for model in ("busy", "busy", "busy", "quiet") if n % 4 == 0 else ("busy",):
+            name = f"{model}-{n}-{sent.total()}"
+            *_, forward = flow.handle(RequestArrived(request(name, model=model, deadline=1e6)), float(n))
+            sent[forward.target] += 1
+            flow.handle(AttemptEnded(name, 1, 200, None), float(n))
+    assert [sent[one.name] for one in quiet] == [10, 10, 10]
+    assert sent["busy0"] == sent["busy1"]
+
+
+def test_lines_are_bounded_and_the_least_used_begins_anew() -> None:
+    known, policy = fleet(*(replica(name) for name in "ab")), RoundRobin()
+    for n in range(LINES_MAX):
+        turns(policy, known, 1, replace(NEED, line=f"m{n}"))
+    turns(policy, known, 1, replace(NEED, line="m0"))
+    turns(policy, known, 1, replace(NEED, line="one more"))
+    assert len(policy._lines) == LINES_MAX
+    assert {"m0", "one more"} <= policy._lines.keys()
+    assert "m1" not in policy._lines
