@@ -1,6 +1,6 @@
 """`farhop bench`: what a decision and what a relayed request cost, in CPU time of this machine. Judges nothing.
 
-`routing` and `fidelity` measure no cost: see the modules of these names.
+`routing`, `fidelity` and `chaos` measure no cost: see the modules of these names.
 """
 
 from __future__ import annotations
@@ -31,6 +31,18 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
+class Chaos:
+    """What `chaos` alone is told: see its module."""
+
+    seeds: int = 200
+    first: int = 0
+    replay: Path | None = None
+    live: bool = False
+    for_s: float = 600.0
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What the command line says. `repeats` None and `streams` None: as the plan has it."""
 
@@ -44,7 +56,11 @@ class Options:
     out: Path | None = None
     markdown: Path | None = None
     speedup: float = 1.0
+    worlds: int = 10_000
+    first: int = 0
+    workers: int = 1
     seed: int = 1
+    chaos: Chaos = Chaos()
 
 
 def decide(options: Options) -> int:
@@ -293,6 +309,30 @@ def fidelity(options: Options) -> int:
     return compare(options)
 
 
+def chaos(options: Options) -> int:
+    """Break worlds at random; the exit code, 1 if one does not come back to what it was."""
+    from farhop_cli.chaos import run as hunt
+
+    return hunt(options)
+
+
+def law(options: Options) -> int:
+    """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
+    from farhop_lab.proving import law_worlds
+
+    with show.telling("playing worlds") as say:
+        played, seen, sins = law_worlds.prove(options.first, options.worlds, options.workers, say)
+    if options.as_json:
+        show.json({"bench": "law", "first": options.first, "worlds": played, "seen": dict(seen), "broken": sins})
+        return 1 if sins else 0
+    rows = [[what, show.number(count)] for what, count in sorted(seen.items())]
+    show.table(f"law: what happened in {played:,} worlds, from number {options.first:,}", ("what", ">times"), rows)
+    for sin in sins:
+        show.line(sin, "red")
+    show.line(f"{played:,} worlds; the law was {'broken' if sins else 'kept in each'}", "bold")
+    return 1 if sins else 0
+
+
 BENCHES: dict[str, Callable[[Options], int]] = {
     "decide": decide,
     "relay": relay,
@@ -304,6 +344,8 @@ BENCHES: dict[str, Callable[[Options], int]] = {
     "sim": sim,
     "routing": routing,
     "fidelity": fidelity,
+    "chaos": chaos,
+    "law": law,
 }
 
 

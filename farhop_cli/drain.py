@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from farhop.store import override as words
 from farhop.store.contract import LAW_KEY, REGION_PREFIX, Conflict, Entry, StoreError, override_key, parse_report_key
+from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, Signer
 from farhop.store.hubs import store_of, unreached
 from farhop.store.override import Override, OverrideError
+from farhop.store.sealed import Sealed
 from farhop_cli import fleet, show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.last import bereft
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from farhop_cli.fleet import Fleet, Status
     from topology.model import Topology
 
+SIGNING_KEY = "FARHOP_SIGNING_KEY"
 KNOWN_WITHIN_S = 2.0  # how long to wait for balancers to say that they know
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
@@ -103,12 +107,30 @@ def author_here() -> str:
         fail("--author: this account has no name; say who you are")
 
 
+def signing_key(text: str, of: str) -> Signer | None:
+    """The private key in the file `[NAME=]PATH`, by its name in configurations: without one the file's, but for its
+    suffix. None for "". Ends the command, naming the option, where there is none."""
+    if not text:
+        return None
+    name, _, path = text.rpartition("=")
+    try:
+        with Path(path).open("rb") as file:
+            return Signer(name or Path(path).stem, file.read(KEY_TEXT_MAX))
+    except OSError as error:
+        fail(f"{of}: {quoted(path)}: {(error.strerror or 'cannot be read').lower()}")
+    except ValueError as error:
+        fail(f"{of}: {error}")
+
+
 def with_store(where: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
     """Do this with all of the fleet's hubs; the exit code. Ends the command, in one line, if none of them answers or
-    another operator is in the way; tells which one was not reached."""
+    another operator is in the way; tells which one was not reached. What is written is signed with the key that the
+    environment names, if it does."""
+
+    signer = signing_key(os.environ.get(SIGNING_KEY, ""), SIGNING_KEY)
 
     async def run() -> int:
-        store = store_of(where.hubs, Random())
+        store = store_of(where.hubs, Random(), lambda _, one: Sealed(one, NO_KEYS, signer=signer))
         try:
             await store.open()
             return await _everywhere(store, work)

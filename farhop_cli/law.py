@@ -1,12 +1,14 @@
-"""`farhop law`: the law in etcd, shown, set and looked back on. All balancers follow it; none is touched.
+"""`farhop law`: the law in etcd, shown, set, signed and looked back on. All balancers follow it; none is touched.
 
 A law is checked against the world's map before it is written, every fault at once, and gets an epoch above all that
-anybody knows of. Every write is a compare-and-set; what it replaces is kept for a while.
+anybody knows of: nothing here leads back, and to unset it is to set the topology's own under a new epoch. Every write
+is a compare-and-set; what it replaces is kept for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,9 +19,12 @@ import msgspec
 import typer
 import yaml
 
-from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, law_history_key
+from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, VALUE_LIMIT_BYTES, StoreError, law_history_key
+from farhop.store.envelope import EnvelopeError, Keys, bare, is_sealed, key_named, public_key
+from farhop.store.hubs import stores_of
+from farhop.store.sealed import inner
 from farhop_cli import fleet, show
-from farhop_cli.drain import author_here, heeded, under, with_store
+from farhop_cli.drain import author_here, heeded, signing_key, under, with_store
 from farhop_cli.exits import NEGATIVE, fail, warn
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
@@ -31,15 +36,17 @@ if TYPE_CHECKING:
     from farhop.store.contract import Entry, Store
     from farhop_cli.fleet import Fleet, Status
     from topology.model import Topology
+    from topology.policy import Policy
 
 KEPT_MAX = 20  # laws that were replaced
 _SIGNED = ("epoch", "author", "why", "at")
+_ERA = "1970-01-01T00:00:00Z"
 _COLUMNS = (">epoch", "set at", "by", ">tenants", "why")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for, as typed. `file`, `why`, `author` and `after` are for `set`, `epoch` for `show`."""
+    """What the user asked for, as typed, of each command's options."""
 
     world: Path
     config: Path | None
@@ -50,6 +57,8 @@ class Options:
     author: str | None = None
     after: int | None = None
     epoch: int | None = None
+    key: str = ""
+    public: tuple[str, ...] = ()
 
 
 class _Stands(msgspec.Struct, frozen=True):
@@ -68,15 +77,15 @@ _reader = msgspec.json.Decoder(_Stands)
 
 def _read(value: bytes) -> _Stands | None:
     try:
-        return _reader.decode(value)
+        return _reader.decode(bare(value))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # who asks says so
 
 
-# -- show
+# -- get
 
 
-def show_law(options: Options) -> int:
+def get(options: Options) -> int:
     """Print the law, so that it can be changed and set; the exit code."""
     where = fleet.find(options.world, options.config, options.etcd)
 
@@ -153,14 +162,35 @@ def history(options: Options) -> int:
 # -- set
 
 
-def set_law(options: Options) -> int:
+def put(options: Options) -> int:
     """Check a law and put it in the place of the one that stands; the exit code."""
+    where, world = _known(options)
+    sealed = _sealed_in(options.file)
+    if sealed is None and not options.why:
+        fail("--why: say why, for whoever asks")
+    law = _file(options.file) if sealed is None else {}
+    return with_store(where, lambda store: _set(store, where, world, law, options, sealed))
+
+
+def unset(options: Options) -> int:
+    """Set the topology's own law, under a new epoch: nothing leads back to an old one; the exit code."""
+    where, world = _known(options)
+    return with_store(where, lambda store: _set(store, where, world, policy.document_of(world), options))
+
+
+def _known(options: Options) -> tuple[Fleet, Topology]:
     where = fleet.find(options.world, options.config, options.etcd)
-    world = where.topology
-    if world is None:
+    if where.topology is None:
         fail("etcd alone cannot tell which places there are; give --config")
-    law = _file(options.file)
-    return with_store(where, lambda store: _set(store, where, world, law, options))
+    return where, where.topology
+
+
+def _sealed_in(name: str) -> bytes | None:
+    """The law in a file that `farhop law sign` wrote; None for any other file."""
+    with contextlib.suppress(OSError):  # who reads it as a law says so
+        if name != "-" and is_sealed(value := Path(name).read_bytes()[: VALUE_LIMIT_BYTES + 1].strip()):
+            return value
+    return None
 
 
 def _file(name: str) -> dict[str, Any]:
@@ -174,7 +204,7 @@ def _file(name: str) -> dict[str, Any]:
         fail(f"{name}: not UTF-8; save the file as UTF-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "cannot be read"
-        fail(f"{ascii(name)[1:-1]}: {why.lower()}; give a law, such as `farhop law show` prints")
+        fail(f"{ascii(name)[1:-1]}: {why.lower()}; give a law, such as `farhop law get` prints")
     try:
         raw, doubles = read(text, name)
     except TopologyError as error:
@@ -194,22 +224,24 @@ def _tell_problems(error: TopologyError) -> NoReturn:
     fail(f"{error.source}: {count} problem{'s' * (count != 1)}; nothing was changed", NEGATIVE)
 
 
-async def _set(store: Store, where: Fleet, world: Topology, law: dict[str, Any], options: Options) -> int:
+async def _set(
+    store: Store, where: Fleet, world: Topology, law: dict[str, Any], options: Options, sealed: bytes | None = None
+) -> int:
     before = await store.get(LAW_KEY)
-    statuses = await _statuses(where)
-    newest = await _newest(store, before, statuses, world)
+    newest = await _newest(store, before, await _statuses(where), world)
     if options.after is not None and options.after != newest:
         fail(
             f"--after: the newest law is of epoch {newest}, not {options.after}; look at it, then decide again",
             NEGATIVE,
         )
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    document = policy.encode(law, newest + 1, options.author or author_here(), options.why, at)
+    document = sealed if sealed is not None else _written(law, newest + 1, options)
     held = under(world, before.value if before is not None else None)
-    try:
-        made = policy.read(document, world, options.file).over(world)
-    except TopologyError as error:
-        _tell_problems(error)
+    read = _checked(bare(document), world, options.file)
+    if read.epoch <= newest:
+        fail(
+            f"{options.file}: it was signed for epoch {read.epoch}, and there was one of {newest}; sign it anew",
+            NEGATIVE,
+        )
     if before is not None:
         kept = _epoch_of(before)
         if kept is not None:
@@ -218,18 +250,30 @@ async def _set(store: Store, where: Fleet, world: Topology, law: dict[str, Any],
             warn(f"what stood at {LAW_KEY} could not be read and is not kept")
     revision = await store.put(LAW_KEY, document, expect_revision=before.revision if before is not None else 0)
     await _trim(store)
-    aware, asked = await _aware(where, made.epoch)
-    difference = policy.changed(held, made)
+    aware, asked = await _aware(where, read.epoch)
+    difference = policy.changed(held, read.over(world))
     if options.as_json:
-        show.json({"epoch": made.epoch, "revision": revision, **difference, "balancers": asked, "aware": aware})
+        show.json({"epoch": read.epoch, "revision": revision, **difference, "balancers": asked, "aware": aware})
         return 0
-    show.line(f"law of epoch {made.epoch} stands, by {options.author or author_here()}: {options.why}", "bold")
+    show.line(f"law of epoch {read.epoch} stands, by {read.author}: {read.why}", "bold")
     _tell_difference(difference)
     if aware < asked:
         warn(f"{aware} of {asked} balancers go by it yet; the others follow when they can: see `farhop status`")
     elif asked:
         show.line(f"{aware} of {asked} balancers go by it", "dim")
     return 0
+
+
+def _written(law: dict[str, Any], epoch: int, options: Options) -> bytes:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return policy.encode(law, epoch, options.author or author_here(), options.why, at)
+
+
+def _checked(document: bytes, world: Topology, source: str) -> Policy:
+    try:
+        return policy.read(document, world, source)
+    except TopologyError as error:
+        _tell_problems(error)
 
 
 def _tell_difference(difference: Mapping[str, list[str]]) -> None:
@@ -276,3 +320,113 @@ async def _aware(where: Fleet, epoch: int) -> tuple[int, int]:
 
     asked = len(where.admins) + len(where.regional)
     return await heeded(count, asked), asked
+
+
+# -- diff
+
+
+def diff(options: Options) -> int:
+    """What a law would change of the one that stands, or of one that was; the exit code: 1 if anything."""
+    where, world = _known(options)
+    sealed = _sealed_in(options.file)
+    law = _file(options.file) if sealed is None else {}
+
+    async def work(store: Store) -> int:
+        stands = await store.get(LAW_KEY)
+        entry = stands
+        if options.epoch is not None and not (stands is not None and _epoch_of(stands) == options.epoch):
+            entry = await store.get(law_history_key(options.epoch))
+            if entry is None and options.epoch != world.epoch:
+                fail(f"--epoch: no law of epoch {options.epoch} is kept; see `farhop law history`", NEGATIVE)
+        document = bare(sealed) if sealed is not None else policy.encode(law, 1, "author", "why", _ERA)
+        made = _checked(document, world, options.file).over(world)
+        difference = policy.changed(under(world, entry.value if entry is not None else None), made)
+        if options.as_json:
+            show.json(difference)
+        else:
+            _tell_difference(difference)
+        return NEGATIVE if any(difference.values()) else 0
+
+    return with_store(where, work)
+
+
+# -- sign, verify
+
+
+def sign(options: Options) -> int:
+    """Print the law of a file, signed for an epoch: to be set by who has no key; the exit code."""
+    signer = signing_key(options.key, "--key")
+    if signer is None:
+        fail("--key: give the private key's file, [NAME=]PATH; `openssl genpkey -algorithm ed25519` makes one")
+    assert options.epoch is not None
+    document = _written(_file(options.file), options.epoch, options)
+    sys.stdout.write(signer.seal(LAW_KEY, document).decode() + "\n")
+    return 0
+
+
+def verify(options: Options) -> int:
+    """Whether the law in a file, or what stands in each hub, counts by these keys; the exit code: 1 if any does not."""
+    keys = _keys(options)
+    if options.file:
+        value = _sealed_in(options.file)
+        return _tell_verified([(options.file, value if value is not None else b"")], keys, options)
+    where = fleet.find(options.world, options.config, options.etcd)
+
+    async def work(store: Store) -> int:
+        copies = []
+        for name, hub in stores_of(store, "etcd").items():
+            try:
+                entry = await inner(hub).get(LAW_KEY)
+            except StoreError as error:
+                warn(f"hub {name} was not reached ({error})")
+                continue
+            copies.append((f"hub {name}", entry.value if entry is not None else None))
+        return _tell_verified(copies, keys, options)
+
+    return with_store(where, work)
+
+
+def _keys(options: Options) -> Keys:
+    if options.public:
+        keys = {}
+        for one in options.public:
+            name, _, path = one.rpartition("=")
+            try:
+                keys[name or Path(path).name.partition(".")[0]] = (public_key(Path(path).read_text("utf-8")), ("law",))
+            except (OSError, ValueError) as error:
+                fail(f"--public: {getattr(error, 'strerror', None) or error}")
+        return Keys(keys)
+    if options.config is None:
+        fail("give --config, a balancer's configuration with its signing keys, or --public [NAME=]PATH")
+    from farhop.shell.config import ConfigError, load
+    from global_lb.config import GlobalConfig
+
+    try:
+        keys_made = load(GlobalConfig, options.config).signing.made()
+    except ConfigError as error:
+        fail(f"--config: {error}")
+    if not keys_made.asks(LAW_KEY):
+        fail("--config: no key is configured to sign laws (`signing.keys`): any law counts", NEGATIVE)
+    return keys_made
+
+
+def _tell_verified(copies: list[tuple[str, bytes | None]], keys: Keys, options: Options) -> int:
+    told = []
+    for where, value in copies:
+        one: dict[str, Any] = {"where": where, "epoch": None, "signed_by": None, "good": value is None, "why": "no law"}
+        if value is not None:
+            known = _read(value)
+            one |= {"epoch": known.epoch if known is not None else None, "signed_by": key_named(value) or None}
+            try:
+                keys.open(LAW_KEY, value)
+                one |= {"good": True, "why": "the signature is good"}
+            except EnvelopeError as error:
+                one |= {"why": str(error)}
+        told.append(one)
+    if options.as_json:
+        show.json({"laws": told})
+    else:
+        for one in told:
+            epoch = f", epoch {one['epoch']}, signed by {one['signed_by'] or 'nobody'}" if one["epoch"] else ""
+            show.line(f"{one['where']}{epoch}: {one['why']}", None if one["good"] else "red")
+    return 0 if all(one["good"] for one in told) else NEGATIVE

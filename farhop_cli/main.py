@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,7 +89,8 @@ def run_demo() -> None:
 @app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def run_bench(
     what: Annotated[
-        str, typer.Argument(help="decide, relay, soak, scrape, intake, hits, trie, sim, routing or fidelity.")
+        str,
+        typer.Argument(help="decide, relay, soak, scrape, intake, hits, trie, sim, routing, fidelity, chaos or law."),
     ] = "decide",
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="relay, trie, sim, routing, fidelity: roughly.")] = False,
@@ -109,15 +111,32 @@ def run_bench(
     out: Annotated[Path | None, typer.Option("--out", help="routing: keep results here, and go on from there.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="routing: write its tables to this file.")] = None,
     speedup: Annotated[float, typer.Option("--speedup", min=0.1, max=100.0, help="fidelity: of the live world.")] = 1.0,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1_000_000, help="chaos: how many schedules.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="chaos: the first of them.")] = 0,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="chaos: this schedule alone, from a file as the command prints it.")
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="chaos: on real processes, for the time of --for.")] = False,
+    for_s: Annotated[
+        float, typer.Option("--for", min=30.0, max=86_400.0, help="chaos --live: seconds within which faults begin.")
+    ] = 600.0,
+    worlds: Annotated[int, typer.Option("--worlds", min=1, max=10**9, help="law: how many.")] = 10_000,
+    first: Annotated[int, typer.Option("--first", min=0, help="law: the number of the first world.")] = 0,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="chaos, law: processes.")] = None,
 ) -> None:
     """Measure CPU time: of a decision, of a relayed request beside other proxies; and memory over many requests.
 
     `routing` compares Farhop with every published router, simulated on the same work; `fidelity` a simulated run with
-    a live one.
+    a live one; `chaos` breaks worlds at random and sees whether all is as before soon after, `law` plays random worlds
+    of laws, hubs and balancers and looks for a byte where none may be: exit code 1 if something is left, or found.
     """
-    from farhop_cli.bench import Options, run
+    from farhop_cli.bench import Chaos, Options, run
 
-    raise typer.Exit(run(what, Options(as_json, quick, only, repeats, streams, requests, tls, out, markdown, speedup)))
+    options = Options(
+        as_json, quick, only, repeats, streams, requests, tls, out, markdown, speedup, worlds, first,
+        workers or os.cpu_count() or 1, chaos=Chaos(seeds, seed, replay, live, for_s, workers),
+    )  # fmt: skip
+    raise typer.Exit(run(what, options))
 
 
 @app.command("sim", epilog="Example:  farhop sim arena --policy farhop,skywalker --seeds 3 --out results/arena")

@@ -15,7 +15,7 @@ from farhop_lab.world_file import ENVIRONMENT, WORLD_FILE
 app = typer.Typer()
 law_app = typer.Typer(
     help="The law that all balancers go by: who is served, where their prompts, records and hints may be.",
-    no_args_is_help=True, rich_markup_mode=None, epilog="Example:  farhop law show > law.yaml",
+    no_args_is_help=True, rich_markup_mode=None, epilog="Example:  farhop law get > law.yaml",
 )  # fmt: skip
 app.add_typer(law_app, name="law")
 
@@ -233,8 +233,8 @@ def split(
     raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), weights))
 
 
-@law_app.command("show", epilog="Example:  farhop law show > law.yaml")
-def law_show(
+@law_app.command("get", epilog="Example:  farhop law get > law.yaml")
+def law_get(
     epoch: Annotated[
         int | None, typer.Option("--epoch", help="One that was replaced; see `farhop law history`.")
     ] = None,
@@ -244,20 +244,25 @@ def law_show(
     as_json: Json = False,
 ) -> None:
     """Print the law that stands in etcd, or the topology's; change it and `farhop law set` it."""
-    from farhop_cli.law import Options
-    from farhop_cli.law import show_law as run
+    from farhop_cli.law import Options, get
 
-    raise typer.Exit(run(Options(world, config, etcd, as_json, epoch=epoch)))
+    raise typer.Exit(get(Options(world, config, etcd, as_json, epoch=epoch)))
+
+
+LawFile = Annotated[
+    str, typer.Argument(help="YAML with `tenants` and, if there are rules of models, `models`; or -; or a signed law.")
+]
+After = Annotated[
+    int | None, typer.Option("--after", help="Only if the newest law is still of this epoch: the one you changed.")
+]
 
 
 @law_app.command("set", epilog='Example:  farhop law set law.yaml --why "eu-only may not use Ireland" --after 4')
 def law_set(
-    file: Annotated[str, typer.Argument(help="YAML with `tenants` and, if there are rules of models, `models`; or -.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
+    file: LawFile,
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks; a signed law says its own.")] = "",
     author: Author = None,
-    after: Annotated[
-        int | None, typer.Option("--after", help="Only if the newest law is still of this epoch: the one you changed.")
-    ] = None,
+    after: After = None,
     config: FleetConfig = None,
     etcd: FleetEtcd = None,
     world: World = WORLD_FILE,
@@ -265,12 +270,79 @@ def law_set(
 ) -> None:
     """Put a law in the place of the one that stands, under a new epoch.
 
-    It is checked first, every fault at once. Exit code 1 if it has faults, or somebody else changed it meanwhile.
+    It is checked first, every fault at once. It is signed if FARHOP_SIGNING_KEY names a private key's file. Exit code 1
+    if it has faults, or somebody else changed it meanwhile.
     """
-    from farhop_cli.law import Options
-    from farhop_cli.law import set_law as run
+    from farhop_cli.law import Options, put
 
-    raise typer.Exit(run(Options(world, config, etcd, as_json, file, why, author, after)))
+    raise typer.Exit(put(Options(world, config, etcd, as_json, file, why, author, after)))
+
+
+@law_app.command("unset", epilog='Example:  farhop law unset --why "back to what the topology says"')
+def law_unset(
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
+    author: Author = None,
+    after: After = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Go back to the topology's own law, under a new epoch: no law in force is ever undone by taking it away."""
+    from farhop_cli.law import Options, unset
+
+    raise typer.Exit(unset(Options(world, config, etcd, as_json, "the topology", why, author, after)))
+
+
+@law_app.command("diff", epilog="Example:  farhop law diff law.yaml")
+def law_diff(
+    file: LawFile,
+    epoch: Annotated[int | None, typer.Option("--epoch", help="Not what stands, but a law that was.")] = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Check a law, and tell what it would change. Exit code 1 if it has faults, or would change anything."""
+    from farhop_cli.law import Options, diff
+
+    raise typer.Exit(diff(Options(world, config, etcd, as_json, file, epoch=epoch)))
+
+
+@law_app.command("sign", epilog='Example:  farhop law sign law.yaml --key ops.pem --epoch 6 --why "…" > law.signed')
+def law_sign(
+    file: LawFile,
+    key: Annotated[
+        str, typer.Option("--key", envvar="FARHOP_SIGNING_KEY", help="The private key's file: [NAME=]PATH.")
+    ],
+    epoch: Annotated[int, typer.Option("--epoch", min=1, help="Above that of every law there was.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
+    author: Author = None,
+) -> None:
+    """Print a law with your signature, so that somebody else can `farhop law set` it. Reaches nothing."""
+    from farhop_cli.law import Options
+    from farhop_cli.law import sign as run
+
+    raise typer.Exit(run(Options(WORLD_FILE, None, None, False, file, why, author, epoch=epoch, key=key)))
+
+
+@law_app.command("verify", epilog="Example:  farhop law verify --config global.yaml")
+def law_verify(
+    file: Annotated[str, typer.Argument(help="A signed law; without one, what stands in each hub.")] = "",
+    public: Annotated[
+        list[str] | None, typer.Option("--public", help="A public key's file: [NAME=]PATH; may be repeated.")
+    ] = None,
+    config: FleetConfig = None,
+    etcd: FleetEtcd = None,
+    world: World = WORLD_FILE,
+    as_json: Json = False,
+) -> None:
+    """Tell whether a law counts by the keys of a balancer's configuration, or by these. Exit code 1 if it does not."""
+    from farhop_cli.law import Options
+    from farhop_cli.law import verify as run
+
+    options = Options(world, config, etcd, as_json, file, public=tuple(public or ()))
+    raise typer.Exit(run(options))
 
 
 @law_app.command("history", epilog="Example:  farhop law history")

@@ -31,7 +31,7 @@ _OVERRIDES = ("region", "word", "by", "until", ">minutes left", "why")
 _GLOBAL = ("region", "state", ">epoch", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
 _ROUTES = ("seen from", "tenant", "model", "policy", "answer", ">µ$ spent", ">µ$/h", ">quota", "said by")
 _SPLITS = ("region", "model", "weights", ">rules", "sticky", "nobody serves")
-_LAWS = ("region", "tier", ">epoch", "from", ">revision", "by", "why", "what is wrong")
+_LAWS = ("region", "tier", ">epoch", "from", ">revision", "by", "why", "signed", "on disk", "what is wrong")
 _PREFIXES = ("seen from", "region", "prefix stream", ">nodes", ">believed tok", ">cached tok", ">error")
 _REGIONAL = (
     "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
@@ -183,7 +183,9 @@ def _law(tier: str, one: Seen) -> list[list[str]]:
     if isinstance(epoch, int) and isinstance(named, int) and named > epoch:
         wrong.append(f"tokens name epoch {named}, unknown here")
     words = (word(law.get(field)) for field in ("source", "revision", "author", "why"))
-    return [[one.region, tier, word(epoch), *words, "; ".join(wrong)]]
+    signed = law.get("signed_by") or ("unsigned" if law.get("author") else None)
+    kept = "yes" if law.get("kept_on_disk") else "no"
+    return [[one.region, tier, word(epoch), *words, word(signed), kept, "; ".join(wrong)]]
 
 
 def _override(region: str, said: dict[str, Any]) -> list[str]:

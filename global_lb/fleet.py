@@ -23,6 +23,7 @@ from global_lb.instances import Instances
 from global_lb.row import FREE, Hits, row_of, sent_of
 from global_lb.table import Field, Table
 from global_lb.view import View
+from topology.lineage import Lineages, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from global_lb.row import Price, Row
     from global_lb.table import Scored
     from global_lb.view import Instance, Region
+    from topology.lineage import Lineage
 
 RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
 MODELS_MAX = 4096
@@ -104,6 +106,8 @@ class Regions:
         self._settled: dict[str, tuple[Region | None, bool] | None] = {}
         self._touched: set[str] = set()  # regions whose liveness was told something
         self._seen: dict[str, tuple[State, str]] = {}  # what standings took each for
+        self.lineages = Lineages()  # what the models are based on, by all reports
+        self._lineages: dict[str, Lineage] = {}  # by region
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
     def adopt(self, view: View, now: float) -> None:
@@ -131,6 +135,8 @@ class Regions:
             if instance not in was:  # the same report told again acknowledges nothing again
                 self._reported(instance)
         self._forget_drifts(name, before, known)
+        if known is not None and [i.lineage for i in known.instances] != [i.lineage for i in was]:
+            self._learn(known)
         if known is not None and name not in self.trie:
             self.trie.add(name, self._trie_bytes)
             residence = self.residence[name] = Mean(0.05, RESIDENCE_MIN, 1.0)
@@ -164,6 +170,13 @@ class Regions:
                 for model in instance.models:
                     if model not in models:
                         self._drifts.pop((name, instance.name, model), None)
+
+    def _learn(self, region: Region) -> None:
+        """What its models are based on, where its reports say otherwise than before."""
+        told = merged(instance.lineage for instance in region.instances)
+        if self._lineages.get(region.name) != told:
+            self._lineages[region.name] = told
+            self.lineages.learn(self._lineages.values())
 
     def settle(self, region: str, now: float) -> None:
         """Tell the guards whether the region can be used, and how much of it is."""

@@ -64,6 +64,7 @@ class GlobalFlow:
         self.liveness, self.residence = self._regions.liveness, self._regions.residence
         self.best_instance = self._regions.best_instance
         self.hits, self.sent, self.cold_share = self._regions.hits, self._regions.sent, self._regions.cold_share
+        self.forgotten: list[Callable[[], None]] = []  # who is told that all prefixes were
         self.ledger, self.estimates = Ledger(), Estimates()
         self._budget = retry.RetryBudget()
         self._live: dict[str, Live] = {}
@@ -144,6 +145,7 @@ class GlobalFlow:
         self._regions.liveness_of(live.region).relay_succeeded()
         # What the region's machine refuses it has counted; its doors turn away uncounted (client, balancer).
         counted = event.outcome.source not in (Source.CLIENT, Source.BALANCER)
+        counted = counted and event.outcome is not outcome.UNLAWFUL_UNREAD
         if event.wait_ms is not None:
             live.waits_ms[live.region] = event.wait_ms
         if live.instance is not None and event.outcome.source is Source.REGION:
@@ -213,17 +215,23 @@ class GlobalFlow:
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
-        if (law := event.law).epoch <= (before := self.law).epoch:
+        if not event.law.supersedes(self.law):
             return []
-        self.law = law
+        return self._go_by(event.law.knowing(self._regions.lineages.of), now)
+
+    def _go_by(self, law: Law, now: float) -> list[Command]:
+        before, self.law = self.law, law
         if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
             self._regions.forget_prefixes()  # whose nodes they are nobody can tell any more
+            for forgotten in self.forgotten:
+                forgotten()
         return self._wake(now)
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.answering.settle(self._regions, now)
         self._regions.adopt(event.view, now)
-        return self._wake(now)
+        law = self.law.knowing(self._regions.lineages.of)
+        return self._wake(now) if law is self.law else self._go_by(law, now)
 
     def _region_known(self, event: RegionKnown, now: float) -> list[Command]:
         return self._changed(event.region, lambda: self._regions.take(event.region, event.known), now)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farhop.shell.certificates import Certificates
+    from farhop.shell.lawbook import LawBook
     from global_lb.config import GlobalConfig
     from global_lb.distance import Distances
     from global_lb.prefixes import Prefixes
@@ -28,6 +29,8 @@ PINGS_LOST = 2  # in a row, before a channel counts as broken: one may be lost b
 HURRY = 0.25  # of the time between pings, while the wire time moves, or the channel is broken
 AGAIN = 0.1  # of that time, after a lost one
 SILENCE = 0.5  # of that time without a word of the channel, and it is asked: reports come once a second, too
+LAW_AGAIN_S = 2.0  # between two attempts to go by one law
+LAW_TIMEOUT_S = 10.0
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 _DISBELIEVED = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
 _OPTIONS = (
@@ -57,6 +60,7 @@ class Ears(Protocol):
     distances: Distances
     prefixes: Prefixes
     certificates: Certificates | None
+    laws: LawBook | None
 
     def now(self) -> float:
         """This process's monotonic clock, seconds."""
@@ -100,10 +104,13 @@ class Link:
         self._stub = region_pb2_grpc.RegionStub(self._channel)
         self._heard_at = _loop_time()  # anything at all
         self._urge = asyncio.Event()  # to ping now
+        self._unlike = asyncio.Event()  # it goes by another law than we
         self._tasks = Tasks()
         self._tasks.start(self._ping(), f"ping {address}")
         self._tasks.start(self._reports(), f"read the reports of {address}")
         self._tasks.start(self._prefixes(), f"read the prefixes of {address}")
+        if watcher.laws is not None:
+            self._tasks.start(self._law(watcher.laws), f"share the law with {address}")
 
     async def close(self) -> None:
         """Stop asking."""
@@ -168,10 +175,37 @@ class Link:
                 async for message in self._stub.Reports(request):
                     self._heard_at = _loop_time()
                     self._watcher.heard_by_link(message, self._name)
+                    laws = self._watcher.laws
+                    if laws is not None and message.law_epoch not in (0, laws.law.epoch):
+                        self._unlike.set()
             except grpc.aio.AioRpcError as error:
                 self._watcher.stream_failed("reports", error.code())
             self._urge.set()
             await asyncio.sleep(self._config.watch.ping_s * self._watcher.jitter())
+
+    async def _law(self, laws: LawBook) -> None:
+        """Where its law is another epoch's than ours, whoever has the later one gives it; until then both go on."""
+        proven = self._config.certified_name(self._name[0], address_of(self.address).host) is not None
+        while True:
+            await self._unlike.wait()
+            self._unlike.clear()
+            if not laws.may_believe(proven=proven):
+                await asyncio.sleep(LAW_AGAIN_S)
+                continue
+            try:
+                theirs = await self._exchange(laws.law.epoch, b"")
+                if theirs.document:
+                    await laws.offer(theirs.document, "/".join(self._name), proven=proven)
+                elif theirs.epoch < laws.law.epoch:
+                    await self._exchange(laws.law.epoch, laws.document_after(theirs.epoch))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # else an older build
+                    self._watcher.stream_failed("law", error.code())
+            await asyncio.sleep(LAW_AGAIN_S * self._watcher.jitter())
+
+    async def _exchange(self, epoch: int, document: bytes) -> region_pb2.LawExchange:
+        ours = region_pb2.LawExchange(sender=self._config.balancer, epoch=epoch, document=document)
+        return await self._stub.Law(ours, timeout=LAW_TIMEOUT_S)
 
     async def _prefixes(self) -> None:
         config, watcher = self._config, self._watcher

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from global_lb.view import Instance
 
 LOOK_AGAIN_S = 1.0
+_UNLAWFUL = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 LOOK_SOON_S = 0.5
 
 
@@ -52,7 +53,7 @@ class Live:
 
     def law_refused(self, lawful: frozenset[str]) -> bool:
         """Whether every lawful region's own copy of the law said no."""
-        return all(self.refusals.get(region) is outcome.UNLAWFUL_HERE for region in lawful)
+        return all(self.refusals.get(region) in _UNLAWFUL for region in lawful)
 
     def look_soon(self, now: float) -> bool:
         """Whether to look sooner than it is due, LOOK_SOON_S after its region's channel broke: it may be back then."""

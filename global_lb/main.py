@@ -25,14 +25,11 @@ from farhop.shell.config import ConfigError, load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
-from farhop.shell.lawbook import LawBook
 from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
-from farhop.store.hubs import store_of, stores_of
-from farhop.store.kept import kept_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -93,17 +90,16 @@ class GlobalBalancer:
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True)
         self._log, self._slots = log, wiring.slots()
         self._entry(rng, passes)
-        self.store = (
-            store
-            if store is not None
-            else store_of(wiring.hubs(config, topology), rng, wiring.keep(config, "global", rng, log))
-        )
-        self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, log)
+        hubs = store if store is not None else wiring.hubs(config, topology)
+        keep = wiring.keep(config, "global", rng, log)
+        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
+        self.laws = wiring.law_book(config, "global", self.store, self.flow.law, self._adopt, self.metrics, log, rng)
         self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
         self.flow.sent.append(prefixes.sent)
+        self.flow.forgotten.append(prefixes.begin_anew)
         self.watcher = Watcher(
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
-            regions, self.secrecy.trouble, self.relay,
+            regions, self.secrecy.trouble, self.relay, self.laws,
         )  # fmt: skip
         self.steering = Steering(
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
@@ -118,7 +114,7 @@ class GlobalBalancer:
             self.laws,
         )  # fmt: skip
         hub = topology.regions[config.region].hub
-        self.desk.kept = lambda: kept_of(stores_of(self.store, hub).values())
+        self.desk.kept = lambda: wiring.kept(self.store, hub)
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self._gauges()
 
@@ -145,9 +141,8 @@ class GlobalBalancer:
         return self.flow.law.patience_s(tenant)
 
     def _adopt(self, law: Law) -> None:
-        before = self.flow.law
         self.relay.react(LawChanged(law))
-        self.prefixes.adopt(before, law, self.config.region)
+        self.prefixes.adopt(self.flow.law.epoch)
 
     def _measured(self) -> dict[str, float]:
         return self.watcher.distances.measured(self.clock.now())
@@ -180,6 +175,7 @@ class GlobalBalancer:
     async def open(self) -> str:
         """See shell.process.Balancer."""
         config = self.config
+        self.laws.remember()
         await self.store.open()
         await self.watcher.open()
         self._tasks.start(self.laws.follow(), "watch the law")

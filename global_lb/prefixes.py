@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from farhop.balance.chain import DEPTH_MAX
 from farhop.balance.nodes import NodeMap
-from topology.law import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from farhop_wire import region_pb2
 
     from farhop.balance.trie import PrefixTrie
-    from topology.law import Law
 
     Count = Generator[None, None, int]
 
@@ -140,17 +138,14 @@ class Prefixes:
 
     # -- by the law
 
-    def adopt(self, before: Law, law: Law, here: str) -> None:
-        """A law follows another in the region where we are: what came under that one stands where nobody may know
-        less now. Nothing is taken any more that was asked under that one: the law by which it is told may be a third,
-        which allowed what neither does."""
-        self.law_epoch = law.epoch
-        if not law.widens(before, Scope.HINTS, frozenset((here,))):
-            self.begin_anew(law.epoch)
-
-    def begin_anew(self, law_epoch: int) -> None:
-        """What was told or sent under the law before may not be known here any more: each tells anew what may be."""
+    def adopt(self, law_epoch: int) -> None:
+        """The law is of this epoch. What came under the one before stands (but see `begin_anew`). Nothing is taken any
+        more that was asked under that one: the law by which it is told may be a third, which allowed what neither
+        does."""
         self.law_epoch = law_epoch
+
+    def begin_anew(self) -> None:
+        """What was told or sent until now may not be known here any more: each tells anew what may be."""
         for region in self._regions.values():
             for one in region.instances.values():
                 one.abandon()

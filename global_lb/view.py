@@ -12,9 +12,12 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Event
+from topology.lineage import Bases
 
 if TYPE_CHECKING:
     from farhop.store.report import RegionReport
+
+_BASELESS: frozenset[str] = frozenset()
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -45,7 +48,7 @@ class Instance(msgspec.Struct, frozen=True):
     """One regional balancer. `clock_offset_ms` is its clock less ours as last heard: to stamp expiries meant for it.
 
     `accepted` is what it acknowledges to us, in prompt bytes; `client_url` where redirected clients find it, "" if it
-    takes none.
+    takes none. `lineage`: what each of its models is based on.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Instance(msgspec.Struct, frozen=True):
     accepted: float
     models: dict[str, Capacity]
     client_url: str = ""
+    lineage: dict[str, Bases] = {}
 
 
 def instance_of(
@@ -96,6 +100,7 @@ def instance_of(
             for m in report.models
         },
         client_url=report.client_url,
+        lineage={m.model: frozenset(m.bases) or (None if m.base_unknown else _BASELESS) for m in report.models},
     )
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Event
     from farhop.shell.certificates import Certificates
+    from farhop.shell.lawbook import LawBook
     from farhop.store.contract import Store
     from farhop.store.report import RegionReport
     from global_lb.config import GlobalConfig
@@ -76,8 +77,9 @@ class Watcher:
         certificates: Certificates | None = None,
         trouble: Callable[[Address, str], None] = lambda _address, _why: None,
         upstreams: Upstreams | None = None,
+        laws: LawBook | None = None,
     ) -> None:
-        self._upstreams = upstreams
+        self._upstreams, self.laws = upstreams, laws
         self.certificates, self._trouble = certificates, trouble
         if certificates is not None:
             certificates.changed = self._relink
@@ -157,6 +159,8 @@ class Watcher:
             del self._reports[name]
             self._unwatched(self._instances[region].pop(instance))
             self._past.pop(name, None)
+            if self.laws is not None:
+                self.laws.left("/".join(name))
             self.distances.forget(name)
             self._retire(self._links.pop(name))
             if self._up.pop(name, False):
@@ -192,6 +196,8 @@ class Watcher:
             self._unwatched(before)
         instances[report.instance] = instance
         self._link(name, report)
+        if self.laws is not None:
+            self.laws.named("/".join(name), report.law_epoch)
         renewed = known is None or known[0].incarnation != report.incarnation
         self._react(RegionHeard(report.region, renewed, self._region(report.region)))
         return None

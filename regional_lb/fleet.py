@@ -23,6 +23,7 @@ from regional_lb.peers.recent import Cached
 from regional_lb.peers.shares import PeerHeard, PeersChanged, TurnsPassed
 from regional_lb.table import SAMPLE_FRESH_S, Subset, Table
 from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_line, view_of
+from topology.lineage import Lineages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,6 +51,7 @@ class Fleet:
         self.memory = Memory(estimates)
         self.trie, self.journal, self.blocks = self.memory.trie, self.memory.journal, self.memory.blocks
         self.adapters = Adapters()
+        self.lineages = Lineages()
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
         # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
@@ -96,6 +98,7 @@ class Fleet:
         self._able_until = -inf  # who has peers, and so may be eased, is another question now
         if self.shares is not None:
             self.shares.adopt(view)
+        self.lineages.learn(replica.lineage for replica in view.replicas.values())
         names = tuple(view.replicas)
         self.whole = table = Table(Subset(names, np.arange(len(names))))
         for row, (name, replica) in enumerate(view.replicas.items()):
@@ -149,9 +152,9 @@ class Fleet:
     def _peer_heard(self, event: PeerHeard, now: float) -> str | None:  # noqa: ARG002
         assert self.shares is not None
         changed = self.shares.heard(event)
-        if event.cached:
-            self.journal.under(event.epoch)
         for entry in event.cached:
+            if self.journal.epoch not in (None, event.epoch):
+                entry = replace(entry, audience=frozenset())  # by another law than ours nobody knows who may know
             if self.shares.serves(event.peer, entry.replica):
                 self.journal.insert(entry.replica, entry.chain, entry.audience)
                 self.shares.recent.add(entry)
@@ -224,14 +227,14 @@ class Fleet:
             self._able.clear()
         return self.standing.admit(name, now)
 
-    def answered(self, name: str, status: int, now: float) -> None:
-        """An answer began. A 5xx is the replica's fault, a 4xx is not."""
-        if self.standing.answered(name, status < 500, now):
+    def answered(self, name: str, status: int, now: float, sent_at: float = inf) -> None:
+        """An answer to a request sent at `sent_at` began. A 5xx is the replica's fault, a 4xx is not."""
+        if self.standing.answered(name, status < 500, now, sent_at):
             self._stirred(name, now)
 
-    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool) -> None:
+    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> None:
         """An answer said that something is broken there; `began_well` if it had begun as none that failed."""
-        if self.standing.broke(name, reason, now, began_well=began_well):
+        if self.standing.broke(name, reason, now, began_well=began_well, sent_at=sent_at):
             self._stirred(name, now)
 
     def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
@@ -244,15 +247,15 @@ class Fleet:
             self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
             self._ease(now, held.target)
 
-    def failed(self, name: str, reason: Outcome, now: float) -> None:
-        """An attempt broke."""
+    def failed(self, name: str, reason: Outcome, now: float, sent_at: float = inf) -> None:
+        """An attempt that was sent at `sent_at` broke."""
         if reason is outcome.CONNECT_FAILED:
             if self.standing.refused(name, now):
                 self._stirred(name, now)
                 self.adapters.forget(name)
                 self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif outcome.blames_target(reason):
-            self.answered(name, 500, now)
+            self.answered(name, 500, now, sent_at)
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
@@ -267,16 +270,27 @@ class Fleet:
         if self.shares is not None and chain:
             self.shares.recent.add(Cached(name, chain, audience, own=True))
 
+    def narrowed(self, epoch: int) -> None:
+        """By the law of this epoch fewer may know what is cached than might before."""
+        self.journal.under(epoch, widened=True)
+        self.journal.narrowed()
+        if self.shares is not None:
+            self.shares.recent.narrowed()
+
     def loaded(self, extra_ms: float) -> None:
         """A first token came so much later than its prefill explains: an adapter was loaded before."""
         self.adapters.learn(extra_ms)
 
-    def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
-        """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt."""
+    def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float, *, sure: bool = True) -> None:
+        """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt; not `sure`: so
+        much of the prompt was thought to be cached that it may have been a multiple of them."""
         speed = self.speeds.get(name)
         if speed is not None:
-            if speed.began(elapsed_ms, tokens):
-                self.standing.peers.began(name, elapsed_ms / tokens, now)
+            step_ms = speed.tpot_ms
+            if speed.began(elapsed_ms, tokens) and self.standing.began(
+                name, elapsed_ms, tokens, step_ms, now, sure=sure
+            ):
+                self._stirred(name, now)
             self.whole.rate(self.whole.of.at[name], speed)
 
     def computed(self, name: str, elapsed_ms: float, tokens: float) -> None:

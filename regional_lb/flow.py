@@ -155,7 +155,7 @@ class RegionalFlow(Placing):
             return []
         live.started = True
         self.ledger.began(event.id)
-        self._fleet.answered(live.replica, event.status, now)
+        self._fleet.answered(live.replica, event.status, now, live.forwarded_at)
         if event.status < 400:
             if live.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(live.replica, live.request.chain, admission.hints(live.request, self.law))
@@ -168,7 +168,8 @@ class RegionalFlow(Placing):
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
                 else:
-                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now)
+                    sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
+                    self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now, sure=sure)
         return self._fill(live.replica, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -180,7 +181,8 @@ class RegionalFlow(Placing):
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(live)
         if event.fault is not None:
-            self._fleet.broke(live.replica, event.fault, now, began_well=event.status < 500)
+            began_well = event.status < 500
+            self._fleet.broke(live.replica, event.fault, now, began_well=began_well, sent_at=live.forwarded_at)
         if event.fault is not None or event.status >= 500:
             self._fleet.lingers(held, live.forwarded_at, now)
         if event.status < 400:
@@ -195,7 +197,7 @@ class RegionalFlow(Placing):
         if live is None:
             return []
         failed = live.replica
-        self._fleet.failed(failed, event.outcome, now)
+        self._fleet.failed(failed, event.outcome, now, live.forwarded_at)
         held = self.ledger.held(event.id)
         if live.started:
             self._over(live)
@@ -260,11 +262,16 @@ class RegionalFlow(Placing):
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Who waits and may not stay is told at once; whom an engine has been sent stays there."""
-        if event.law.epoch <= self.law.epoch:
+        if not event.law.supersedes(self.law):
             return []
-        before, self.law = self.law, event.law
-        everywhere = frozenset(before.topology.regions)
-        self.journal.under(self.law.epoch, widened=self.law.widens(before, Scope.HINTS, everywhere))
+        return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
+
+    def _go_by(self, law: Law, now: float) -> list[Command]:
+        before, self.law = self.law, law
+        if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
+            self.journal.under(law.epoch, widened=True)
+        else:
+            self._fleet.narrowed(law.epoch)
         commands: list[Command] = []
         for live in [live for live in self._live.values() if not live.replica]:
             refusal = admission.unlawful(live.request, self.config.region, self.law)
@@ -275,7 +282,8 @@ class RegionalFlow(Placing):
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.view = self._fleet.adopt(event.view)
         self.policies.adopt(self._fleet.whole.of.names)
-        return self._fill_all(now)
+        law = self.law.knowing(self._fleet.lineages.of)
+        return self._fill_all(now) if law is self.law else self._go_by(law, now)
 
     def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
         self.policies.override(event.choices)

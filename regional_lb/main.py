@@ -31,15 +31,12 @@ from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
-from farhop.shell.lawbook import LawBook
 from farhop.shell.marks import MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
 from farhop.shell.session import SessionReader
 from farhop.shell.tasks import Tasks, all_of
 from farhop.shell.tokens import Files, Tokenizers
-from farhop.store.hubs import store_of, stores_of
-from farhop.store.kept import kept_of
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -133,7 +130,7 @@ class RegionalBalancer:
         self.desk.newest_epoch = lambda: self.hop_keeper.newest_epoch
         self.desk.origins = self._origins
         hub = topology.regions[config.region].hub
-        self.desk.kept = lambda: kept_of(stores_of(self.store, hub).values())
+        self.desk.kept = lambda: wiring.kept(self.store, hub)
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -149,16 +146,12 @@ class RegionalBalancer:
             self.flow.standing.answered_at, self._works_on, self._say, self._hear,
         )  # fmt: skip
         self.kv_listener: KvListener | None = None
-        self.store = (
-            store
-            if store is not None
-            else store_of(
-                wiring.home_hubs(config, self.topology, config.remote_hub),
-                rng,
-                wiring.keep(config, "regional", rng, self._log),
-            )
+        hubs = store if store is not None else wiring.home_hubs(config, self.topology, config.remote_hub)
+        keep = wiring.keep(config, "regional", rng, self._log)
+        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
+        self.laws = wiring.law_book(
+            config, "regional", self.store, self.flow.law, self._adopt, self.metrics, self._log, rng
         )
-        self.laws = LawBook(self.store, self.flow.law, self._adopt, self.metrics.report_refused, self._log)
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
         self.discovery = Discovery(
@@ -169,7 +162,7 @@ class RegionalBalancer:
         self.peers = Peers(
             config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
             self.clock.now, rng, self._incarnation, self.secrecy.upstream("peers.tls", config.peers.tls),
-            self.secrecy.trouble,
+            self.secrecy.trouble, self.laws,
         )  # fmt: skip
 
     def _adopt(self, law: Law) -> None:
@@ -263,6 +256,7 @@ class RegionalBalancer:
     async def open(self) -> str:
         """See shell.process.Balancer."""
         config = self.config
+        self.laws.remember()
         await self.store.open()
         await self.watcher.open()
         self.discovery.open()
@@ -286,6 +280,7 @@ class RegionalBalancer:
             prefix_nodes_per_s=config.prefix_nodes_per_s,
             client_url=(config.client.url or "") if config.client is not None else "",
             quiet_s=self.observer.quiet_s,
+            laws=self.laws,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.store.report import GPU_TYPES_LIMIT, MODELS_LIMIT
+from farhop.store.report import BASES_LIMIT, GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config import MODELS_MAX
 from regional_lb.signals.exposition import PageError
 from regional_lb.view import Replica
@@ -21,13 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from regional_lb.config import ReplicaConfig
+    from topology.lineage import Bases
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What an engine's /v1/models says: `ids` in its order, and every name (root, parent) one of them also goes by."""
+    """What an engine's /v1/models says: `ids` in its order, and every name (root, parent) one of them also goes by;
+    by id, what it is based on: an adapter on its parent (`adapters`), another name on its root."""
 
     ids: tuple[str, ...]
     names: frozenset[str]
+    bases: dict[str, frozenset[str]] = {}
+    adapters: frozenset[str] = frozenset()
+
+
+_UNLISTED = Listing((), frozenset())
 
 
 class _Model(msgspec.Struct):
@@ -54,7 +61,13 @@ def read_listing(body: bytes) -> Listing:
     if not ids:
         raise PageError("missing", "/v1/models lists no model that could be asked for")
     names = {name for model in models for name in (model.id, model.root, model.parent) if name}
-    return Listing(ids[:MODELS_MAX], frozenset(names))
+    bases: dict[str, frozenset[str]] = {}
+    for model in models:
+        base = model.parent or model.root  # the root of an adapter is but where its weights lie
+        told = {base} if base and base != model.id and _MODEL.fullmatch(base) else set()
+        bases[model.id] = bases.get(model.id, frozenset()) | told
+    adapters = frozenset(model.id for model in models if model.parent and model.parent != model.id)
+    return Listing(ids[:MODELS_MAX], frozenset(names), {model: bases[model] for model in ids[:MODELS_MAX]}, adapters)
 
 
 class Members:
@@ -99,9 +112,7 @@ class Members:
             return False
         before = self._listings.get(name)
         self._listings[name] = listing
-        return (_models(config, before), _missing(config, before)) != (
-            _models(config, listing), _missing(config, listing),
-        )  # fmt: skip
+        return _said(config, before) != _said(config, listing)
 
     def missing(self, name: str) -> frozenset[str]:
         """Which of the models configured for it its engine does not list."""
@@ -159,6 +170,7 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         version=config.version,
         kv_ranks=len(config.kv_sources),
         adapters=frozenset(config.adapters),
+        lineage=_lineage(config, listing),
         role=config.role,
         handover=config.handover,
         bootstrap_port=config.bootstrap_port,
@@ -167,6 +179,26 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
 
 def _models(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
     return frozenset(config.models or (listing.ids if listing is not None else ())).union(config.adapters)
+
+
+def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]:
+    """What each model served there is based on, as configured and as its engine tells. A configured adapter is one of
+    the models configured beside it or, where there are none, of those that its engine lists."""
+    known = listing if listing is not None else _UNLISTED
+    lineage: dict[str, Bases] = {}
+    for model in _models(config, listing):
+        told = known.bases.get(model, frozenset())
+        if model not in config.adapters:
+            lineage[model] = told
+            continue
+        bases = (told if model in known.adapters else frozenset()) | frozenset(config.models)
+        bases = bases or frozenset(known.ids) - known.adapters - frozenset(config.adapters)
+        lineage[model] = frozenset(sorted(bases - {model})[:BASES_LIMIT]) or None
+    return lineage
+
+
+def _said(config: ReplicaConfig, listing: Listing | None) -> tuple[frozenset[str], frozenset[str], dict[str, Bases]]:
+    return _models(config, listing), _missing(config, listing), _lineage(config, listing)
 
 
 def _missing(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:

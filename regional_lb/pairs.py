@@ -86,7 +86,7 @@ class Pairs:
         """The prompt is computed: what follows is the decode replica's own time, if that has not begun before."""
         name, half = live.prefiller, live.pick.prefill if live.pick is not None else None
         self.over(live)
-        self._fleet.answered(name, 200, now)
+        self._fleet.answered(name, 200, now, live.forwarded_at)
         self._fleet.caches(name, live.request.chain, self._hints(live.request))
         if half is not None:
             elapsed_ms = (now - live.forwarded_at) * 1e3
@@ -102,7 +102,7 @@ class Pairs:
             self._fleet.answered(name, 400, now)
             live.whole = True
         else:
-            self._fleet.failed(name, reason, now)
+            self._fleet.failed(name, reason, now, live.forwarded_at)
         return name
 
     def give_back(self, live: Live) -> None:

@@ -22,7 +22,9 @@ from farhop.shell.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
 from farhop.store.hubs import told_of
 from farhop.store.report import (
+    BASES_LIMIT,
     RATE_LIMIT_MS,
+    TEXT_LIMIT,
     USED_LIMIT,
     WAIT_LIMIT_MS,
     ModelReport,
@@ -37,6 +39,7 @@ from regional_lb.table import TOTAL
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from farhop.shell.lawbook import LawBook
     from farhop.store.contract import Publication, Store
     from regional_lb.flow import RegionalFlow
     from regional_lb.table import Column
@@ -66,8 +69,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
         prefix_nodes_per_s: int = NODES_PER_S,
         client_url: str = "",
         quiet_s: Callable[[str, str], float | None] | None = None,
+        laws: LawBook | None = None,
     ) -> None:
-        self._quiet_s = quiet_s
+        self._quiet_s, self._laws = quiet_s, laws
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
         self._incarnation, self._client_url = incarnation, client_url
@@ -99,6 +103,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             models=tuple(self._model(model) for model in sorted(self._flow.view.by_model)),
             accepted_bytes=dict(self._flow.accepted_bytes),  # within ACCEPTED_LIMIT: the flow keeps no more
             client_url=self._client_url,
+            law_epoch=self._flow.law.epoch,
         )
 
     def _model(self, model: str) -> ModelReport:
@@ -113,6 +118,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         else:
             prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
             tpot_ms, crowd_ms = min(flow.speeds[name].tpot_ms for name in replicas), 0.0
+        bases = flow.law.lineage.get(model, frozenset())
         left = admission.headroom(owned, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
@@ -134,6 +140,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
             crowd_ms=min(RATE_LIMIT_MS, crowd_ms),
             used_share=min(flow.outlook.used_share(model, now), USED_LIMIT),
             gpu_types=self._gpus_of(model),
+            bases=tuple(sorted(bases)[:BASES_LIMIT]) if bases else (),
+            base_unknown=bases is None,
         )
 
     def _gpus_of(self, model: str) -> tuple[str, ...]:
@@ -231,6 +239,17 @@ class Reporter(region_pb2_grpc.RegionServicer):
         known = (self._quiet_s(balancer, attempt) for attempt in attempts)
         return [UNKNOWN if s is None else int(1e3 * min(max(s, 0.0), QUIET_LIMIT_S)) for s in known]
 
+    async def Law(  # noqa: N802 - the service's name for it
+        self, request: region_pb2.LawExchange, context: Any
+    ) -> region_pb2.LawExchange:
+        """Our law for theirs, whichever is later."""
+        if self._laws is None or len(request.sender) > TEXT_LIMIT or not request.sender.isprintable():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sender: a printable name, at most 256 characters")
+        assert self._laws is not None
+        proven = bool(context.peer_identities())  # by a certificate that we asked for and verified
+        told = await self._laws.exchanged(request.epoch, request.document, request.sender, proven=proven)
+        return region_pb2.LawExchange(sender=self._instance, epoch=told[0], document=told[1])
+
     async def Prefixes(  # noqa: N802 - the service's name for it
         self, request: region_pb2.PrefixesRequest, context: Any
     ) -> AsyncIterator[region_pb2.PrefixDelta]:
@@ -283,13 +302,17 @@ def _left(total: Column, taken: Column) -> int:
 
 def moved(old: RegionReport, new: RegionReport) -> bool:
     """Whether something in it changed by 5 % or more, or a yes became a no."""
-    if old.draining != new.draining or len(old.models) != len(new.models) or old.accepted_bytes != new.accepted_bytes:
+    if (old.draining, old.law_epoch) != (new.draining, new.law_epoch):
+        return True
+    if len(old.models) != len(new.models) or old.accepted_bytes != new.accepted_bytes:
         return True
     return any(_model_moved(a, b) for a, b in zip(old.models, new.models, strict=True))
 
 
 def _model_moved(old: ModelReport, new: ModelReport) -> bool:
     if (old.model, old.replicas_ready, old.replicas_total) != (new.model, new.replicas_ready, new.replicas_total):
+        return True
+    if (old.bases, old.base_unknown) != (new.bases, new.base_unknown):
         return True
     return any(
         abs(a - b) >= CHANGE * max(abs(a), abs(b), 1.0)

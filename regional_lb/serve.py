@@ -67,6 +67,11 @@ class HopKeeper:
             return answers.refusal(outcome.HOP_FORGED, _HOP_SAYS[outcome.HOP_FORGED])
         region, law = self._flow.config.region, self._flow.law
         self.newest_epoch = max(self.newest_epoch, claims.epoch)
+        if claims.epoch < law.epoch:
+            # Whatever the model, which stands in the body: the body need not come here to be refused.
+            why = law.verdict(claims.tenant, "", narrow=claims.narrow, key=claims.key).why_not(region)
+            if why is not None:
+                return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         return vouched(claims, law, region, claims.issuer, claims.attempt)
 
     def models(self, _caller: Caller) -> list[str]:
@@ -197,7 +202,7 @@ class RegionalDesk:
     ) -> None:
         self._instance, self._flow, self._keeper, self._door, self._clock = instance, flow, keeper, door, clock
         self._overrides, self._peers = overrides, peers
-        self._laws = laws if laws is not None else LawBook(None, flow.law, lambda _: None, lambda _: None)
+        self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
         # Where replicas come from, and what was left out; main says it, since the flow does not know.

@@ -14,6 +14,7 @@ import msgspec
 
 from farhop.balance.machine import Address, Event
 from regional_lb.kv_words import Change
+from topology.lineage import Bases
 
 
 class Lora(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ class Replica(msgspec.Struct, frozen=True):
     are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of
     none. `adapters` are those of its models that are LoRA adapters. `role` prefill: it computes prompts for the others,
     and answers nobody. `handover` is how it gives or takes what was computed: SGLang's engines meet at the prefill's
-    `bootstrap_port`, and one of role decode answers nothing else."""
+    `bootstrap_port`, and one of role decode answers nothing else. `lineage`: what each of its models is based on."""
 
     name: str
     address: Address
@@ -78,6 +79,7 @@ class Replica(msgspec.Struct, frozen=True):
     role: Literal["mixed", "prefill", "decode"] = "mixed"
     handover: Literal["vllm", "sglang"] = "vllm"
     bootstrap_port: int = 0
+    lineage: dict[str, Bases] = {}
 
     @property
     def bound(self) -> bool:

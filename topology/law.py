@@ -1,7 +1,8 @@
 """The law: which regions may do what with a tenant's request. A hard filter, compiled once per topology.
 
 Deny wins, and no level widens another: lawful is what tenant, tenant's model, world's model, key and request each
-allow. What is unknown (tenant, region, place) is denied. `lawful` and `excluded` part the regions exactly. The memo is
+allow. What is unknown (tenant, region, place) is denied. An adapter is bound by every rule of its base; where nobody
+knows that, it is denied as soon as any model has a rule. `lawful` and `excluded` part the regions exactly. The memo is
 bounded, because narrowings come from clients.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from topology.lineage import NO_LINEAGE, Lineage
 from topology.model import WORLD, Key, Residency, Rule, Tenant, Topology
 
 NARROWINGS_MAX = 8
@@ -53,15 +55,21 @@ class Verdict:
 
 
 class Law:
-    """The rules of one topology. Never changes: a new epoch is a new Law."""
+    """The rules of one topology, for models of this lineage. Never changes: a new epoch is a new Law, and so are other
+    models (`knowing`)."""
 
-    __slots__ = ("_fresh", "_inside", "_ruled_models", "_stale", "_topology", "epoch")
+    __slots__ = ("_bound", "_fresh", "_inside", "_ruled_models", "_stale", "_topology", "epoch", "lineage")
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, topology: Topology, lineage: Lineage = NO_LINEAGE) -> None:
+        self._compile(topology, lineage, _members(topology), _ruled(topology))
+
+    def _compile(
+        self, topology: Topology, lineage: Lineage, inside: dict[str, frozenset[str]], ruled: frozenset[str]
+    ) -> None:
+        self._topology, self.lineage = topology, lineage
         self.epoch = topology.epoch
-        self._inside = _members(topology)
-        self._ruled_models = frozenset(topology.models).union(*(t.models for t in topology.tenants.values()))
+        self._inside, self._ruled_models = inside, ruled
+        self._bound = _bound(ruled, lineage)
         # Two generations bound the memo at 2 × _MEMO_MAX without bookkeeping on a hit.
         self._fresh: dict[_Memo, Verdict] = {}
         self._stale: dict[_Memo, Verdict] = {}
@@ -71,6 +79,19 @@ class Law:
         """The world that it was compiled from."""
         return self._topology
 
+    def knowing(self, lineage: Lineage) -> Law:
+        """The same rules, where these models are served."""
+        if lineage is self.lineage or lineage == self.lineage:
+            return self
+        law = Law.__new__(Law)
+        law._compile(self._topology, lineage, self._inside, self._ruled_models)
+        return law
+
+    def supersedes(self, before: Law) -> bool:
+        """Whether it takes the place of another: it is later, or that one knows no tenant and so only kept the place
+        of the law of its epoch."""
+        return self.epoch > before.epoch or (self.epoch == before.epoch and not before.topology.tenants)
+
     def patience_s(self, tenant: str) -> float:
         """How long a tenant's request may wait while regions are lawful and none serves; 0 for whom nobody knows."""
         known = self._topology.tenants.get(tenant)
@@ -78,29 +99,39 @@ class Law:
         return residency.wait_max_s if residency is not None and residency.on_exhausted == "wait" else 0.0
 
     def widens(self, before: Law, scope: Scope, regions: frozenset[str]) -> bool:
-        """Whether all that was lawful in these regions under another law of the same map still is.
+        """Whether all that was lawful in these regions under another law of the same map still is, for everybody whom
+        that law knew: what is gone (a tenant, a key) may do nothing any more.
 
         A verdict intersects its clauses, and each of them may be absent (no key named, a model without a rule): so
         something is lost exactly if some single clause loses it inside what the tenant's own residency gave. Thus each
         clause is looked at once, and no verdict is made: 4,000 tenants take milliseconds.
         """
         then, now = _Reach(before, scope, regions), _Reach(self, scope, regions)
-        lost_by = then.lost_by_models(now)
+        lost_by, relearned = then.lost_by_models(now), self._relearned(before)
         lost_by_any = functools.reduce(operator.or_, lost_by.values(), 0)
         for name, tenant in before.topology.tenants.items():
             same = self._topology.tenants.get(name)
-            if same is tenant and not lost_by_any:
+            if same is tenant and not lost_by_any and not relearned:
                 continue
             reach = then.of_tenant(tenant)
             if reach & ~now.of_tenant(same):
                 return False
-            if reach & lost_by_any or tenant.models or (same is not None and same.models):
-                models = {*lost_by, *tenant.models, *(same.models if same is not None else ())}
+            if reach & lost_by_any or relearned or tenant.models or (same is not None and same.models):
+                models = {*lost_by, *relearned, *tenant.models, *(same.models if same is not None else ())}
                 if any(reach & then.of_model(tenant, model) & ~now.of_model(same, model) for model in models):
                     return False
             if tenant.keys and then.lost_by_keys(tenant.keys, now, same.keys if same is not None else ()) & reach:
                 return False
         return True
+
+    def _relearned(self, before: Law) -> list[str]:
+        """Models that other rules bind now, or may. A model that was not served left nothing that could be lawful; one
+        bound by the same rules as before is lawful where each of the models with those rules is."""
+        return [
+            name
+            for name in before.lineage.keys() & self.lineage.keys()
+            if (bound := self._bound.get(name, ())) is None or bound != before._bound.get(name, ())
+        ]
 
     def verdict(
         self, tenant: str, model: str, scope: Scope = Scope.PROCESSING, narrow: Narrow = (), key: str = ""
@@ -109,10 +140,11 @@ class Law:
 
         Each list in `narrow` keeps the regions inside at least one of its places; several lists intersect; an unknown
         place holds nothing. `key` names the tenant's key, whose own `within` then narrows every scope but entry, and
-        is named in the reason. Model rules bind every scope but entry, where the model is not read yet.
+        is named in the reason. Model rules, a model's own and those of its bases, bind every scope but entry, where the
+        model is not read yet.
         """
-        # A model without a rule of its own is any model: so clients cannot fill the memo with names.
-        memo = (tenant, model if model in self._ruled_models else "", scope, narrow, key)
+        # A model that no rule binds is any model: so clients cannot fill the memo with names.
+        memo = (tenant, model if model in self._bound else "", scope, narrow, key)
         found = self._fresh.get(memo)
         return found if found is not None else self._judge(memo)
 
@@ -160,12 +192,24 @@ class Law:
             return
         yield self._tenant_clause(who.name, who.residency, scope)
         if scope is not Scope.ENTRY:
-            if model in who.models:
-                yield self._rule(f"tenant {who.name}, model {model}: processing", who.models[model])
-            if model in self._topology.models:
-                yield self._rule(f"model {model}: processing", self._topology.models[model])
+            yield from self._model_clauses(who, model)
         yield self._key_clause(who, scope, key)
         yield from self._narrow_clauses(narrow)
+
+    def _model_clauses(self, who: Tenant, model: str) -> Iterator[_Excluded]:
+        """The rules of the model and of what it is based on, each for this tenant and for everybody."""
+        everybody = self._topology.models
+        names = self._bound.get(model, ())
+        if names is None:
+            if who.models or everybody:
+                yield self._nowhere(f"models have rules, and nobody knows the base of adapter {_shown(model)}")
+            return
+        for name in names:
+            said = f"model {name}" if name == model else f"model {name}, the base of {_shown(model)}"
+            if name in who.models:
+                yield self._rule(f"tenant {who.name}, {said}: processing", who.models[name])
+            if name in everybody:
+                yield self._rule(f"{said}: processing", everybody[name])
 
     def _tenant_clause(self, tenant: str, residency: Residency, scope: Scope) -> _Excluded:
         own: Rule | None = getattr(residency, scope)
@@ -236,11 +280,15 @@ class _Reach:
         return self._rule(own or residency.processing)
 
     def of_model(self, tenant: Tenant | None, model: str) -> int:
-        """By the world's rule and the tenant's for it."""
-        if self._scope is Scope.ENTRY:
+        """By the world's rules and the tenant's for it and what it is based on."""
+        names = self._law._bound.get(model, ())
+        if self._scope is Scope.ENTRY or names == ():
             return self._all
-        rules = (self._law.topology.models.get(model), tenant.models.get(model) if tenant is not None else None)
-        return functools.reduce(operator.and_, (self._rule(rule) for rule in rules if rule is not None), self._all)
+        each = [self._law.topology.models] + ([tenant.models] if tenant is not None else [])
+        if names is None:
+            return 0 if any(each) else self._all
+        rules = (self._rule(held[name]) for held in each for name in names if name in held)
+        return functools.reduce(operator.and_, rules, self._all)
 
     def of_key(self, key: Key | None) -> int:
         if key is None:
@@ -251,8 +299,6 @@ class _Reach:
         """What these keys leave here and those of the same names not there, all together."""
         lost, held = 0, None
         for n, key in enumerate(keys):
-            if not key.within:
-                continue
             other = kept[n] if n < len(kept) else None
             if other is None or other.name != key.name:  # hardly ever: keys keep their places from law to law
                 held = {one.name: one for one in kept} if held is None else held
@@ -287,6 +333,31 @@ def narrowing(*lists: tuple[str, ...]) -> Narrow:
     own wish or a key's `within`, never for a hop token's lawful regions, where empty means that nothing is lawful.
     """
     return tuple(within for within in lists if within)
+
+
+def _ruled(topology: Topology) -> frozenset[str]:
+    """The models that anybody has a rule for."""
+    return frozenset(topology.models).union(*(tenant.models for tenant in topology.tenants.values()))
+
+
+def _bound(ruled: frozenset[str], lineage: Lineage) -> dict[str, tuple[str, ...] | None]:
+    """By model, whose rules bind it, itself first; None: a base is unknown. Other models are bound by none."""
+    if not ruled:
+        return {}
+    bound: dict[str, tuple[str, ...] | None] = {}
+    for model in {*ruled, *lineage}:
+        known, ahead, orphan = {model: None}, [model], False
+        while ahead:
+            bases = lineage.get(ahead.pop(), frozenset())
+            orphan |= bases is None
+            for base in sorted(bases or ()):
+                if base not in known:
+                    known[base] = None
+                    ahead.append(base)
+        names = tuple(name for name in known if name in ruled)
+        if orphan or names:
+            bound[model] = None if orphan else names
+    return bound
 
 
 def _members(topology: Topology) -> dict[str, frozenset[str]]:

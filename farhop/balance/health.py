@@ -52,8 +52,8 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
     rise: int = 2  # probes that succeed before a DOWN target is UP (one is enough for a target never heard of)
     fall: int = 3  # probes that fail before it is DOWN
     streak: int = 5  # requests that fail before it is ejected (Envoy's consecutive 5xx)
-    eject_s: float = 30.0  # the first back-off; doubles at every ejection in a row, to 10 times
-    refused_s: float = 1.0  # the back-off after a refused connection; doubles likewise
+    eject_s: float = 5.0  # the first back-off; doubles at every ejection in a row, to 4 times
+    refused_s: float = 1.0  # the back-off after a refused connection; doubles likewise, on its own, to 10 times
     trial_s: float = 30.0  # how long a trial may go unanswered before another is let through
     fresh_s: float = 30.0  # how long evidence of life is good for
     slow_start_s: float = 10.0  # for how long one that comes up is eased in; 0: not
@@ -79,7 +79,9 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"outlier_factor must be 0 or above 1, not {self.outlier_factor!r}")
 
 
-_BACKOFF_MAX = 10.0  # times the base; 30 s -> 300 s, as Envoy
+# Times the base. Envoy goes from 30 s to 300 s, and brings back whole what may be broken still; here one request in
+# each back-off tries, so that a short one costs little, and who is mended is back within 20 s.
+_EJECT_MOST, _REFUSED_MOST = 4.0, 10.0
 _STRAINED_SHARE = 0.5  # of its capacity: what is too hot or too full gets less to do, and is not taken out
 _DEFAULT = HealthConfig()
 
@@ -94,6 +96,27 @@ _STALE = Health(State.SUSPECT, "no recent evidence")
 _HALF_OPEN = Health(State.SUSPECT, "one trial after ejection")
 
 
+class _Backoff:
+    """How long a target is out for causes of one kind: twice as long each time, up to `most` times the base, until it
+    has been back for twice that. To be found out again takes a while, and is no sign of health."""
+
+    __slots__ = ("_back_at", "_base_s", "_most_s", "_out_s")
+
+    def __init__(self, base_s: float, most: float) -> None:
+        self._base_s, self._most_s = base_s, base_s * most
+        self._out_s, self._back_at = 0.0, -inf
+
+    def out_s(self, now: float) -> float:
+        """It is out, from `now` on for so long."""
+        forgotten = now - self._back_at >= 2.0 * self._most_s
+        self._out_s, self._back_at = self._base_s if forgotten else min(2.0 * self._out_s, self._most_s), inf
+        return self._out_s
+
+    def back(self, now: float) -> None:
+        """It is back. Saying so again changes nothing."""
+        self._back_at = min(self._back_at, now)
+
+
 class HealthMachine:
     """One target's health from active probes and from what its requests met.
 
@@ -101,13 +124,13 @@ class HealthMachine:
     broken said in an answer, an outlier among its peers, or a refused connection) lies over that: DOWN until its
     back-off ends, then half open: one trial goes through, whose success ends the ejection and whose failure renews it
     for twice as long. A probe's success ends the ejection of a refused connection early, but no other: a probe does
-    not see what requests see. `warm`: at work before we saw it, so a first probe that succeeds brings it up whole.
+    not see what requests see. What became of a request that was sent before it was last taken out, or came back, says
+    nothing of now. `warm`: at work before we saw it, so a first probe that succeeds brings it up whole.
     """
 
     __slots__ = (
-        "_backoff",
-        "_calm_at",
         "_config",
+        "_eject_backoff",
         "_ejected_until",
         "_ejected_why",
         "_evidence_until",
@@ -116,11 +139,14 @@ class HealthMachine:
         "_probe_oks",
         "_probed_up",
         "_ramp",
+        "_refused_backoff",
         "_request_fails",
+        "_since",
         "_strain",
         "_trial_until",
         "_unready",
         "answered_at",
+        "ejections",
         "override",
     )
 
@@ -137,8 +163,10 @@ class HealthMachine:
         self._ejected_until: float | None = None  # None: not ejected
         self._ejected_why = ""
         self._trial_until = -inf
-        self._backoff = 1.0
-        self._calm_at = -inf  # from then on a success resets the back-off
+        self._eject_backoff = _Backoff(config.eject_s, _EJECT_MOST)
+        self._refused_backoff = _Backoff(config.refused_s, _REFUSED_MOST)
+        self._since = -inf  # when it was last taken out, or came back
+        self.ejections = 0  # how often it was taken out for what its requests met
         self._fault: Health | None = None
         self._strain = ""
         self.answered_at = -inf  # when a request was last answered well
@@ -171,55 +199,55 @@ class HealthMachine:
         self._probe_oks = min(self._probe_oks + 1, self._config.rise)
         self._evidence_until = now + self._config.fresh_s
         if self._probe_oks >= self._config.rise or self._probed_up is None:
+            if not self._probed_up:
+                self._since = now
             self._probed_up = True
         if self._ejected_why == _REFUSED:
-            self._readmit()
+            self._readmit(now)
 
-    def succeeded(self, now: float) -> None:
+    def succeeded(self, now: float, sent_at: float = inf) -> None:
         """A request is being answered well (tell at its first byte): evidence of life, and the end of a streak.
 
         It ends an ejection only once a trial was let through: an answer to a request sent before the ejection proves
         nothing about what came after it.
         """
         if self._ejected_until is not None:
-            if self._trial_until == -inf:
+            if self._trial_until == -inf or sent_at < self._since:
                 return
-            self._readmit()
+            self._readmit(now)
             self._ramp.turn(self.steady, now)
         if self._probed_up is None:
             self._probed_up = True
             self._ramp.turn(self.steady, now)
         self._request_fails = 0
-        if now >= self._calm_at:
-            self._backoff = 1.0
         self._evidence_until = now + self._config.fresh_s
         self.answered_at = now
 
-    def failed(self, now: float, *, may_eject: bool = True) -> None:
+    def counts(self, sent_at: float) -> bool:
+        """Whether the failure of a request that was sent then says anything of now: not if it is from before the target
+        was last taken out or came back, nor while probes say already that it is down."""
+        return self._probed_up is not False and sent_at >= self._since
+
+    def failed(self, now: float, *, may_eject: bool = True, sent_at: float = inf) -> None:
         """A request failed by the target's fault (5xx, died, out of memory). `may_eject`: the function of that name."""
-        config = self._config
-        self._request_fails = min(self._request_fails + 1, config.streak)
+        if not self.counts(sent_at):
+            return
+        self._request_fails = min(self._request_fails + 1, self._config.streak)
         if self._ejected_until is not None:
-            if now >= self._ejected_until:  # the trial failed; what was in flight at the ejection counts once, as that
-                self._eject(config.eject_s, _STREAK, now)
-        elif self._request_fails >= config.streak and may_eject:
-            self._eject(config.eject_s, _STREAK, now)
+            if now >= self._ejected_until:  # the trial failed
+                self._eject(self._eject_backoff, _STREAK, now)
+        elif self._request_fails >= self._config.streak and may_eject:
+            self._eject(self._eject_backoff, _STREAK, now)
 
     def eject(self, why: str, now: float) -> None:
-        """Out at once, for something broken said in an answer or for how it does beside its peers. Ask `may_eject`.
-
-        Its answers may be well, only slow, so that one of them does not show it mended: until it has been back for as
-        long as it was out, another ejection is for twice as long.
-        """
+        """Out at once, for something broken said in an answer or for how it does beside its peers. Ask `may_eject`."""
         if self._ejected_until is None or now >= self._ejected_until:
-            self._eject(self._config.eject_s, why, now)
-            assert self._ejected_until is not None
-            self._calm_at = self._ejected_until + (self._ejected_until - now)
+            self._eject(self._eject_backoff, why, now)
 
     def refused(self, now: float) -> None:
         """A connection was refused: nobody is at home, so the target is out at once, whatever share is out already."""
         if self._ejected_until is None or now >= self._ejected_until:
-            self._eject(self._config.refused_s, _REFUSED, now)
+            self._eject(self._refused_backoff, _REFUSED, now)
             self._ramp.cool()
 
     def admit(self, now: float, *, panic: bool = False) -> bool:
@@ -284,19 +312,24 @@ class HealthMachine:
             return _REQUESTS_FAIL
         return Health(State.SUSPECT if self._strain else State.UP, self._strain or "proven", self._evidence_until)
 
-    def _eject(self, base_s: float, why: str, now: float) -> None:
-        self._ejected_until = now + base_s * self._backoff
+    def _eject(self, backoff: _Backoff, why: str, now: float) -> None:
+        if why != _REFUSED and self._ejected_until is None:
+            self.ejections += 1
+        self._ejected_until = now + backoff.out_s(now)
         self._ejected_why = why
         self._trial_until = -inf
-        self._backoff = min(self._backoff * 2.0, _BACKOFF_MAX)
+        self._since = now
         self._ramp.turn(False, now)
 
-    def _readmit(self) -> None:
-        """End the ejection. The back-off is kept until a request succeeds, or a flapping target would never grow it."""
+    def _readmit(self, now: float) -> None:
+        """End the ejection. Its back-off is kept for a while, or a flapping target would never grow it."""
         self._ejected_until = None
         self._ejected_why = ""
         self._trial_until = -inf
         self._request_fails = 0
+        self._since = now
+        self._eject_backoff.back(now)
+        self._refused_backoff.back(now)
 
 
 class LivenessConfig(msgspec.Struct, frozen=True, kw_only=True):

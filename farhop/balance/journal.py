@@ -66,7 +66,7 @@ class Journal:
         self._audience: Audience = _NOBODY  # of the insert under way; what is inserted past us is told to nobody
         self._recording = False
         self._sealed = 0  # the last entry that was read, to which nothing may be added
-        self._epoch: int | None = None
+        self.epoch: int | None = None
         self.wakes: dict[
             Callable[[], None], None
         ] = {}  # called at every entry, in order: for readers that wait for one
@@ -95,13 +95,21 @@ class Journal:
     def under(self, epoch: int, *, widened: bool = False) -> None:
         """The law is of this epoch. Nobody may know what was inserted under another, until it is inserted again, but
         where the law `widened`: whoever might know still may."""
-        if epoch == self._epoch:
+        if epoch == self.epoch:
             return
-        before, self._epoch = self._epoch, epoch
-        if widened or before is None or not self._trie.nodes:
-            return
-        self._trie.listener = self
-        self._restricted = NodeMap.alike(self._trie.shards, self._place(_NOBODY))
+        before, self.epoch = self.epoch, epoch
+        if not widened and before is not None:
+            self.narrowed()
+
+    def narrowed(self) -> None:
+        """Nobody may know any more what was inserted until now, until it is inserted again; nor be told of it who has
+        not been yet: what was judged before is not kept for readers that are behind."""
+        self._entries.clear()
+        self._n_nodes = 0
+        self.floor = self.seq
+        if self._trie.nodes:
+            self._trie.listener = self
+            self._restricted = NodeMap.alike(self._trie.shards, self._place(_NOBODY))
         self._record(Cleared(), None, 1)
 
     def _widen(self, chain: Sequence[int], audience: Audience) -> None:

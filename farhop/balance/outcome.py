@@ -80,6 +80,8 @@ UNLAWFUL = _declare(Source.LAW, "no_lawful_region")
 ENTRY_FORBIDDEN = _declare(Source.LAW, "entry_forbidden")
 # The receiving region's own copy of the law says no: another lawful region may still serve the request.
 UNLAWFUL_HERE = _declare(Source.LAW, "unlawful_here", retryable=True)
+# The same, seen from the head: the token was signed under an earlier law than the region's, and the body was not read.
+UNLAWFUL_UNREAD = _declare(Source.LAW, "unlawful_unread", retryable=True)
 
 REDIRECTED = _declare(Source.BALANCER, "redirected")  # the client asks the region itself
 ADVISED = _declare(Source.BALANCER, "advised")  # it asked for a decision alone

@@ -44,6 +44,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.UNLAWFUL: (451, "residency_error"),
     outcome.ENTRY_FORBIDDEN: (451, "residency_error"),
     outcome.UNLAWFUL_HERE: (451, "residency_error"),
+    outcome.UNLAWFUL_UNREAD: (451, "residency_error"),
     outcome.NO_REGION: (503, "overloaded_error"),
     outcome.NO_BUFFER: (503, "overloaded_error"),
     outcome.TOO_MANY_CONNECTIONS: (503, "overloaded_error"),

@@ -18,6 +18,7 @@ from farhop.relay.inbound import InboundLimits
 from farhop.relay.outbound import OutboundLimits
 from farhop.shell import certificates
 from farhop.shell.clock import wall
+from farhop.store import envelope
 from farhop.store.etcd_link import EtcdSettings
 
 DAY_S = 86_400.0  # no wait is longer; the hop token says so, too
@@ -57,7 +58,14 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _resolve_public(value: Any) -> Any:
+    """What is no secret may stand in the clear."""
+    known = isinstance(value, str) and value.startswith(("env:", "file:"))
+    return _resolve(value) if known else value
+
+
 Secret = Annotated[SecretStr, BeforeValidator(_resolve)]
+PublicKey = Annotated[str, BeforeValidator(_resolve_public)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 Bytes = Annotated[int, Field(ge=1, le=1 << 40)]
 
@@ -139,6 +147,38 @@ class Hop(Part):
     def secrets(self) -> dict[str, bytes]:
         """Key bytes by key id."""
         return {kid: key.get_secret_value().encode() for kid, key in self.keys.items()}
+
+
+class SigningKey(Part):
+    """A public key (Ed25519: PEM, or the base64 of its 32 bytes; itself, or as secrets are given), and what it may
+    sign: kinds of document, or `KIND/REGION` for one region's."""
+
+    public: PublicKey
+    may: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)] = envelope.OPERATORS_KINDS
+
+    @model_validator(mode="after")
+    def _sound(self) -> SigningKey:
+        envelope.public_key(self.public)
+        for right in self.may:
+            envelope.check_right(right)
+        return self
+
+
+class Signing(Part):
+    """Whose signatures count on documents in etcd, by the key's name. What any key may sign counts only signed."""
+
+    keys: Annotated[dict[str, SigningKey], Field(max_length=256)] = {}
+
+    @model_validator(mode="after")
+    def _sound(self) -> Signing:
+        self.made()
+        return self
+
+    def made(self) -> envelope.Keys:
+        """For farhop.store."""
+        return envelope.Keys({
+            name: (envelope.public_key(key.public), key.may) for name, key in self.keys.items()
+        })  # fmt: skip
 
 
 class Session(Part):
@@ -225,6 +265,7 @@ class Process(Part):
     etcd: Etcd = Etcd()
     hubs: dict[str, Etcd] = Field(default_factory=dict, max_length=64)
     hop: Hop
+    signing: Signing = Signing()
     fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "fleet"
     state_dir: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     limits: Limits = Limits()

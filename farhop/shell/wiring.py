@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import Counter
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farhop.balance.limits import SlotLimit
 from farhop.relay.inbound import InboundLimits
@@ -15,8 +16,11 @@ from farhop.relay.outbound import OutboundLimits, Pool
 from farhop.relay.tls import ListenerTls
 from farhop.shell.certificates import TlsError, system_context
 from farhop.shell.config import ConfigError
+from farhop.shell.lawbook import LawBook
 from farhop.shell.tasks import Tasks
-from farhop.store.kept import KeptStore
+from farhop.store.hubs import store_of, stores_of
+from farhop.store.kept import KeptStore, kept_of
+from farhop.store.sealed import Sealed, inner
 from farhop.store.state import StateDir
 from topology import load as worlds
 
@@ -31,9 +35,11 @@ if TYPE_CHECKING:
     from farhop.shell.certificates import Cabinet, Certificates, Files
     from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
     from farhop.store.contract import Store
+    from farhop.store.envelope import Keys
     from farhop.store.etcd_link import EtcdSettings
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
+    from topology.law import Law
     from topology.model import Topology
 
 NEAREST, NONE = "nearest", "none"  # instead of a remote hub's name
@@ -103,6 +109,42 @@ def keep(config: Process, tier: str, rng: Random, log: Throttled) -> Callable[[s
         log.error("kept state", problem, problem=problem)
 
     return lambda hub, one: one if where is None else KeptStore(one, hub, where, rng, say)
+
+
+def sealed(
+    given: Store | Mapping[str, EtcdSettings],
+    keys: Keys,
+    refused: Callable[[str], None],
+    rng: Random,
+    keep: Callable[[str, Store], Store] = lambda _name, one: one,
+) -> Store:
+    """The store of these hubs, or the one given, whose readers see what counts by these keys. What is kept on disk is
+    as it was written: it is judged again when it is read."""
+    if isinstance(given, Mapping):
+        return store_of(given, rng, lambda name, one: Sealed(keep(name, one), keys, refused))
+    return Sealed(given, keys, refused)
+
+
+def kept(store: Store, hub: str) -> list[dict[str, Any]]:
+    """What is told of what this store has on disk; a single hub goes by `hub`."""
+    return kept_of(inner(one) for one in stores_of(store, hub).values())
+
+
+def law_book(
+    config: Process,
+    tier: str,
+    store: Store,
+    law: Law,
+    adopt: Callable[[Law], None],
+    metrics: TierMetrics,
+    log: Throttled,
+    rng: Random,
+) -> LawBook:
+    """The law as this process follows it: in each hub by itself, signature and all. Raises ConfigError."""
+    hub = law.topology.regions[config.region].hub
+    stores = {name: inner(one) for name, one in stores_of(store, hub).items()}
+    keys, kept = config.signing.made(), state(config, tier)
+    return LawBook(stores, law, adopt, metrics.report_refused, log, keys=keys, state=kept, rng=rng)
 
 
 def _away_ms(hub: str, region: str, topology: Topology) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.store.contract import Change, ChangeKind, Entry
+from farhop.store.envelope import bare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -31,9 +32,9 @@ _UNREAD = (-1, -1, -1)
 
 
 def stamp(document: bytes) -> tuple[int, int, int]:
-    """How new a document says it is; what cannot be read is older than anything."""
+    """How new a document says it is, inside its envelope if it has one; what cannot be read is older than anything."""
     try:
-        told = _decoder.decode(document)
+        told = _decoder.decode(bare(document))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _UNREAD
     return told.epoch, told.incarnation, told.seq

@@ -20,6 +20,7 @@ MODELS_LIMIT = 256
 ACCEPTED_LIMIT = 4096  # global balancers
 GPU_TYPES_LIMIT = 32
 KNOWN_MAX = 4096  # names and addresses that were looked at before: the same ones come 20 times a second
+BASES_LIMIT = 32  # of one model
 TEXT_LIMIT = 256  # characters in a name
 COUNT_LIMIT = 2**53  # the largest run of integers that every JSON reader keeps exactly
 WAIT_LIMIT_MS = 86_400_000.0  # a day: beyond it somebody's clock or unit is wrong
@@ -52,6 +53,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     `usable_share` (0..1) is what health, slow start and draining leave of all replicas it can send to, whoever owns
     them; `used_share` (0 and up) is their requests per slot, or the share of KV tokens taken, whichever is more.
     `tpot_ms` is with one request more, `crowd_ms` what each request adds to every token of all others at its replica.
+    `bases` are the models whose rules bind this one, too; `base_unknown`: it is an adapter of a base nobody knows.
     """
 
     model: str
@@ -74,6 +76,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     gpu_types: tuple[str, ...] = ()
     used_share: float = 0.0
     crowd_ms: float = 0.0
+    bases: tuple[str, ...] = ()
+    base_unknown: bool = False
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +85,8 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `clock_ms` is the sender's own monotonic clock in ms. `accepted_bytes` maps a global balancer to the prompt bytes of
     its requests that this instance has accepted since it started (bytes, since both tiers count them alike).
-    `client_url` is where clients that are redirected find this instance; "" where none are.
+    `client_url` is where clients that are redirected find this instance; "" where none are. `law_epoch` is that of the
+    law in force there; 0: an older build, which does not say.
     """
 
     region: str
@@ -96,6 +101,7 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelReport, ...] = ()
     accepted_bytes: dict[str, float] = {}
     client_url: str = ""
+    law_epoch: int = 0
 
 
 _DECODER = msgspec.json.Decoder(RegionReport)
@@ -158,6 +164,7 @@ def check(report: RegionReport) -> None:
     check_address("control_address", report.control_address)
     if report.admin_address:
         check_address("admin_address", report.admin_address)
+    _check_count("law_epoch", report.law_epoch)
     if report.client_url and not CLIENT_URL.fullmatch(report.client_url):
         raise ReportError("client_url", f"{report.client_url[:64]!r} is not http(s)://host[:port]")
     _check_length("models", len(report.models), MODELS_LIMIT)
@@ -202,6 +209,7 @@ def _sound(model: ModelReport) -> bool:
         0 < len(name) <= TEXT_LIMIT
         and name.isprintable()
         and not model.version
+        and not model.bases
         and len(model.gpu_types) <= GPU_TYPES_LIMIT
         and all(0 < len(kind) <= TEXT_LIMIT and kind.isprintable() for kind in model.gpu_types)
         and 0 <= model.replicas_ready <= model.replicas_total <= most
@@ -237,11 +245,14 @@ def _check_model(path: str, model: ModelReport) -> None:
     _check_length(f"{path}.gpu_types", len(model.gpu_types), GPU_TYPES_LIMIT)
     for kind in model.gpu_types:
         _check_text(f"{path}.gpu_types", kind)
+    _check_length(f"{path}.bases", len(model.bases), BASES_LIMIT)
+    for base in model.bases:
+        _check_text(f"{path}.bases", base)
 
 
 def _model_from_wire(message: region_pb2.ModelCapacity) -> ModelReport:
     fields: dict[str, Any] = dict(zip(ModelReport.__struct_fields__, _MODEL_OF(message), strict=True))
-    fields["gpu_types"] = tuple(message.gpu_types)
+    fields["gpu_types"], fields["bases"] = tuple(message.gpu_types), tuple(message.bases)
     return ModelReport(**fields)
 
 

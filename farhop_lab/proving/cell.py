@@ -18,8 +18,10 @@ import msgspec
 
 from farhop_lab.proving import routers
 from farhop_lab.scenarios.load import Scenario, built
+from farhop_lab.scenarios.schema import LASTING
 from farhop_lab.scenarios.work import days_of, send
 from farhop_lab.sim.clients import Books, Crowd
+from farhop_lab.sim.faults import Breaker, Fault
 from farhop_lab.sim.measures import quantile
 from farhop_lab.sim.scenery import Reporting, gpus
 from farhop_lab.sim.study import Objective, Score, Window, is_good, judge
@@ -164,6 +166,10 @@ def _balancers(scenario: Scenario) -> dict[str, int]:
 
 def _plan(world: World, fault: Any) -> None:
     region = fault.region
+    if fault.what in LASTING:
+        lasting = Fault(fault.at_s, fault.for_s, fault.what, region, fault.replica or "", fault.to or "", fault.factor)
+        Breaker(world).plan([lasting])
+        return
     acts: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "kill": (world.kill, (region,)),
         "revive": (world.revive, (region,)),

@@ -15,7 +15,7 @@ import msgspec
 from pydantic import ValidationError
 
 from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.scenarios.schema import TRACES, ScenarioDoc, WorkDoc
+from farhop_lab.scenarios.schema import LASTING, OF_REPLICAS, TRACES, FaultDoc, ScenarioDoc, WorkDoc
 from farhop_lab.scenarios.work import check_trace, figures_of, longest_tokens
 from farhop_lab.sim.scenery import MODEL
 from farhop_lab.workloads.load import TraceError
@@ -153,22 +153,34 @@ def _places(doc: ScenarioDoc, topology: Topology) -> Iterator[Problem]:
 
 def _faults(doc: ScenarioDoc) -> Iterator[Problem]:
     for i, fault in enumerate(doc.faults):
-        links = fault.what in ("freeze", "blackhole", "heal")
+        links = fault.what in ("freeze", "heal", "blackhole", "cut")
         for field, name in (("region", fault.region), ("to", fault.to)):
             if name is not None and name not in doc.sites:
                 remedy = did_you_mean(name, doc.sites, f"there are sites in: {', '.join(doc.sites)}")
                 yield Problem(path_of("faults", i, field), f"no site in {quoted(name)}", remedy)
         if links != (fault.to is not None):
-            remedy = (
-                "name the other region of the link"
-                if links
-                else "leave it out; only freeze, blackhole and heal have it"
-            )
+            remedy = "name the other region of the link" if links else "leave it out; only links have it"
             yield Problem(
                 path_of("faults", i, "to"), f"{fault.what} {'needs' if links else 'does not take'} it", remedy
             )
+        yield from _lasting(fault, i, doc)
         if fault.at_s > doc.duration_s:
             yield Problem(path_of("faults", i, "at_s"), f"after the end at {doc.duration_s:g} s", "let it be earlier")
+
+
+def _lasting(fault: FaultDoc, i: int, doc: ScenarioDoc) -> Iterator[Problem]:
+    """What mends itself says when, and what is a replica's says whose."""
+    if fault.what in LASTING and fault.for_s is None:
+        yield Problem(path_of("faults", i, "for_s"), f"{fault.what} needs it", "say after how many seconds it is over")
+    site, of_replica = doc.sites.get(fault.region), fault.what in OF_REPLICAS
+    if site is None:
+        return
+    names = [f"gpu-{n}" for n in range(site.replicas)]
+    if of_replica and fault.replica not in names:
+        known = f"{fault.region} has {names[0]} to {names[-1]}" if len(names) > 1 else f"{fault.region} has {names[0]}"
+        yield Problem(path_of("faults", i, "replica"), f"{fault.what} needs one of its region", known)
+    if not of_replica and fault.replica is not None:
+        yield Problem(path_of("faults", i, "replica"), f"{fault.what} does not take it", "leave it out")
 
 
 def _work(

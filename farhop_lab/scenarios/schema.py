@@ -63,17 +63,27 @@ class WorkDoc(Doc):
     share: Share = Field(default=1.0, description="give the share of a trace to keep, 0 to 1")
 
 
+OF_REPLICAS = ("oom", "fast-500", "slow", "stuck", "dead-green", "xid", "pause", "restart", "refuse")
+LASTING = (*OF_REPLICAS, "restart-regional", "restart-global", "blackhole", "cut")
+
+
 class FaultDoc(Doc):
-    """Something that breaks, or is done, at its time."""
+    """Something that breaks, or is done, at its time. What is LASTING mends itself after `for_s` (sim.faults)."""
 
     at_s: float = Field(ge=0, le=604_800, description="give the second at which it happens")
-    what: Literal["kill", "revive", "freeze", "blackhole", "heal", "drain", "undrain", "lose_reports"] = Field(
-        description="say kill, revive, freeze, blackhole, heal, drain, undrain or lose_reports"
-    )
+    what: Literal[
+        "kill", "revive", "freeze", "heal", "drain", "undrain", "lose_reports",
+        "oom", "fast-500", "slow", "stuck", "dead-green", "xid", "pause", "restart", "refuse",
+        "restart-regional", "restart-global", "blackhole", "cut",
+    ] = Field(
+        description=f"say kill, revive, freeze, heal, drain, undrain, lose_reports, {', '.join(LASTING[:-1])} or cut"
+    )  # fmt: skip
     region: Name = Field(description="name a region that has a site")
-    to: Name | None = Field(default=None, description="freeze, blackhole, heal: name the link's other region")
-    for_s: float | None = Field(default=None, gt=0, le=604_800, description=f"drain: {_SECONDS}, or leave it out")
+    to: Name | None = Field(default=None, description="freeze, heal, blackhole, cut: name the link's other region")
+    replica: Name | None = Field(default=None, description="name the replica: gpu-0, gpu-1, ...")
+    for_s: float | None = Field(default=None, gt=0, le=604_800, description=f"{_SECONDS}, or leave it out (drain)")
     share: Share = Field(default=1.0, description="lose_reports: give the share that is lost, 0 to 1")
+    factor: float = Field(default=10.0, ge=1, le=1e6, description="slow: give how many times slower, 1 or more")
 
 
 class WireDoc(Doc):

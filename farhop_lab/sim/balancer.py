@@ -36,8 +36,8 @@ class Hop:
     """One attempt at a region: the request goes there, its answer comes back, each over the wire."""
 
     __slots__ = (
-        "_balancer", "_began", "_dead_since", "_journey", "_over", "_region", "_sent_at", "_watch", "forward", "id",
-        "inquiry", "number", "request",
+        "_balancer", "_began", "_journey", "_opened_at", "_over", "_region", "_watch", "forward", "id", "inquiry",
+        "number", "request",
     )  # fmt: skip
 
     def __init__(self, balancer: BalancerProcess, journey: Journey, forward: Forward, region: RegionProcess) -> None:
@@ -46,17 +46,19 @@ class Hop:
         self.id = f"{forward.id}/{forward.attempt}"
         self._began = self._over = False
         self.inquiry = Inquiry()
-        self._sent_at = balancer.stage.timeline.now
-        self._dead_since: float | None = None  # its connection: nothing of it comes through any more
         balancer.hops.setdefault(region.name, {})[self] = None
         self.request = self._signed(journey.request, balancer.carrier.clock())
         stage = balancer.stage
+        self._opened_at = stage.timeline.now
         streams, watching = journey.request.stream, stage.watching
         patience_s = watching.first_byte_s if streams else watching.whole_answer_s
         late = outcome.FIRST_BYTE_TIMEOUT if streams else outcome.WHOLE_ANSWER_TIMEOUT
         self._watch: Call = stage.timeline.after(patience_s, self._give_up, late)
         stage.wire.carry(balancer.region, region.name, self.request.body_bytes)
-        stage.wire.send(balancer.region, region.name, self._arrive)
+        if region.name in balancer.cut_off:
+            stage.timeline.after(0.0, self._lost, outcome.CONNECT_FAILED)
+        else:
+            stage.wire.send(balancer.region, region.name, self._arrive)
 
     def _signed(self, request: Request, now: float) -> Request:
         """The request as its hop token will say it; the deadline still as what is left of it."""
@@ -73,19 +75,13 @@ class Hop:
 
     def _arrive(self) -> None:
         region, request = self._region, self.request
-        if self._dead_since is not None:
-            return
         if region.alive:
             request = msgspec.structs.replace(request, deadline=region.carrier.clock() + request.deadline)
         if not region.serve(Journey(request, self._journey.prompt, self)):
             self._back(self._lost, outcome.CONNECT_FAILED)
 
     def _back(self, act: Callable[..., None], *args: object) -> None:
-        self._balancer.stage.wire.send(self._region.name, self._balancer.region, self._come, act, args)
-
-    def _come(self, act: Callable[..., None], args: tuple[object, ...]) -> None:
-        if self._dead_since is None:
-            act(*args)
+        self._balancer.stage.wire.send_on(self._opened_at, self._region.name, self._balancer.region, act, *args)
 
     # -- there: the region's client
 
@@ -147,11 +143,9 @@ class Hop:
     def _heard_at(self) -> float:
         stage = self._balancer.stage
         if not self._began:
-            return self._sent_at
-        if self._dead_since is not None:
-            return self._dead_since
-        frozen_at = stage.wire.frozen_since(self._region.name, self._balancer.region)
-        return stage.timeline.now if frozen_at is None else frozen_at
+            return self._opened_at
+        silent_at = stage.wire.silent_since(self._opened_at, self._region.name, self._balancer.region)
+        return stage.timeline.now if silent_at is None else silent_at
 
     def _silent_s(self) -> float:
         """For how long it may be silent, as relay.attempt.AttemptRun.check has it."""
@@ -180,11 +174,6 @@ class Hop:
         elif self.inquiry.lost(now - heard_at, quiet_s, way_s, now, began=self._began):
             self._give_up(outcome.STALLED if self._began else outcome.LOST)
 
-    def sever(self) -> None:
-        """The path forgot its connection: nothing gets through either way, and nobody is told."""
-        if self._dead_since is None:
-            self._dead_since = self._balancer.stage.timeline.now
-
     def _give_up(self, reason: Outcome) -> None:
         self.abort()
         self._balancer.carrier.failed(self._journey, self, reason)
@@ -198,15 +187,27 @@ class Hop:
         self._balancer.hops[self._region.name].pop(self, None)
         return True
 
+    def cut(self) -> None:
+        """The connection is broken, and both ends notice at once."""
+        self._lost(outcome.DIED_BEFORE_START)
+        self._region.leave(self.id)
+
     def abort(self) -> None:
         """See carrier.Attempt."""
-        if self._end() and self._dead_since is None:
-            self._balancer.stage.wire.send(self._balancer.region, self._region.name, self._region.leave, self.id)
+        if self._end():
+            here, there = self._balancer.region, self._region
+            self._balancer.stage.wire.send_on(self._opened_at, here, there.name, there.leave, self.id)
+
+    @property
+    def region(self) -> str:
+        """Where it went."""
+        return self._region.name
 
 
 class BalancerProcess:
     """See the module's head. `regions` are all there are, by name, living or not. `prefixes` is what they tell of their
-    caches; None for a machine that is not the shipped one, which is told of none."""
+    caches; None for a machine that is not the shipped one, which is told of none. One that died is replaced by another
+    object of its name, as a process is, with the next `incarnation`."""
 
     def __init__(
         self,
@@ -215,10 +216,13 @@ class BalancerProcess:
         instance: str,
         regions: Mapping[str, RegionProcess],
         make: Callable[[str, Random], Flow],
+        incarnation: int = 0,
     ) -> None:
-        self.stage, self.region, self.name = stage, region, f"{region}/{instance}"
+        self.stage, self.region, self.instance, self.name = stage, region, instance, f"{region}/{instance}"
+        self.alive, self.incarnation, self._make = True, incarnation, make
         self._regions = regions
-        self._rng = stage.rng(f"balancer {self.name}")
+        self.cut_off: set[str] = set()  # regions that no connection reaches now
+        self._rng = stage.rng(f"balancer {self.name}" + (f" {incarnation}" if incarnation else ""))
         self.flow = make(region, self._rng)
         self.statutes = Statutes(region, stage.law, self._adopt)
         self.carrier = Carrier(
@@ -229,6 +233,7 @@ class BalancerProcess:
         if isinstance(self.flow, GlobalFlow):
             self.prefixes = Prefixes(self.flow.trie, self._disbelieved, self.flow.law.epoch)
             self.flow.sent.append(self.prefixes.sent)
+            self.flow.forgotten.append(self.prefixes.begin_anew)
             stage.timeline.after(CONFIRM_S, self._tidy, self.prefixes)
         self.hearing = Hearing(
             stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng, self.prefixes,
@@ -238,13 +243,34 @@ class BalancerProcess:
     def _hops(self, region: str) -> list[Hop]:
         return list(self.hops.get(region, ()))
 
+    def cut(self, region: str) -> None:
+        """All connections to a region break, and none comes about until `cut_off` lacks it."""
+        self.cut_off.add(region)
+        for attempt in self.carrier.attempts():
+            if isinstance(attempt, Hop) and attempt.region == region:
+                attempt.cut()
+
+    def die(self) -> None:
+        """The process is gone; whoever is connected notices, and the regions lose whom it had sent them. Idempotent."""
+        if not self.alive:
+            return
+        self.alive = False
+        for journey in self.carrier.die():
+            journey.client.broke(outcome.DIED_BEFORE_START)
+        self.hearing.close()
+
+    def successor(self) -> BalancerProcess:
+        """The same, as a new process that has heard of nothing."""
+        return BalancerProcess(self.stage, self.region, self.instance, self._regions, self._make, self.incarnation + 1)
+
     def _adopt(self, law: Law) -> None:
-        before = self.flow.law if isinstance(self.flow, GlobalFlow) else law
         self.carrier.react(LawChanged(law))
         if self.prefixes is not None:
-            self.prefixes.adopt(before, law, self.region)
+            self.prefixes.adopt(law.epoch)
 
     def _tidy(self, prefixes: Prefixes) -> None:
+        if not self.alive:
+            return
         for _ in prefixes.tidy(self.carrier.clock()):
             pass  # it takes no time
         self.stage.timeline.after(CONFIRM_S, self._tidy, prefixes)

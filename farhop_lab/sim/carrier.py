@@ -133,6 +133,10 @@ class Carrier:
         """Whether this request is under way here."""
         return request_id in self._live
 
+    def attempts(self) -> list[Attempt]:
+        """Those under way."""
+        return [journey.attempt for journey in self._live.values() if journey.attempt is not None]
+
     def most_under_way(self) -> int:
         """The most there were since this was asked last."""
         most, self._most = self._most, len(self._live)
@@ -174,17 +178,17 @@ class Carrier:
 
     def ended(
         self, journey: Journey, attempt: Attempt, status: int, usage: Usage | None,
-        chain: tuple[int, ...] = (), said_bytes: int = 0,
+        chain: tuple[int, ...] = (), said_bytes: int = 0, fault: Outcome | None = None,
     ) -> None:  # fmt: skip
-        """The answer is whole."""
+        """The answer is whole; with a `fault` it ended with the engine's word that it is broken."""
         if journey.attempt is attempt:
             self._forget(journey)
             journey.attempt = None
             ended = machine.AttemptEnded(
-                journey.request.id, attempt.number, status, usage, chain=chain, said_bytes=said_bytes
+                journey.request.id, attempt.number, status, usage, fault, chain=chain, said_bytes=said_bytes
             )
             self.react(ended)
-            journey.client.ended(status, usage)
+            journey.client.ended(status if fault is None else 500, usage)
 
     def refused(self, journey: Journey, attempt: Attempt, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below said no."""

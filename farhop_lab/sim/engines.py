@@ -1,28 +1,34 @@
 """Replicas in virtual time: the live engine's own scheduler, or a station of fixed service for control experiments.
 
-Invariants: a job hears `first` once and then `done` once, or nothing more after it was aborted; a `Gpu` has the physics
-of the live engine, since it is the same core, and says what it would say; a station says nothing. Never chooses, never
-refuses but at its bound.
+Invariants: a job hears `first` once and then `done` once, or `broke`, or nothing more after it was aborted; a `Gpu` has
+the physics of the live engine, since it is the same core, and says what it would say; a station says nothing. Faults
+are the live engine's own, too (`engine/faults.py`). Never chooses, never refuses but at its bound.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from farhop.balance.machine import Usage
 from farhop_lab.engine.core import EngineCore, EngineFullError
+from farhop_lab.engine.faults import Faults
 from farhop_lab.engine.sequence import Sequence, Wanted
 from farhop_lab.engine.text import token_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farhop_lab.engine.core import Step
+    from farhop_lab.engine.faults import Fault
     from farhop_lab.engine.profiles import Profile
     from farhop_lab.engine.sequence import Voice
     from farhop_lab.sim.timeline import Call, Timeline
 
 WAITING_MAX = 8192
 STEPS_MAX = 256  # of one leap: so much is written ahead at most
+STUCK_LOOK_S = 0.02  # how often a stuck engine looks whether it still is (engine/driver.py)
 
 
 class Job(Protocol):
@@ -39,11 +45,23 @@ class Job(Protocol):
     def done(self, usage: Usage) -> None:
         """The answer is whole."""
 
+    def broke(self, text: str) -> None:
+        """It ends unfinished: `text` is the engine's word for it, "" where its process is gone."""
+
 
 class Spoken(Usage, frozen=True):
     """What an engine used, and what it said. The text rides along past the machines, as a relay passes it by."""
 
     text: bytes = b""
+
+
+class Timing(NamedTuple):
+    """What an answer truly took, seen from beside the replica: seconds of the timeline, and tokens."""
+
+    sent_at: float
+    began_at: float
+    ended_at: float
+    usage: Usage
 
 
 class Engine(Protocol):
@@ -120,6 +138,9 @@ class Gpu:
     def __init__(self, timeline: Timeline, profile: Profile, voice: Voice) -> None:
         self._timeline, self._profile, self._voice = timeline, profile, voice
         self._core = EngineCore(profile, waiting_max=WAITING_MAX, each_token=False)
+        self.faults = Faults(lambda: timeline.now)
+        self._paused = False
+        self._due: tuple[Callable[..., None], tuple[Any, ...]] | None = None  # what a pause keeps from happening
         self._jobs: dict[str, tuple[Job, Sequence, bool]] = {}
         self._stepping = False
         self._leap: _Leap | None = None
@@ -153,18 +174,29 @@ class Gpu:
         return True
 
     def _begin(self) -> None:
+        if self._paused:
+            self._due = self._begin, ()
+            return
         self._stepping = self._core.has_work
         if not self._stepping:
             return
+        stretch = self.faults.stretch()
+        if stretch == inf:
+            self._timeline.after(STUCK_LOOK_S, self._begin)
+            return
         steps = self._core.calm(STEPS_MAX)
         if steps > 1:
-            self._leap = _Leap(self._timeline.now, self._profile.step_ms(0, self._core.running) / 1e3, steps)
+            step_s = stretch * self._profile.step_ms(0, self._core.running) / 1e3
+            self._leap = _Leap(self._timeline.now, step_s, steps)
             self._leap.end = self._timeline.at(self._leap.over_at(steps), self._landed)
             return
         step = self._core.step(self._timeline.now)
-        self._timeline.after(step.duration_ms / 1e3, self._end, step)
+        self._timeline.after(stretch * step.duration_ms / 1e3, self._end, step)
 
     def _end(self, step: Step) -> None:
+        if self._paused:
+            self._due = self._end, (step,)
+            return
         self._core.settle()
         for emission in step.emissions:
             known = self._jobs.get(emission.id)
@@ -178,6 +210,35 @@ class Gpu:
                 said = bytes(memoryview(sequence.text)[len(job.prompt) :])
                 job.done(Spoken(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens, said))
         self._begin()
+
+    # -- faults
+
+    def command(self, fault: Fault | None) -> list[Job]:
+        """From the next step on this is broken, instead of what was; None mends it. Returns whose work broke off."""
+        self._interrupt()
+        self.faults.command(fault)
+        return self.break_off() if self.faults.kind == "oom" else []
+
+    def break_off(self) -> list[Job]:
+        """Forget all that is under way, and return whose it was; they are not told."""
+        self._interrupt()
+        jobs = [job for job, _, _ in self._jobs.values()]
+        for job in jobs:
+            self._core.abort(job.id)
+        self._jobs.clear()
+        return jobs
+
+    def pause(self) -> None:
+        """Nothing more happens until it resumes; the step under way ends then, if it is due. Idempotent."""
+        self._interrupt()
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on where it was. Idempotent."""
+        self._paused = False
+        due, self._due = self._due, None
+        if due is not None:
+            self._timeline.after(0.0, due[0], *due[1])
 
     # -- leaps
 

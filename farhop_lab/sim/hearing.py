@@ -57,11 +57,20 @@ class Hearing:
         self._told_ms: dict[str, float] = {}  # by region, the wire time that the machine was told
         self._up: dict[str, bool] = {}
         self._lost: dict[str, int] = {}
+        self._over = False
+
+    def close(self) -> None:
+        """Its process is gone: nothing is heard any more."""
+        self._over = True
+        for line in self.lines.values():
+            line.close()
 
     # -- reports
 
     def report(self, report: RegionReport) -> None:
         """Take a report if it is newer than what is known, and swap the view."""
+        if self._over:
+            return
         region, now = report.region, self._clock()
         known = self.reports.get(region)
         if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
@@ -87,6 +96,8 @@ class Hearing:
 
     def _ping(self, region: str) -> None:
         """What comes of it is known now, and heard a round trip or a time-out later."""
+        if self._over:
+            return
         stage, watching, there = self._stage, self._stage.watching, self._regions[region]
         sent_at = self._clock()
         if stage.wire.frozen_since(self._here, region) is not None:
@@ -134,7 +145,7 @@ class Hearing:
         return self._up.get(region) is False
 
     def _channel(self, region: str, up: bool) -> None:
-        if self._up.get(region) != up:
+        if self._up.get(region) != up and not self._over:
             self._up[region] = up
             for hop in () if up else self._hops(region):
                 hop.doubt()

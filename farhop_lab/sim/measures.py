@@ -169,6 +169,8 @@ class Measures:
         self.outcomes: Counter[str] = Counter()
         self.served: Counter[tuple[str, str]] = Counter()  # by (entry, region)
         self.refusals: Counter[tuple[str, str]] = Counter()  # of a region towards the global tier, by reason
+        self.ejections: Counter[tuple[str, str]] = Counter()  # by (region, replica), for what its requests met
+        self.ejections_healthy = 0  # of those, of replicas that nothing was wrong with
         self.use: dict[str, list[Use]] = {}
         self._open: dict[str, Coming] = {}
 
@@ -204,6 +206,11 @@ class Measures:
         """A region sent a request back to the global tier."""
         if outcome.source is not Source.CLIENT:
             self.refusals[region, outcome.reason] += 1
+
+    def ejected(self, region: str, replica: str, *, times: int, healthy: bool) -> None:
+        """A region's balancer took a replica out for what its requests met; `healthy`: without a cause."""
+        self.ejections[region, replica] += times
+        self.ejections_healthy += times if healthy else 0
 
     # -- questions
 

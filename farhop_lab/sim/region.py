@@ -1,22 +1,27 @@
 """One region in virtual time: its balancer's shipped machine, its replicas, and the reports it sends out.
 
 Does what regional_lb's door, watcher and reporter do, in their words: the report is the live Reporter's own. Never
-decides. A region that dies takes its machine, its queue and its engines with it, and returns empty, as a new process.
+decides. A region that dies takes its machine, its queue and its engines with it, and returns empty, as a new process; a
+balancer that restarts leaves the engines, which lose whom it had sent them.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
 from farhop.balance.chain import go_on, tail
 from farhop.balance.machine import LawChanged
+from farhop.relay import faults as words
 from farhop.store import report as reports
 from farhop_lab.sim.carrier import Carrier
-from farhop_lab.sim.engines import Spoken
+from farhop_lab.sim.engines import Spoken, Timing
+from farhop_lab.sim.hosts import Host
 from farhop_lab.sim.measures import use_of
 from farhop_lab.sim.statutes import Statutes
 from regional_lb.report import LONGEST_GAP_S, LOOK_S, Reporter, moved
+from regional_lb.signals import gpus
 from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 
 if TYPE_CHECKING:
@@ -24,12 +29,14 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Forward, Usage
+    from farhop.balance.outcome import Outcome
     from farhop.store.report import RegionReport
     from farhop_lab.sim.carrier import Journey
     from farhop_lab.sim.engines import Engine
     from farhop_lab.sim.scenery import Site
     from farhop_lab.sim.stage import Stage
     from farhop_lab.sim.streams import PrefixCall
+    from farhop_lab.sim.timeline import Call
     from regional_lb.flow import RegionalFlow
 
 SAMPLE_S = 0.1
@@ -41,8 +48,8 @@ class EngineAttempt:
     """One attempt at a replica, half a local round trip away."""
 
     __slots__ = (
-        "_away_s", "_carrier", "_engine", "_journey", "_timeline", "answer_tokens", "id", "max_tokens", "number",
-        "prompt",
+        "_away_s", "_began_at", "_carrier", "_host", "_journey", "_place", "_sent_at", "_stage", "_watch",
+        "answer_tokens", "id", "max_tokens", "number", "prompt",
     )  # fmt: skip
 
     def __init__(self, region: RegionProcess, journey: Journey, forward: Forward) -> None:
@@ -50,29 +57,82 @@ class EngineAttempt:
         self.id = f"{forward.id}#{forward.attempt}"
         self.prompt, self.answer_tokens = journey.prompt.text, journey.prompt.answer_tokens
         self.max_tokens = journey.request.max_tokens
-        self._carrier, self._journey, self._timeline = region.carrier, journey, region.stage.timeline
-        self._engine, self._away_s = region.engines[forward.target], region.away_s
-        self._timeline.after(self._away_s, self._arrive)
+        self._carrier, self._journey, self._stage = region.carrier, journey, region.stage
+        self._host, self._away_s = region.hosts[forward.target], region.away_s
+        self._place = region.name, forward.target
+        timeline = region.stage.timeline
+        self._sent_at, self._began_at = timeline.now, -inf
+        streams, watching = journey.request.stream, region.stage.watching
+        patience_s = watching.engine_first_byte_s if streams else watching.engine_whole_answer_s
+        late = outcome.FIRST_BYTE_TIMEOUT if streams else outcome.WHOLE_ANSWER_TIMEOUT
+        self._watch: Call = timeline.after(patience_s, self._give_up, late)
+        timeline.after(self._away_s, self._arrive)
 
     def _arrive(self) -> None:
-        if not self._engine.submit(self):
-            self._timeline.after(self._away_s, self._carrier.began, self._journey, self, 503)
-            self._timeline.after(self._away_s, self._carrier.ended, self._journey, self, 503, None)
+        if self._host.listens:
+            self._host.take(self)
+        else:
+            self._lost(outcome.CONNECT_FAILED)
 
     def first(self) -> None:
         """See engines.Job."""
-        self._timeline.after(self._away_s, self._carrier.began, self._journey, self, 200)
+        self._began_at = self._stage.timeline.now
+        self._watch.cancel()
+        self._watch = self._stage.timeline.after(self._stage.watching.engine_between_bytes_s, self._quiet)
+        self._tell(self._carrier.began, 200)
 
     def done(self, usage: Usage) -> None:
         """See engines.Job. What it said goes on from the prompt, as the relay would hear it."""
+        self._watch.cancel()
         journey, said = self._journey, usage.text if isinstance(usage, Spoken) else b""
         end = tail(self.prompt, journey.request.chain, journey.prompt.seed)
         chain = go_on(end, said) if said else ()
-        self._timeline.after(self._away_s, self._carrier.ended, journey, self, 200, usage, chain, len(said))
+        stage = self._stage
+        if stage.timed is not None:
+            stage.timed(*self._place, Timing(self._sent_at, self._began_at, stage.timeline.now, usage))
+        self._tell(self._carrier.ended, 200, usage, chain, len(said))
+
+    def refused(self, text: str) -> None:
+        """See hosts.Guest. What an engine says of itself is read as the relay reads it."""
+        self._watch.cancel()
+        status = 500 if text else 503
+        self._tell(self._carrier.began, status)
+        self._tell(self._carrier.ended, status, None, (), 0, words.in_text(text.encode()))
+
+    def broke(self, text: str) -> None:
+        """See engines.Job. An answer that had begun ends with an error event."""
+        if not text:
+            self._lost(outcome.DIED_MID_STREAM if self._began_at > -inf else outcome.DIED_BEFORE_START)
+        elif self._began_at > -inf:
+            self._watch.cancel()
+            self._tell(self._carrier.ended, 200, None, (), 0, words.in_text(text.encode()) or outcome.ENGINE_ERROR)
+        else:
+            self.refused(text)
+
+    def _quiet(self) -> None:
+        """Chunks are not simulated: they come all the time, unless the engine makes none."""
+        stage, since = self._stage, self._host.quiet_since
+        due = (stage.timeline.now if since is None else since) + stage.watching.engine_between_bytes_s
+        if due <= stage.timeline.now:
+            self._give_up(outcome.STALLED)
+        else:
+            self._watch = stage.timeline.at(due, self._quiet)
+
+    def _give_up(self, reason: Outcome) -> None:
+        self.abort()
+        self._carrier.failed(self._journey, self, reason)
+
+    def _lost(self, reason: Outcome) -> None:
+        self._watch.cancel()
+        self._tell(self._carrier.failed, reason)
+
+    def _tell(self, act: Callable[..., None], *args: object) -> None:
+        self._stage.timeline.after(self._away_s, act, self._journey, self, *args)
 
     def abort(self) -> None:
         """See carrier.Attempt."""
-        self._timeline.after(self._away_s, self._engine.abort, self.id)
+        self._watch.cancel()
+        self._stage.timeline.after(self._away_s, self._host.abort, self.id)
 
 
 class RegionProcess:
@@ -91,25 +151,36 @@ class RegionProcess:
         self.calls: dict[PrefixCall, None] = {}  # for its prefixes, in the order they came
         self.away_s = stage.wire.rtt_ms(name, name) / 2e3
         self.alive = False
+        self.hosts: dict[str, Host] = {}
+        self._hung: set[str] = set()  # replicas whose probe has not come back
         self._make, self._tell = make, tell
         self.incarnation = 0
         self._samples = 0
         self._seen: list[tuple[int, int, float]] = []
+        self._ejections: dict[str, int] = {}
         stage.measures.use[name] = []
         self.rise()
         stage.every(SAMPLE_S, self._measure)
 
     # -- life
 
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """Its replicas' engines, by name."""
+        return {name: host.engine for name, host in self.hosts.items()}
+
     def rise(self) -> None:
-        """A new process, its replicas idle and with empty caches. Harmless while it lives."""
+        """A new process; its replicas are idle and have empty caches unless they lived on. Harmless while it lives."""
         if self.alive:
             return
         stage = self.stage
         self.incarnation += 1
+        self._ejections.clear()
         self.alive = True
         rng = stage.rng(f"region {self.name} {self.incarnation}")
-        self.engines: dict[str, Engine] = {r.name: self.site.engine(stage.timeline) for r in self.site.named()}
+        self.hosts = self.hosts or {r.name: Host(stage.timeline, self.site.engine) for r in self.site.named()}
+        self._hung.clear()
+        self._gpu_faults: dict[str, str] = {}
         self.flow = self._make(self.name, rng)
         self.statutes = Statutes(self.name, stage.law, lambda law: self.carrier.react(LawChanged(law)))
         stage.witness("born", self.name, self.name, None)
@@ -124,12 +195,15 @@ class RegionProcess:
         self._latest: RegionReport | None = None
         life = self.incarnation
         self.carrier.react(ViewSwapped(view_of(self.site.named())))
+        self._look_at_gpus(life)
         self._scrape(life)
         self._probe(life)
         self._look(life)
 
-    def die(self) -> None:
-        """The process and its engines are gone; whoever is connected notices."""
+    def die(self, *, engines: bool = True) -> None:
+        """The process and its engines are gone, or it alone; whoever is connected notices."""
+        if engines:
+            self.hosts = {}
         if not self.alive:
             return
         self.alive = False
@@ -171,17 +245,40 @@ class RegionProcess:
     def _scrape(self, life: int) -> None:
         if not self._lives(life):
             return
-        for name, engine in self.engines.items():
-            waiting, running, usage = engine.metrics()
+        for name, host in self.hosts.items():
+            if not host.answers:
+                continue
+            waiting, running, usage = host.engine.metrics()
             self.carrier.react(ReplicaSampled(name, Sample(self.carrier.clock(), waiting, running, usage)))
         self.stage.timeline.after(self.stage.watching.scrape_s, self._scrape, life)
 
     def _probe(self, life: int) -> None:
         if not self._lives(life):
             return
-        for name in self.engines:
-            self.carrier.react(ReplicaProbed(name, ok=True))
+        for name, host in self.hosts.items():
+            if name in self._hung:
+                continue
+            if host.listens and not host.answers:
+                self._hung.add(name)
+                self.stage.timeline.after(self.stage.watching.probe_timeout_s, self._probe_late, life, name)
+            else:
+                self._probed(name, ok=host.answers and host.healthy)
         self.stage.timeline.after(self.stage.watching.probe_s, self._probe, life)
+
+    def _probe_late(self, life: int, name: str) -> None:
+        if self._lives(life):
+            self._hung.discard(name)
+            self._probed(name, ok=self.hosts[name].answers and self.hosts[name].healthy)
+
+    def _probed(self, name: str, *, ok: bool) -> None:
+        self.carrier.react(ReplicaProbed(name, ok=ok, fault=self._gpu_faults.get(name, "")))
+
+    def _look_at_gpus(self, life: int) -> None:
+        if not self._lives(life):
+            return
+        told = {name: gpus.fault((gpus.Gpu("0", "", host.xid),), ()) for name, host in self.hosts.items()}
+        self._gpu_faults = {name: fault for name, fault in told.items() if fault}
+        self.stage.timeline.after(self.stage.watching.gpus_s, self._look_at_gpus, life)
 
     # -- reporting
 
@@ -216,8 +313,16 @@ class RegionProcess:
         if self.alive:
             now = self.carrier.under_way
         if self._samples % ENGINES_EVERY == 0:
-            self._seen = [engine.metrics() for engine in self.engines.values()]
+            self._seen = [host.engine.metrics() for host in self.hosts.values()]
+            self._count_ejections()
         self._samples += 1
         slots = self.site.slots
         use = use_of(self.stage.timeline.now, now / slots, most / slots, self._seen if self.alive else [])
         self.stage.measures.use[self.name].append(use)
+
+    def _count_ejections(self) -> None:
+        for name, health in self.flow.health.items() if self.alive else ():
+            times = health.ejections - self._ejections.get(name, 0)
+            if times:
+                self._ejections[name] = health.ejections
+                self.stage.measures.ejected(self.name, name, times=times, healthy=self.hosts[name].whole)

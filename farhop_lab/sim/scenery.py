@@ -44,7 +44,9 @@ class Watching(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     probe_s: float = 1.0
+    probe_timeout_s: float = 2.0
     scrape_s: float = 0.5
+    gpus_s: float = 5.0
     ping_s: float = 1.0
     ping_timeout_s: float = 0.5
     ping_jitter: float = 0.02
@@ -52,6 +54,9 @@ class Watching(msgspec.Struct, frozen=True, kw_only=True):
     first_byte_s: float = 480.0  # of a global balancer (global_lb.config.OuterLimits), as are the next two
     whole_answer_s: float = 630.0
     between_bytes_s: float = 75.0
+    engine_first_byte_s: float = 120.0  # of a regional balancer (farhop.relay.outbound), as are the next two
+    engine_whole_answer_s: float = 600.0
+    engine_between_bytes_s: float = 60.0
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):

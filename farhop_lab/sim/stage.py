@@ -18,6 +18,7 @@ from topology.law import Law
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farhop_lab.sim.engines import Timing
     from topology.model import Topology
 
 
@@ -47,6 +48,7 @@ class Stage:
         self.measures = Measures(self.journal)
         # Told where prompts come to, and of laws: (what, region, process, of what). See World.
         self.witness: Callable[[str, str, str, Any], None] = _nobody
+        self.timed: Callable[[str, str, Timing], None] | None = None  # by region and replica
 
     def rng(self, part: str) -> Random:
         """The generator of one part. Random(str) hashes with SHA-512: the same in every process."""

@@ -29,7 +29,7 @@ class Statutes:
 
     def __init__(self, region: str, law: Law, adopt: Callable[[Law], None]) -> None:
         self.refused: list[str] = []
-        self.book = LawBook(None, law, adopt, self.refused.append)
+        self.book = LawBook({}, law, adopt, self.refused.append)
         self.keeper = KeyKeeper(region, lambda: self.law, lambda _regions: (), REQUEST_S)
 
     @property

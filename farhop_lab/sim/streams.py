@@ -41,14 +41,26 @@ class Line:
         self._rng = stage.rng(f"prefixes {balancer} {region.name}")
         self.calls = self.messages = 0
         self._balancer, self._prefixes = balancer, prefixes
+        self._call: PrefixCall | None = None
+        self._over = False
         self._begin()
+
+    def close(self) -> None:
+        """Its balancer is gone: the call breaks, and no other follows."""
+        self._over = True
+        if self._call is not None:
+            self._call.give_up()
 
     def again(self) -> None:
         """A call is over: another, after a while."""
+        if self._over:
+            return
         pause_s = self.stage.watching.ping_s * (0.8 + 0.4 * self._rng.random())
         self.stage.timeline.after(pause_s, self._begin)
 
     def _begin(self) -> None:
+        if self._over:
+            return
         if self.stage.wire.frozen_since(self.here, self.region.name) is not None:
             self.again()  # no connection comes about
             return
@@ -61,7 +73,7 @@ class Line:
             known_seq=stream.known_seq,
             law_epoch=self._prefixes.law_epoch,
         )
-        PrefixCall(self, stream, request)
+        self._call = PrefixCall(self, stream, request)
 
 
 class PrefixCall:
@@ -77,6 +89,11 @@ class PrefixCall:
         self._due: Call | None = None
         self._stage.wire.send(line.here, line.region.name, self._arrive, request)
         self._watch = self._stage.timeline.after(self._patience_s, self._look)
+
+    @property
+    def here(self) -> str:
+        """Where the global balancer stands."""
+        return self._line.here
 
     # -- there: the region's end
 
@@ -149,7 +166,7 @@ class PrefixCall:
             for _ in self._stream.take(message):
                 pass  # it takes no time
         except PrefixGapError:
-            self._give_up()
+            self.give_up()
 
     def _look(self) -> None:
         """Pings come back all the time, unless the link is frozen."""
@@ -157,11 +174,14 @@ class PrefixCall:
         frozen_at = self._stage.wire.frozen_since(self._region.name, self._line.here)
         due = (now if frozen_at is None else frozen_at) + self._patience_s
         if due <= now:
-            self._give_up()
+            self.give_up()
         else:
             self._watch = self._stage.timeline.at(due, self._look)
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Hear no more of it, and let the region know. Harmless once it is over."""
+        if self._over:
+            return
         self._end()
         self._stage.wire.send(self._line.here, self._region.name, self._left)
 

@@ -105,7 +105,9 @@ class Load(msgspec.Struct, frozen=True):
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     """A run's figures. Rates are per second of the window; `usd` is what bytes between regions cost in it, at the
-    egress price of where they left; `gpu_usd` what its GPUs did. `unlawful`: answered where the law forbids."""
+    egress price of where they left; `gpu_usd` what its GPUs did. `unlawful`: answered where the law forbids.
+    `ejections`: of replicas for what their requests met, in the whole run; `ejections_healthy` those without a cause.
+    """
 
     whole: Share
     regions: dict[str, Share]
@@ -126,6 +128,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     attempts: float
     unlawful: int
     violations: int
+    ejections: int
+    ejections_healthy: int
     jain_regions: float
     jain_tenants: float
     outcomes: dict[str, int]
@@ -207,6 +211,8 @@ def _score(world: World, window: Window, objective: Objective, carried: Counter[
         attempts=fmean([fate.attempts for fate in came]) if came else 0.0,
         unlawful=_unlawful(world, came),
         violations=measures.violations,
+        ejections=measures.ejections.total(),
+        ejections_healthy=measures.ejections_healthy,
         jain_regions=jain([share.good_share for share in regions.values()]),
         jain_tenants=jain([share.good_share for share in tenants.values()]),
         outcomes=_outcomes(came, len(open_)),

@@ -1,7 +1,8 @@
-"""The ocean in virtual time: half a round trip each way, more where it jitters or drifts, and links that freeze.
+"""The ocean in virtual time: half a round trip each way, more where it jitters or drifts, and links that freeze or die.
 
 Invariants: what is sent on one link arrives in the order it was sent; a frozen link loses nothing and delivers nothing
-until it is healed, as TCP does on a path that swallows packets. Never knows what it carries.
+until it is healed, as TCP does on a path that swallows packets; on one that was a black hole nothing of a connection
+from before its healing ever arrives. Never knows what it carries.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class Wire:
         names = list(topology.regions)
         self._rtt_ms = {(a, b): topology.rtt_ms(a, b) for a in names for b in names}
         self._frozen: dict[tuple[str, str], tuple[float, list[_Parcel]]] = {}
+        self._swallowing: set[tuple[str, str]] = set()  # of the frozen ones
+        self._dead_before: dict[tuple[str, str], float] = {}  # connections that were opened before this moment
+        self._dead_since: dict[tuple[str, str], float] = {}
         self._arrives: dict[tuple[str, str], float] = {}
         self.carried: Counter[tuple[str, str]] = Counter()
         self._rng: Random | None = None
@@ -85,6 +89,11 @@ class Wire:
         self._arrives[a, b] = due
         self._timeline.at(due, act, *args)
 
+    def send_on(self, opened_at: float, a: str, b: str, act: Callable[..., object], *args: Any) -> None:
+        """As `send`, on a connection that was opened then: nothing arrives on one that a black hole has swallowed."""
+        if opened_at >= self._dead_before.get((a, b), -inf):
+            self.send(a, b, act, *args)
+
     def carry(self, a: str, b: str, n_bytes: int) -> None:
         """So many bytes of a request or an answer went from `a` to `b`; what stays in a region is not counted."""
         if a != b:
@@ -95,11 +104,32 @@ class Wire:
         for pair in ((a, b), (b, a)):
             self._frozen.setdefault(pair, (self._timeline.now, []))
 
+    def blackhole(self, a: str, b: str) -> None:
+        """As freeze, but what is connected now stays dead, and what is sent meanwhile is lost."""
+        self.freeze(a, b)
+        self._swallowing |= {(a, b), (b, a)}
+
     def heal(self, a: str, b: str) -> None:
         """The link works again: what waited goes first. Idempotent."""
         for pair in ((a, b), (b, a)):
-            for act, args in self._frozen.pop(pair, (0.0, []))[1]:
+            since, waiting = self._frozen.pop(pair, (0.0, []))
+            if pair in self._swallowing:
+                self._swallowing.discard(pair)
+                self._dead_before[pair] = self._timeline.now
+                self._dead_since[pair] = since
+                continue
+            for act, args in waiting:
                 self.send(*pair, act, *args)
+
+    def swallows(self, a: str, b: str) -> bool:
+        """Whether what is sent from `a` to `b` now will never arrive."""
+        return (a, b) in self._swallowing
+
+    def silent_since(self, opened_at: float, a: str, b: str) -> float | None:
+        """Since when nothing gets from `a` to `b` on a connection that was opened then; None if it does."""
+        if opened_at < self._dead_before.get((a, b), -inf):
+            return self._dead_since[a, b]
+        return self.frozen_since(a, b)
 
     def frozen_since(self, a: str, b: str) -> float | None:
         """Since when nothing gets from `a` to `b`; None if it does."""

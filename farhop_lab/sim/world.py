@@ -11,6 +11,7 @@ clock; a minute costs what its events cost. Violations (see `measures`) must sta
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from farhop.balance import chain, outcome
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from farhop.relay.answers import Reply
     from farhop.store.report import RegionReport
     from farhop_lab.sim.carrier import Doorway, Entrance
+    from farhop_lab.sim.engines import Timing
+    from farhop_lab.sim.hosts import Host
     from farhop_lab.sim.measures import Measures
     from farhop_lab.sim.scenery import Site
     from topology.law import Law
@@ -53,7 +56,8 @@ class World:
     machines than the shipped ones, for control experiments. It has stood for `stood_s` at its second 0; if for none,
     nobody has heard of anybody then. `witness` is told what happens to prompts and laws, each
     with the region, the process and the request or document: a prompt `read`, `sent` to a region, `computed` there; a
-    process `born`, a law `heard`. ValueError for a region that the topology lacks.
+    process `born`, a law `heard`. `timed` is told of every answer, by region and replica, what it truly took there.
+    ValueError for a region that the topology lacks.
     """
 
     def __init__(
@@ -70,15 +74,18 @@ class World:
         make_regional: Callable[[str, Law, Random], regional_flow.RegionalFlow] | None = None,
         keep_journal: bool = False,
         witness: Callable[[str, str, str, Any], None] | None = None,
+        timed: Callable[[str, str, Timing], None] | None = None,
     ) -> None:
         counts = balancers if balancers is not None else dict.fromkeys(topology.regions, 1)
         if unknown := sorted({*sites, *counts} - topology.regions.keys()):
             raise ValueError(f"regions: {', '.join(unknown)} not in the topology; add them there")
         stage = self._stage = Stage(seed, topology, reporting, watching, stood_s=stood_s, keep_journal=keep_journal)
-        stage.witness = witness or stage.witness
+        stage.witness, stage.timed = witness or stage.witness, timed
         self.timeline, self.wire, self.measures = stage.timeline, stage.wire, stage.measures
         self.journal = stage.journal
         self._lost: dict[str, float] = {}
+        self._drained: dict[str, tuple[str, float | None]] = {}  # in etcd: why, and until when
+        self._etcd_silent = False
         self._law_in_etcd, self._revision = b"", 0
         self._dice, self._dice_law = stage.rng("reports"), stage.rng("laws")
         self._streams = self._arrivals = 0
@@ -276,7 +283,10 @@ class World:
         self._entered[request_id] = arrival
         self.last_entry = entry
         if balancer is not None:
-            carrier.start(arrival.journey)
+            if isinstance(balancer, BalancerProcess) and not balancer.alive:
+                arrival.over(outcome.CONNECT_FAILED)
+            else:
+                carrier.start(arrival.journey)
         elif not self.regions[entry].serve(arrival.journey):
             arrival.over(outcome.CONNECT_FAILED)
         return request_id
@@ -320,16 +330,34 @@ class World:
         """It stands in etcd from now on (b"": nothing does). Each process hears of it within `lag_s`; those `deaf`, by
         name, have lost etcd and do not."""
         self._law_in_etcd, self._revision = document, self._revision + 1
-        everybody: list[BalancerProcess | RegionProcess] = [*self._everybody, *self.regions.values()]
-        for process in everybody:
+        for process in self._processes():
             if process.name not in deaf:
                 after_s = self._dice_law.uniform(0.0, lag_s)
                 self.timeline.after(after_s, self._hear_law, process, document, self._revision)
 
+    def _processes(self) -> list[BalancerProcess | RegionProcess]:
+        return [*self._everybody, *self.regions.values()]
+
     def _hear_law(self, process: BalancerProcess | RegionProcess, document: bytes, revision: int) -> None:
-        if isinstance(process, BalancerProcess) or process.alive:
+        if process.alive and not self._etcd_silent:
             self._stage.witness("heard", process.region, process.name, document)
             process.statutes.hear(document, revision)
+
+    def _list_law(self, process: BalancerProcess | RegionProcess) -> None:
+        """What a process that starts, or finds etcd again, reads there."""
+        if process.alive and not self._etcd_silent:
+            self._stage.witness("heard", process.region, process.name, self._law_in_etcd)
+            process.statutes.hear(self._law_in_etcd, self._revision, anew=True)
+
+    def _list_drains(self, balancer: BalancerProcess) -> None:
+        """Operators' words that stand in etcd, as one who starts, or finds etcd again, reads them there."""
+        if not balancer.alive or self._etcd_silent:
+            return
+        for region in self.regions:
+            why, ends_at = self._drained.get(region, ("", -inf))
+            until = None if ends_at is None else balancer.carrier.clock() + (ends_at - self.now)
+            stands = ends_at is None or ends_at > self.now
+            balancer.carrier.react(RegionForced(region, stands, why, until if stands else None))
 
     # -- faults
 
@@ -342,24 +370,79 @@ class World:
         process = self.regions[region]
         if not process.alive:
             process.rise()
-            self._stage.witness("heard", region, region, self._law_in_etcd)
-            process.statutes.hear(self._law_in_etcd, self._revision, anew=True)
+            self._list_law(process)
+
+    def kill_regional(self, region: str) -> None:
+        """Its balancer alone dies: engines live on. `revive` starts it again."""
+        self.regions[region].die(engines=False)
+
+    def kill_global(self, region: str, place: int = 0) -> None:
+        """A global balancer dies at once; connections to it are refused. Harmless while it is dead."""
+        self.balancers[region][place].die()
+
+    def start_global(self, region: str, place: int = 0) -> None:
+        """It comes back as a new process that has heard of nothing but what stands in etcd. Harmless while it lives."""
+        before = self.balancers[region][place]
+        if before.alive:
+            return
+        self.balancers[region][place] = process = before.successor()
+        process.cut_off |= before.cut_off
+        self._everybody = [balancer for those in self.balancers.values() for balancer in those]
+        self._list_law(process)
+        self._list_drains(process)
+
+    def host(self, region: str, replica: str) -> Host:
+        """A replica's process, to break. KeyError for one that is not there; while its region is dead, none is."""
+        return self.regions[region].hosts[replica]
+
+    def silence_etcd(self) -> None:
+        """Nobody hears of what is written there, until it `speaks` again; who starts meanwhile knows of nothing in it.
+        Reports come by the fast path alone, and go on."""
+        self._etcd_silent = True
+
+    def etcd_speaks(self) -> None:
+        """Everybody lists it anew. Harmless while it does."""
+        if self._etcd_silent:
+            self._etcd_silent = False
+            for process in self._processes():
+                self._list_law(process)
+            for balancer in self._everybody:
+                self._list_drains(balancer)
 
     def freeze(self, a: str, b: str) -> None:
         """Nothing gets through between two regions; connections stand."""
         self.wire.freeze(a, b)
 
     def blackhole(self, a: str, b: str) -> None:
-        """As freeze, but attempts that are under way stay dead when it is healed: their connections are forgotten."""
-        self.wire.freeze(a, b)
-        for balancer in self._everybody:
-            for hop in tuple(balancer.hops.get(b if balancer.region == a else a, ())):
-                if balancer.region in (a, b):
-                    hop.sever()
+        """As freeze, but what is connected now stays dead, and what is sent meanwhile never arrives: a request that is
+        there already is answered to nobody."""
+        self.wire.blackhole(a, b)
+
+    def cut(self, a: str, b: str) -> None:
+        """Connections between two regions break at once, and are refused until it is healed."""
+        self.wire.blackhole(a, b)
+        for balancer, region in self._across(a, b):
+            balancer.cut(region)
+        self._break_calls(a, b)
 
     def heal(self, a: str, b: str) -> None:
-        """The link works again; what waited in it arrives."""
+        """The link works again; what waited in a frozen one arrives."""
+        if self.wire.swallows(a, b):
+            self._break_calls(a, b)
         self.wire.heal(a, b)
+        for balancer, region in self._across(a, b):
+            balancer.cut_off.discard(region)
+
+    def _across(self, a: str, b: str) -> list[tuple[BalancerProcess, str]]:
+        return [(one, b) for one in self.balancers.get(a, ())] + [(one, a) for one in self.balancers.get(b, ())]
+
+    def _break_calls(self, a: str, b: str) -> None:
+        """The prefix streams between two regions, at both ends."""
+        for here, there in ((a, b), (b, a)):
+            for call in tuple(self.regions[there].calls) if there in self.regions else ():
+                if call.here == here:
+                    call.give_up()
+                    call.cut()
 
     def lose_reports(self, region: str, share: float) -> None:
         """That share (0..1) of the region's reports arrives nowhere, each listener's lost by itself."""
@@ -369,14 +452,20 @@ class World:
 
     def drain(self, region: str, why: str = "drill", for_s: float | None = None) -> None:
         """An operator drains a region at every global balancer."""
-        for balancer in self._everybody:
+        self._drained[region] = why, None if for_s is None else self.now + for_s
+        for balancer in self._listening():
             until = None if for_s is None else balancer.carrier.clock() + for_s
             balancer.carrier.react(RegionForced(region, True, why, until))
 
     def undrain(self, region: str) -> None:
         """The drain is lifted."""
-        for balancer in self._everybody:
+        self._drained.pop(region, None)
+        for balancer in self._listening():
             balancer.carrier.react(RegionForced(region, False))
+
+    def _listening(self) -> list[BalancerProcess]:
+        """Global balancers that hear at once what is written in etcd."""
+        return [] if self._etcd_silent else [balancer for balancer in self._everybody if balancer.alive]
 
     # -- reports on their way
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61rhop_wire/region.proto\x12\x0e\x66\x61rhop.wire.v1\"2\n\x0eReportsRequest\x12\x10\n\x08\x62\x61lancer\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\"\xf2\x02\n\x06Report\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x0b\n\x03seq\x18\x04 \x01(\x04\x12\x10\n\x08\x63lock_ms\x18\x05 \x01(\x01\x12\x14\n\x0ctier_address\x18\x06 \x01(\t\x12\x15\n\radmin_address\x18\x07 \x01(\t\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12-\n\x06models\x18\t \x03(\x0b\x32\x1d.farhop.wire.v1.ModelCapacity\x12\x41\n\x0e\x61\x63\x63\x65pted_bytes\x18\n \x03(\x0b\x32).farhop.wire.v1.Report.AcceptedBytesEntry\x12\x17\n\x0f\x63ontrol_address\x18\x0b \x01(\t\x12\x12\n\nclient_url\x18\x14 \x01(\t\x1a\x34\n\x12\x41\x63\x63\x65ptedBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xcb\x03\n\rModelCapacity\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0ereplicas_ready\x18\x03 \x01(\x03\x12\x16\n\x0ereplicas_total\x18\x04 \x01(\x03\x12\x13\n\x0bslots_total\x18\x05 \x01(\x03\x12\x12\n\nslots_free\x18\x06 \x01(\x03\x12\x17\n\x0fkv_tokens_total\x18\x07 \x01(\x03\x12\x16\n\x0ekv_tokens_free\x18\x08 \x01(\x03\x12\x11\n\tin_flight\x18\t \x01(\x03\x12\x17\n\x0fqueued_requests\x18\n \x01(\x03\x12\x15\n\rqueued_tokens\x18\x0b \x01(\x03\x12\x0f\n\x07wait_ms\x18\x0c \x01(\x01\x12\x1c\n\x14prefill_ms_per_token\x18\r \x01(\x01\x12\x0f\n\x07tpot_ms\x18\x0e \x01(\x01\x12\x17\n\x0f\x62ytes_per_token\x18\x0f \x01(\x01\x12\x14\n\x0cusable_share\x18\x10 \x01(\x01\x12\x1f\n\x17headroom_foreign_tokens\x18\x11 \x01(\x03\x12\x11\n\tgpu_types\x18\x12 \x03(\t\x12\x12\n\nused_share\x18\x14 \x01(\x01\x12\x10\n\x08\x63rowd_ms\x18\x15 \x01(\x01J\x04\x08\x13\x10\x14\"z\n\x0fPrefixesRequest\x12\x10\n\x08\x62\x61lancer\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\x12\x19\n\x11known_incarnation\x18\x04 \x01(\x03\x12\x11\n\tknown_seq\x18\x05 \x01(\x04\x12\x11\n\tlaw_epoch\x18\x06 \x01(\x04J\x04\x08\x03\x10\x04\"\xb1\x01\n\x0bPrefixDelta\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12*\n\x05slice\x18\x08 \x01(\x0b\x32\x1b.farhop.wire.v1.PrefixSlice\x12\r\n\x05\x61\x66ter\x18\t \x01(\x04\x12-\n\x07\x63hanges\x18\n \x03(\x0b\x32\x1c.farhop.wire.v1.PrefixChangeJ\x04\x08\x04\x10\x08\"5\n\nPrefixPath\x12\x0e\n\x06parent\x18\x01 \x01(\x06\x12\x11\n\x05nodes\x18\x02 \x03(\x06\x42\x02\x10\x01J\x04\x08\x03\x10\x04\"\xa8\x01\n\x0cPrefixChange\x12,\n\x06stored\x18\x01 \x01(\x0b\x32\x1a.farhop.wire.v1.PrefixPathH\x00\x12\x30\n\x07\x65victed\x18\x02 \x01(\x0b\x32\x1d.farhop.wire.v1.PrefixEvictedH\x00\x12\x30\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1d.farhop.wire.v1.PrefixClearedH\x00\x42\x06\n\x04what\"\"\n\rPrefixEvicted\x12\x11\n\x05nodes\x18\x01 \x03(\x06\x42\x02\x10\x01\"\x0f\n\rPrefixCleared\"j\n\x0bPrefixSlice\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\x04\x12\r\n\x05slice\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12)\n\x05paths\x18\x04 \x03(\x0b\x32\x1a.farhop.wire.v1.PrefixPath\"@\n\x0bPingRequest\x12\r\n\x05nonce\x18\x01 \x01(\x06\x12\x10\n\x08\x62\x61lancer\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x03(\t\"W\n\tPingReply\x12\r\n\x05nonce\x18\x01 \x01(\x06\x12\x10\n\x08\x63lock_ms\x18\x02 \x01(\x01\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x14\n\x08quiet_ms\x18\x04 \x03(\x11\x42\x02\x10\x01\x32\xd9\x01\n\x06Region\x12\x43\n\x07Reports\x12\x1e.farhop.wire.v1.ReportsRequest\x1a\x16.farhop.wire.v1.Report0\x01\x12J\n\x08Prefixes\x12\x1f.farhop.wire.v1.PrefixesRequest\x1a\x1b.farhop.wire.v1.PrefixDelta0\x01\x12>\n\x04Ping\x12\x1b.farhop.wire.v1.PingRequest\x1a\x19.farhop.wire.v1.PingReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61rhop_wire/region.proto\x12\x0e\x66\x61rhop.wire.v1\">\n\x0bLawExchange\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x10\n\x08\x64ocument\x18\x02 \x01(\x0c\"2\n\x0eReportsRequest\x12\x10\n\x08\x62\x61lancer\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\"\x85\x03\n\x06Report\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x0b\n\x03seq\x18\x04 \x01(\x04\x12\x10\n\x08\x63lock_ms\x18\x05 \x01(\x01\x12\x14\n\x0ctier_address\x18\x06 \x01(\t\x12\x15\n\radmin_address\x18\x07 \x01(\t\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12-\n\x06models\x18\t \x03(\x0b\x32\x1d.farhop.wire.v1.ModelCapacity\x12\x41\n\x0e\x61\x63\x63\x65pted_bytes\x18\n \x03(\x0b\x32).farhop.wire.v1.Report.AcceptedBytesEntry\x12\x17\n\x0f\x63ontrol_address\x18\x0b \x01(\t\x12\x12\n\nclient_url\x18\x14 \x01(\t\x12\x11\n\tlaw_epoch\x18\x15 \x01(\x03\x1a\x34\n\x12\x41\x63\x63\x65ptedBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf0\x03\n\rModelCapacity\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0ereplicas_ready\x18\x03 \x01(\x03\x12\x16\n\x0ereplicas_total\x18\x04 \x01(\x03\x12\x13\n\x0bslots_total\x18\x05 \x01(\x03\x12\x12\n\nslots_free\x18\x06 \x01(\x03\x12\x17\n\x0fkv_tokens_total\x18\x07 \x01(\x03\x12\x16\n\x0ekv_tokens_free\x18\x08 \x01(\x03\x12\x11\n\tin_flight\x18\t \x01(\x03\x12\x17\n\x0fqueued_requests\x18\n \x01(\x03\x12\x15\n\rqueued_tokens\x18\x0b \x01(\x03\x12\x0f\n\x07wait_ms\x18\x0c \x01(\x01\x12\x1c\n\x14prefill_ms_per_token\x18\r \x01(\x01\x12\x0f\n\x07tpot_ms\x18\x0e \x01(\x01\x12\x17\n\x0f\x62ytes_per_token\x18\x0f \x01(\x01\x12\x14\n\x0cusable_share\x18\x10 \x01(\x01\x12\x1f\n\x17headroom_foreign_tokens\x18\x11 \x01(\x03\x12\x11\n\tgpu_types\x18\x12 \x03(\t\x12\x12\n\nused_share\x18\x14 \x01(\x01\x12\x10\n\x08\x63rowd_ms\x18\x15 \x01(\x01\x12\r\n\x05\x62\x61ses\x18\x16 \x03(\t\x12\x14\n\x0c\x62\x61se_unknown\x18\x17 \x01(\x08J\x04\x08\x13\x10\x14\"z\n\x0fPrefixesRequest\x12\x10\n\x08\x62\x61lancer\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\x12\x19\n\x11known_incarnation\x18\x04 \x01(\x03\x12\x11\n\tknown_seq\x18\x05 \x01(\x04\x12\x11\n\tlaw_epoch\x18\x06 \x01(\x04J\x04\x08\x03\x10\x04\"\xb1\x01\n\x0bPrefixDelta\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12*\n\x05slice\x18\x08 \x01(\x0b\x32\x1b.farhop.wire.v1.PrefixSlice\x12\r\n\x05\x61\x66ter\x18\t \x01(\x04\x12-\n\x07\x63hanges\x18\n \x03(\x0b\x32\x1c.farhop.wire.v1.PrefixChangeJ\x04\x08\x04\x10\x08\"5\n\nPrefixPath\x12\x0e\n\x06parent\x18\x01 \x01(\x06\x12\x11\n\x05nodes\x18\x02 \x03(\x06\x42\x02\x10\x01J\x04\x08\x03\x10\x04\"\xa8\x01\n\x0cPrefixChange\x12,\n\x06stored\x18\x01 \x01(\x0b\x32\x1a.farhop.wire.v1.PrefixPathH\x00\x12\x30\n\x07\x65victed\x18\x02 \x01(\x0b\x32\x1d.farhop.wire.v1.PrefixEvictedH\x00\x12\x30\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1d.farhop.wire.v1.PrefixClearedH\x00\x42\x06\n\x04what\"\"\n\rPrefixEvicted\x12\x11\n\x05nodes\x18\x01 \x03(\x06\x42\x02\x10\x01\"\x0f\n\rPrefixCleared\"j\n\x0bPrefixSlice\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\x04\x12\r\n\x05slice\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12)\n\x05paths\x18\x04 \x03(\x0b\x32\x1a.farhop.wire.v1.PrefixPath\"@\n\x0bPingRequest\x12\r\n\x05nonce\x18\x01 \x01(\x06\x12\x10\n\x08\x62\x61lancer\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x03(\t\"W\n\tPingReply\x12\r\n\x05nonce\x18\x01 \x01(\x06\x12\x10\n\x08\x63lock_ms\x18\x02 \x01(\x01\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x14\n\x08quiet_ms\x18\x04 \x03(\x11\x42\x02\x10\x01\x32\x9a\x02\n\x06Region\x12\x43\n\x07Reports\x12\x1e.farhop.wire.v1.ReportsRequest\x1a\x16.farhop.wire.v1.Report0\x01\x12J\n\x08Prefixes\x12\x1f.farhop.wire.v1.PrefixesRequest\x1a\x1b.farhop.wire.v1.PrefixDelta0\x01\x12>\n\x04Ping\x12\x1b.farhop.wire.v1.PingRequest\x1a\x19.farhop.wire.v1.PingReply\x12?\n\x03Law\x12\x1b.farhop.wire.v1.LawExchange\x1a\x1b.farhop.wire.v1.LawExchangeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,32 +39,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFIXEVICTED'].fields_by_name['nodes']._serialized_options = b'\020\001'
   _globals['_PINGREPLY'].fields_by_name['quiet_ms']._loaded_options = None
   _globals['_PINGREPLY'].fields_by_name['quiet_ms']._serialized_options = b'\020\001'
-  _globals['_REPORTSREQUEST']._serialized_start=44
-  _globals['_REPORTSREQUEST']._serialized_end=94
-  _globals['_REPORT']._serialized_start=97
-  _globals['_REPORT']._serialized_end=467
-  _globals['_REPORT_ACCEPTEDBYTESENTRY']._serialized_start=415
-  _globals['_REPORT_ACCEPTEDBYTESENTRY']._serialized_end=467
-  _globals['_MODELCAPACITY']._serialized_start=470
-  _globals['_MODELCAPACITY']._serialized_end=929
-  _globals['_PREFIXESREQUEST']._serialized_start=931
-  _globals['_PREFIXESREQUEST']._serialized_end=1053
-  _globals['_PREFIXDELTA']._serialized_start=1056
-  _globals['_PREFIXDELTA']._serialized_end=1233
-  _globals['_PREFIXPATH']._serialized_start=1235
-  _globals['_PREFIXPATH']._serialized_end=1288
-  _globals['_PREFIXCHANGE']._serialized_start=1291
-  _globals['_PREFIXCHANGE']._serialized_end=1459
-  _globals['_PREFIXEVICTED']._serialized_start=1461
-  _globals['_PREFIXEVICTED']._serialized_end=1495
-  _globals['_PREFIXCLEARED']._serialized_start=1497
-  _globals['_PREFIXCLEARED']._serialized_end=1512
-  _globals['_PREFIXSLICE']._serialized_start=1514
-  _globals['_PREFIXSLICE']._serialized_end=1620
-  _globals['_PINGREQUEST']._serialized_start=1622
-  _globals['_PINGREQUEST']._serialized_end=1686
-  _globals['_PINGREPLY']._serialized_start=1688
-  _globals['_PINGREPLY']._serialized_end=1775
-  _globals['_REGION']._serialized_start=1778
-  _globals['_REGION']._serialized_end=1995
+  _globals['_LAWEXCHANGE']._serialized_start=44
+  _globals['_LAWEXCHANGE']._serialized_end=106
+  _globals['_REPORTSREQUEST']._serialized_start=108
+  _globals['_REPORTSREQUEST']._serialized_end=158
+  _globals['_REPORT']._serialized_start=161
+  _globals['_REPORT']._serialized_end=550
+  _globals['_REPORT_ACCEPTEDBYTESENTRY']._serialized_start=498
+  _globals['_REPORT_ACCEPTEDBYTESENTRY']._serialized_end=550
+  _globals['_MODELCAPACITY']._serialized_start=553
+  _globals['_MODELCAPACITY']._serialized_end=1049
+  _globals['_PREFIXESREQUEST']._serialized_start=1051
+  _globals['_PREFIXESREQUEST']._serialized_end=1173
+  _globals['_PREFIXDELTA']._serialized_start=1176
+  _globals['_PREFIXDELTA']._serialized_end=1353
+  _globals['_PREFIXPATH']._serialized_start=1355
+  _globals['_PREFIXPATH']._serialized_end=1408
+  _globals['_PREFIXCHANGE']._serialized_start=1411
+  _globals['_PREFIXCHANGE']._serialized_end=1579
+  _globals['_PREFIXEVICTED']._serialized_start=1581
+  _globals['_PREFIXEVICTED']._serialized_end=1615
+  _globals['_PREFIXCLEARED']._serialized_start=1617
+  _globals['_PREFIXCLEARED']._serialized_end=1632
+  _globals['_PREFIXSLICE']._serialized_start=1634
+  _globals['_PREFIXSLICE']._serialized_end=1740
+  _globals['_PINGREQUEST']._serialized_start=1742
+  _globals['_PINGREQUEST']._serialized_end=1806
+  _globals['_PINGREPLY']._serialized_start=1808
+  _globals['_PINGREPLY']._serialized_end=1895
+  _globals['_REGION']._serialized_start=1898
+  _globals['_REGION']._serialized_end=2180
 # @@protoc_insertion_point(module_scope)

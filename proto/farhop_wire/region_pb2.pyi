@@ -24,6 +24,34 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class LawExchange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SENDER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    sender: _builtins.str
+    """name of the balancer that speaks, to be shown"""
+    epoch: _builtins.int
+    """of the sender's law"""
+    document: _builtins.bytes
+    """that law as it stands in etcd, signature and all, if the receiver's is an earlier one; else empty"""
+    def __init__(
+        self,
+        *,
+        sender: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        document: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "epoch", b"epoch", "sender", b"sender"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LawExchange: _TypeAlias = LawExchange  # noqa: Y015
+
+@_typing.final
 class ReportsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -87,6 +115,7 @@ class Report(_message.Message):
     ACCEPTED_BYTES_FIELD_NUMBER: _builtins.int
     CONTROL_ADDRESS_FIELD_NUMBER: _builtins.int
     CLIENT_URL_FIELD_NUMBER: _builtins.int
+    LAW_EPOCH_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     instance: _builtins.str
     """unique in the region"""
@@ -106,6 +135,8 @@ class Report(_message.Message):
     """host:port of this service"""
     client_url: _builtins.str
     """http(s)://host[:port] of its client listener; empty: nobody is redirected here"""
+    law_epoch: _builtins.int
+    """of the law in force there; 0: an older build, which does not say"""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelCapacity]:
         """one per (model, version)"""
@@ -129,10 +160,11 @@ class Report(_message.Message):
         accepted_bytes: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         control_address: _builtins.str = ...,
         client_url: _builtins.str = ...,
+        law_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "models", b"models", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "models", b"models", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -162,6 +194,8 @@ class ModelCapacity(_message.Message):
     GPU_TYPES_FIELD_NUMBER: _builtins.int
     USED_SHARE_FIELD_NUMBER: _builtins.int
     CROWD_MS_FIELD_NUMBER: _builtins.int
+    BASES_FIELD_NUMBER: _builtins.int
+    BASE_UNKNOWN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the name clients ask for"""
     version: _builtins.str
@@ -200,9 +234,15 @@ class ModelCapacity(_message.Message):
     """0 and up: requests per slot, or KV tokens taken, whichever is more; of the same"""
     crowd_ms: _builtins.float
     """ms that each request adds to every token of all others at its replica"""
+    base_unknown: _builtins.bool
+    """an adapter whose base nobody knows"""
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """distinct, such as "H100-80GB" """
+
+    @_builtins.property
+    def bases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """models whose rules bind this one, too: an adapter's base"""
 
     def __init__(
         self,
@@ -227,10 +267,12 @@ class ModelCapacity(_message.Message):
         gpu_types: _abc.Iterable[_builtins.str] | None = ...,
         used_share: _builtins.float = ...,
         crowd_ms: _builtins.float = ...,
+        bases: _abc.Iterable[_builtins.str] | None = ...,
+        base_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_token", b"bytes_per_token", "crowd_ms", b"crowd_ms", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_unknown", b"base_unknown", "bases", b"bases", "bytes_per_token", b"bytes_per_token", "crowd_ms", b"crowd_ms", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,11 @@ class RegionStub:
                 request_serializer=farhop__wire_dot_region__pb2.PingRequest.SerializeToString,
                 response_deserializer=farhop__wire_dot_region__pb2.PingReply.FromString,
                 _registered_method=True)
+        self.Law = channel.unary_unary(
+                '/farhop.wire.v1.Region/Law',
+                request_serializer=farhop__wire_dot_region__pb2.LawExchange.SerializeToString,
+                response_deserializer=farhop__wire_dot_region__pb2.LawExchange.FromString,
+                _registered_method=True)
 
 
 class RegionServicer:
@@ -75,6 +80,15 @@ class RegionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Law(self, request, context):
+        """Brings two balancers to one law: whoever has the later one gives it, as it was written. Nothing counts by being told
+        here: the receiver believes a document by its signature or, where it has no key to check one with, a peer that
+        proved by mutual TLS who it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegionServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +106,11 @@ def add_RegionServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=farhop__wire_dot_region__pb2.PingRequest.FromString,
                     response_serializer=farhop__wire_dot_region__pb2.PingReply.SerializeToString,
+            ),
+            'Law': grpc.unary_unary_rpc_method_handler(
+                    servicer.Law,
+                    request_deserializer=farhop__wire_dot_region__pb2.LawExchange.FromString,
+                    response_serializer=farhop__wire_dot_region__pb2.LawExchange.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +194,33 @@ class Region:
             '/farhop.wire.v1.Region/Ping',
             farhop__wire_dot_region__pb2.PingRequest.SerializeToString,
             farhop__wire_dot_region__pb2.PingReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Law(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/farhop.wire.v1.Region/Law',
+            farhop__wire_dot_region__pb2.LawExchange.SerializeToString,
+            farhop__wire_dot_region__pb2.LawExchange.FromString,
             options,
             channel_credentials,
             insecure,

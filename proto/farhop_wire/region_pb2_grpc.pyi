@@ -42,6 +42,11 @@ class RegionStub:
     """A snapshot in slices (unless the receiver can go on from where it was), then deltas, bounded in rate."""
     Ping: _grpc.UnaryUnaryMultiCallable[_region_pb2.PingRequest, _region_pb2.PingReply]
     """Measures the wire, and tells the receiver's clock."""
+    Law: _grpc.UnaryUnaryMultiCallable[_region_pb2.LawExchange, _region_pb2.LawExchange]
+    """Brings two balancers to one law: whoever has the later one gives it, as it was written. Nothing counts by being told
+    here: the receiver believes a document by its signature or, where it has no key to check one with, a peer that
+    proved by mutual TLS who it is.
+    """
 
 @_typing.type_check_only
 class RegionAsyncStub(RegionStub):
@@ -52,6 +57,11 @@ class RegionAsyncStub(RegionStub):
     """A snapshot in slices (unless the receiver can go on from where it was), then deltas, bounded in rate."""
     Ping: _aio.UnaryUnaryMultiCallable[_region_pb2.PingRequest, _region_pb2.PingReply]  # type: ignore[assignment]
     """Measures the wire, and tells the receiver's clock."""
+    Law: _aio.UnaryUnaryMultiCallable[_region_pb2.LawExchange, _region_pb2.LawExchange]  # type: ignore[assignment]
+    """Brings two balancers to one law: whoever has the later one gives it, as it was written. Nothing counts by being told
+    here: the receiver believes a document by its signature or, where it has no key to check one with, a peer that
+    proved by mutual TLS who it is.
+    """
 
 class RegionServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -77,5 +87,16 @@ class RegionServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_region_pb2.PingReply, _abc.Awaitable[_region_pb2.PingReply]]:
         """Measures the wire, and tells the receiver's clock."""
+
+    @_abc_1.abstractmethod
+    def Law(
+        self,
+        request: _region_pb2.LawExchange,
+        context: _ServicerContext,
+    ) -> _typing.Union[_region_pb2.LawExchange, _abc.Awaitable[_region_pb2.LawExchange]]:
+        """Brings two balancers to one law: whoever has the later one gives it, as it was written. Nothing counts by being told
+        here: the receiver believes a document by its signature or, where it has no key to check one with, a peer that
+        proved by mutual TLS who it is.
+        """
 
 def add_RegionServicer_to_server(servicer: RegionServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,7 +20,7 @@ class Health(Part):
     """
 
     streak: Annotated[int, Field(ge=1, le=1000)] = 5
-    eject_s: Seconds = 30.0
+    eject_s: Seconds = 5.0
     eject_share_max: Share = 0.5
     panic_share: Share = 0.5
     slow_start_s: Annotated[float, Field(ge=0, le=DAY_S)] = 10.0

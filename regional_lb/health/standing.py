@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
 from farhop.balance.health import Health, HealthMachine, Mode, State, may_eject, panic
-from regional_lb.health.outliers import Peers
+from regional_lb.health.outliers import SLOW, Peers
 from regional_lb.health.sinkhole import Sinkhole
 from regional_lb.table import Eased
 from regional_lb.view import model_of, view_of
@@ -160,15 +160,15 @@ class Standing:
         """Whether a request may be dispatched now; a replica on trial takes one."""
         return self.health[name].admit(now, panic=bool(self._overlooked) and self._is_overlooked(name))
 
-    def answered(self, name: str, ok: bool, now: float) -> bool:
-        """An answer began, or failed to by the replica's fault."""
+    def answered(self, name: str, ok: bool, now: float, sent_at: float = inf) -> bool:
+        """An answer to a request sent at `sent_at` began, or failed to by the replica's fault."""
         health = self.health.get(name)
-        if health is None:
+        if health is None or not (ok or health.counts(sent_at)):
             return False
         self.peers.answered(name, ok)
         steady = health.steady
         if ok:
-            health.succeeded(now)
+            health.succeeded(now, sent_at)
             if not steady:
                 self._touched.add(name)
             return not steady
@@ -177,6 +177,13 @@ class Standing:
         if steady and not health.steady:
             self._ejected(name, "streak")
         return True
+
+    def began(
+        self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float, *, sure: bool = True
+    ) -> bool:
+        """A first token came: see Peers.began. Who is back on trial and slow still need not wait to be compared."""
+        self.peers.began(name, elapsed_ms, tokens, step_ms, now, sure=sure)
+        return self.peers.on_trial(name) and self._compare(now)
 
     def refused(self, name: str, now: float) -> bool:
         """A connection was refused."""
@@ -187,9 +194,11 @@ class Standing:
             health.refused(now)
         return health is not None
 
-    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool) -> bool:
-        """An answer said that something is broken there. One that began as a failure is counted already."""
-        if name not in self.health:
+    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> bool:
+        """An answer to a request sent at `sent_at` said that something is broken there. One that began as a failure is
+        counted already."""
+        health = self.health.get(name)
+        if health is None or not health.counts(sent_at):
             return False
         if began_well:
             self.answered(name, False, now)
@@ -244,14 +253,18 @@ class Standing:
 
     def _may_eject(self, name: str, now: float) -> bool:
         """Whether every model it serves can spare it. Who is on trial is out as well: it has not come back."""
+        replica = self._view.replicas[name]
         return all(
-            may_eject(self._out(serving, now), len(serving), self._config.eject_share_max)
-            for serving in self._view.alike(self._view.replicas[name])
+            may_eject(self._out(model, serving, now), len(serving), self._config.eject_share_max)
+            for model, serving in zip(replica.models, self._view.alike(replica), strict=True)
         )
 
-    def _out(self, names: tuple[str, ...], now: float) -> int:
-        machines = [self.health[name] for name in names]
-        return sum(not machine.steady or machine.read(now).state not in _ABLE for machine in machines)
+    def _out(self, model: str, names: tuple[str, ...], now: float) -> int:
+        """How many of these are of no use to the model now, for whatever reason."""
+        return sum(not (self._offers(name, model) and self._in_use(self.health[name], now)) for name in names)
+
+    def _in_use(self, machine: HealthMachine, now: float) -> bool:
+        return machine.steady and machine.read(now).state in _ABLE
 
     def _compare(self, now: float) -> bool:
         """Take out who does worse than its peers, as far as that may be."""
@@ -268,10 +281,10 @@ class Standing:
             return False
         health.eject(why, now)
         if steady and not health.steady:
-            self._ejected(name, kind)
+            self._ejected(name, kind, slow=why == SLOW)
         return True
 
-    def _ejected(self, name: str, kind: str) -> None:
+    def _ejected(self, name: str, kind: str, *, slow: bool = False) -> None:
         self.ejections[kind] = self.ejections.get(kind, 0.0) + 1.0
-        self.peers.forgive(name)
+        self.peers.forgive(name, slow=slow)
         self._touched.add(name)

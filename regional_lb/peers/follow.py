@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from math import inf
 from typing import TYPE_CHECKING
 
 import grpc
-from farhop_wire import peers_pb2_grpc
+from farhop_wire import peers_pb2_grpc, region_pb2, region_pb2_grpc
 
 from farhop.balance.machine import Address
 from farhop.shell.tasks import Tasks
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
     from farhop_wire import peers_pb2
 
+    from farhop.shell.lawbook import LawBook
     from regional_lb.peers.peers import Peers
 
 SILENT_S = 2.0  # four heartbeats
+LAW_AGAIN_S = 2.0
 FORGET_S = 60.0
 
 
@@ -92,15 +95,15 @@ class Link:
         async with channel:
             call = peers_pb2_grpc.PeersStub(channel).Follow(request)
             try:
-                return await self._read(aiter(call))
+                return await self._read(aiter(call), channel)
             finally:
                 call.cancel()
                 if self.connected:
                     self.connected, self.idle_since = False, self._peers.clock()
                     self._peers.hung_up(self._name, self)
 
-    async def _read(self, messages: AsyncIterator[peers_pb2.PeerNews]) -> bool:
-        seq = 0
+    async def _read(self, messages: AsyncIterator[peers_pb2.PeerNews], channel: grpc.aio.Channel) -> bool:
+        seq, asked_at = 0, -inf
         while True:
             async with asyncio.timeout(SILENT_S):
                 news = await anext(messages, None)
@@ -115,7 +118,17 @@ class Link:
                 self._backoff.reset()
             self._peers.take(self._name, news, first=seq == 0)
             seq = news.seq
+            if self._peers.clock() - asked_at >= LAW_AGAIN_S and (laws := self._peers.law_to_ask_for(news)) is not None:
+                asked_at = self._peers.clock()
+                await self._ask_law(laws, channel)
             self.settled = self.settled or news.caught_up
+
+    async def _ask_law(self, laws: LawBook, channel: grpc.aio.Channel) -> None:
+        request = region_pb2.LawExchange(sender=self._peers.shares.instance, epoch=laws.law.epoch)
+        with contextlib.suppress(grpc.aio.AioRpcError):  # it is asked again
+            theirs = await region_pb2_grpc.RegionStub(channel).Law(request, timeout=SILENT_S / 2)
+            if theirs.document:
+                await laws.offer(theirs.document, f"peer {self._name}", proven=self._peers.proven)
 
 
 def address_of(text: str) -> Address:

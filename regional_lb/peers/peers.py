@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Address, Event
     from farhop.shell.certificates import Certificates
+    from farhop.shell.lawbook import LawBook
     from farhop.store.contract import Change, Store
     from farhop.store.report import RegionReport
     from regional_lb.config import RegionalConfig
@@ -84,10 +85,11 @@ class Peers:
         incarnation: int,
         certificates: Certificates | None = None,
         trouble: Callable[[Address, str], None] = lambda _address, _why: None,
+        laws: LawBook | None = None,
     ) -> None:
         self._config, self._flow, self.shares, self._store = config, flow, shares, store
         self._react, self.refused, self.clock, self.rng = react, refused, clock, rng
-        self._certificates, self.trouble = certificates, trouble
+        self._certificates, self.trouble, self._laws = certificates, trouble, laws
         self.feed = PeerFeed(flow, shares, incarnation, clock, self._met)
         self._known: dict[str, _Instance] = {}
         self._links: dict[str, Link] = {}
@@ -229,6 +231,8 @@ class Peers:
         for name, known in tuple(self._known.items()):
             if known.link is None and now - max(known.stream_at, known.reported_at) > FORGET_S:
                 del self._known[name]
+                if self._laws is not None:
+                    self._laws.left(f"peer {name}")
         wanted = {known.address for known in self._known.values()} | set(self._config.peers.addresses)
         for address, link in tuple(self._links.items()):
             if address not in wanted and not link.connected and now - link.idle_since > FORGET_S:
@@ -285,6 +289,18 @@ class Peers:
         self._react(event)
         if first or (name in self._taking_part[0]) == known.draining:
             self._judge(anyway=first)
+
+    def law_to_ask_for(self, news: peers_pb2.PeerNews) -> LawBook | None:
+        """Where to offer the law that a peer goes by, if it is a later one than ours and could be believed."""
+        laws = self._laws
+        if laws is None or not laws.named(f"peer {news.instance}", news.law_epoch):
+            return None
+        return laws if laws.may_believe(proven=self.proven) else None
+
+    @property
+    def proven(self) -> bool:
+        """Whether peers prove by TLS who they are."""
+        return self._config.control.tls is not None
 
     def hung_up(self, name: str, link: Link) -> None:
         """The stream of a peer ended. It may be back at once: what it said stands for a while."""

@@ -2,8 +2,9 @@
 
 Unlike farhop.balance.journal, which tells the world of the region as a whole, this tells peers replica by replica;
 they replay it, and their mirrors then age as ours do, so that evictions need not be told. Invariants: whatever is
-remembered goes with the audience that the law gives it; entries and nodes are bounded, and a reader further behind
-goes on from the oldest there is. Never decides.
+remembered goes with the audience that the law gives it, and the law that gave it: one that lets fewer know takes all
+earlier audiences back; entries and nodes are bounded, and a reader further behind goes on from the oldest there is.
+Never decides.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import msgspec
 
 ENTRIES_MAX = 65_536
 NODES_MAX = 524_288  # in all entries together: 8 B each, some 36 B more where the trie has let go of one
+
+
+_NOBODY: frozenset[str] = frozenset()
 
 
 class Cached(msgspec.Struct, frozen=True):
@@ -30,7 +34,12 @@ class Recent:
         self._entries_max, self._nodes_max = entries_max, nodes_max
         self._entries: dict[int, Cached] = {}
         self._n_nodes = 0
+        self._narrowed_at = 0  # audiences up to this seq were judged by a law that let more know
         self.seq = self.floor = 0
+
+    def narrowed(self) -> None:
+        """The law lets fewer know than the one before: what is remembered is for nobody, until it is cached again."""
+        self._narrowed_at = self.seq
 
     def add(self, entry: Cached) -> None:
         """Remember one more, and forget the oldest if there are too many."""
@@ -46,7 +55,8 @@ class Recent:
         return self.floor <= seq <= self.seq
 
     def read(self, seq: int, all_until: int, nodes_max: int) -> tuple[int, list[Cached]]:
-        """What came after `seq`: everything up to `all_until`, from there on our own. The seq reached, and entries.
+        """What came after `seq`: everything up to `all_until`, from there on our own. The seq reached, and entries,
+        each with the audience that holds by the law of now.
 
         About `nodes_max` nodes, but one entry at least, if there is one.
         """
@@ -57,6 +67,7 @@ class Recent:
             seq += 1
             entry = self._entries[seq]
             if entry.own or seq <= all_until:
-                entries.append(entry)
+                taken_back = seq <= self._narrowed_at and entry.audience != _NOBODY
+                entries.append(msgspec.structs.replace(entry, audience=_NOBODY) if taken_back else entry)
                 n_nodes += len(entry.chain)
         return seq, entries

@@ -13,7 +13,7 @@ import msgspec
 from regional_lb.signals.exposition import Page, PageError, labels_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _XID, _TEMPERATURE, _FREE = b"DCGM_FI_DEV_XID_ERRORS", b"DCGM_FI_DEV_GPU_TEMP", b"DCGM_FI_DEV_FB_FREE"
 _MOST = {_XID: 1e6, _TEMPERATURE: 1e3, _FREE: 1e9}
@@ -32,8 +32,17 @@ FATAL_XIDS = {
 }
 
 
+def _worse_xid(one: float, other: float) -> float:
+    """A fatal one is worse than any that is not, whatever their numbers."""
+    return max(one, other, key=lambda xid: (xid in FATAL_XIDS, xid))
+
+
+_WORSE: dict[bytes, Callable[[float, float], float]] = {_XID: _worse_xid, _TEMPERATURE: max, _FREE: min}
+
+
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU. `index` as the host counts, `xid` the last error's code (0: none); None where it is not told."""
+    """One GPU. `index` as the host counts, `xid` the last error's code (0: none; of several parts' the worst); None
+    where it is not told."""
 
     index: str
     uuid: str
@@ -52,8 +61,7 @@ def read_gpus(text: bytes) -> tuple[Gpu, ...]:
             gpu = told.setdefault((_word(known, b"gpu"), _word(known, b"UUID")), {})
             value = _sound(number, most)
             if value is not None:
-                worse = min if name is _FREE else max
-                gpu[name] = worse(value, gpu.get(name, value))
+                gpu[name] = _WORSE[name](value, gpu.get(name, value))
     if not told:
         raise PageError("missing", f"none of {', '.join(n.decode() for n in _MOST)} is on the page: is this DCGM's?")
     return tuple(

@@ -1,6 +1,7 @@
 """`farhop bench`: figures as tables or as JSON, and what is missing said in a line."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -196,3 +197,18 @@ def test_what_reports_cost_is_told_and_too_much_of_it_fails(cli, monkeypatch, ta
     assert f"{share:.1%} of a core; at most 5% is meant" in told.output
     document = json.loads(cli.run("bench", "intake", "--json").stdout)
     assert (document["core_share"], document["core_share_max"]) == (pytest.approx(share), 0.05)
+
+
+def test_law_says_what_happened_and_fails_where_the_law_was_broken(cli, monkeypatch):
+    asked = []
+
+    def prove(*args):
+        asked.append(args[:3])
+        return args[1], Counter({"law set": 7}), ["world 4: regional paris: computed"] if args[0] else []
+
+    monkeypatch.setattr("farhop_lab.proving.law_worlds.prove", prove)
+    kept = cli.run("bench", "law", "--worlds", "20", "--workers", "2")
+    assert (kept.exit_code, "20 worlds; the law was kept in each" in kept.stdout) == (0, True)
+    broken = cli.run("bench", "law", "--worlds", "9", "--first", "3", "--workers", "1", "--json")
+    assert (broken.exit_code, json.loads(broken.stdout)["broken"]) == (1, ["world 4: regional paris: computed"])
+    assert asked == [(0, 20, 2), (3, 9, 1)]

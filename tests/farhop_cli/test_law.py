@@ -7,8 +7,11 @@ from random import Random
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, POLICY_PREFIX, law_history_key
+from farhop.store.envelope import Keys, bare, public_key
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 from farhop_cli import drain
@@ -43,7 +46,7 @@ class Stage:
 
     def stands(self):
         entry = self.do(lambda store: store.get(LAW_KEY))
-        return policy.read(entry.value, WORLD, "etcd") if entry is not None else None
+        return policy.read(bare(entry.value), WORLD, "etcd") if entry is not None else None
 
     def put(self, value: bytes) -> None:
         self.do(lambda store: store.put(LAW_KEY, value))
@@ -95,7 +98,7 @@ def law(tmp_path):
 
 
 def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stage, law, tmp_path):
-    shown = cli.run("law", "show")
+    shown = cli.run("law", "get")
     assert shown.stdout.startswith("# law of epoch 1, of topology three-regions: none stands in etcd\n")
     (tmp_path / "shown.yaml").write_text(shown.stdout)
     same = cli.run("law", "set", str(tmp_path / "shown.yaml"), "--why", "as it is", "--author", "ann")
@@ -105,7 +108,7 @@ def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stage, law, tmp_path
     assert "6 of 6 balancers go by it" in same.stdout
     held = stage.stands()
     assert (held.epoch, held.author, held.why, held.tenants) == (2, "ann", "as it is", WORLD.tenants)
-    shown = cli.run("law", "show").stdout
+    shown = cli.run("law", "get").stdout
     assert "# law of epoch 2, from etcd (revision " in shown
     assert ": as it is\n" in shown
     assert yaml.safe_load(shown) == policy.document_of(WORLD)
@@ -120,12 +123,12 @@ def test_what_changes_is_told_and_what_was_is_kept(cli, stage, law):
     assert (told["epoch"], told["added"], told["removed"]) == (3, ["acme"], ["japan-only", "not-us"])
     assert (told["models"], told["balancers"], told["aware"]) == (["export-controlled-70b"], 6, 6)
     assert stage.kept() == [2]
-    old = json.loads(cli.run("law", "show", "--epoch", "2", "--json").stdout)
+    old = json.loads(cli.run("law", "get", "--epoch", "2", "--json").stdout)
     assert (old["epoch"], old["why"], len(old["tenants"])) == (2, "one", 4)
     history = json.loads(cli.run("law", "history", "--json").stdout)["laws"]
     assert [(one["epoch"], one["why"], one["tenants"]) for one in history] == [(3, "two", 3), (2, "one", 4)]
     assert "two" in cli.run("law", "history").stdout
-    assert "no law of epoch 9 is kept" in cli.failed(cli.run("law", "show", "--epoch", "9"), 1)
+    assert "no law of epoch 9 is kept" in cli.failed(cli.run("law", "get", "--epoch", "9"), 1)
     removed = cli.run("law", "set", law("anywhere"), "--why", "three")
     assert "removed, and served no more: acme, anywhere" in removed.stdout
 
@@ -177,7 +180,7 @@ def test_an_etcd_that_was_wiped_does_not_lead_back(cli, stage, law):
 
 def test_what_cannot_be_read_is_replaced_and_told(cli, stage, law):
     stage.put(b"nonsense")
-    assert "cannot be read" in cli.failed(cli.run("law", "show"), 1)
+    assert "cannot be read" in cli.failed(cli.run("law", "get"), 1)
     result = cli.run("law", "set", law(), "--why", "x")
     assert result.exit_code == 0
     assert "could not be read and is not kept" in result.stderr
@@ -210,7 +213,7 @@ def test_bad_files_are_told_in_lines(cli, stage, tmp_path, text, says):
 def test_etcd_alone_knows_no_places(cli, stage, law):
     said = cli.failed(cli.run("law", "set", law(), "--why", "x", "--etcd", stage.endpoint), 2)
     assert "give --config" in said
-    assert "no law stands" in cli.failed(cli.run("law", "show", "--etcd", stage.endpoint), 1)
+    assert "no law stands" in cli.failed(cli.run("law", "get", "--etcd", stage.endpoint), 1)
     assert "no law was ever set" in cli.run("law", "history", "--etcd", stage.endpoint).stdout
     assert "--why" in cli.run("law", "set", law()).stderr
 
@@ -227,3 +230,63 @@ def test_other_commands_go_by_the_law_that_stands(capsys):
     assert capsys.readouterr().err == ""
     assert drain.under(WORLD, b"{") is WORLD
     assert "cannot be read" in capsys.readouterr().err
+
+
+# -- unset, diff, sign, verify
+
+
+@pytest.fixture
+def keys(tmp_path, monkeypatch):
+    """The operator's key, in files; the environment names the private one."""
+    private = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    (tmp_path / "ops.pem").write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "ops.pub").write_bytes(public)
+    monkeypatch.setenv("FARHOP_SIGNING_KEY", str(tmp_path / "ops.pem"))
+    return tmp_path
+
+
+def test_to_unset_it_is_to_set_the_topologys_own_under_a_new_epoch(cli, stage, law):
+    assert cli.run("law", "set", law("anywhere"), "--why", "one").exit_code == 0
+    assert cli.run("law", "diff", law("anywhere")).exit_code == 0
+    result = cli.run("law", "unset", "--why", "back")
+    assert (result.exit_code, stage.stands().epoch) == (0, 3)
+    assert stage.stands().tenants == WORLD.tenants
+    changed = cli.run("law", "diff", law("anywhere"), "--json")
+    assert (changed.exit_code, json.loads(changed.stdout)["removed"]) == (1, ["anywhere"])
+    assert cli.run("law", "diff", law("anywhere"), "--epoch", "2").exit_code == 0
+    assert "no law of epoch 9 is kept" in cli.failed(cli.run("law", "diff", law(), "--epoch", "9"), 1)
+
+
+def test_with_a_key_what_is_set_is_signed_and_told_to_be(cli, stage, law, keys):
+    ours = Keys({"ops": (public_key((keys / "ops.pub").read_text()), ["law"])})
+    assert cli.run("law", "set", law(), "--why", "one").exit_code == 0
+    assert ours.open(LAW_KEY, stage.do(lambda store: store.get(LAW_KEY)).value).key == "ops"
+    assert cli.run("law", "set", law("anywhere"), "--why", "two").exit_code == 0
+    assert [one["epoch"] for one in json.loads(cli.run("law", "history", "--json").stdout)["laws"]] == [3, 2]
+    good = cli.run("law", "verify", "--public", str(keys / "ops.pub"))
+    assert (good.exit_code, "epoch 3, signed by ops: the signature is good" in good.stdout) == (0, True)
+    stage.put(policy.encode(policy.document_of(WORLD), 9, "eve", "mine", AT))
+    bad = cli.run("law", "verify", "--public", str(keys / "ops.pub"), "--json")
+    [told] = json.loads(bad.stdout)["laws"]
+    assert (bad.exit_code, told["good"], told["why"]) == (1, False, "it is not signed, and a law must be")
+
+
+def test_who_has_the_key_signs_and_who_reaches_etcd_sets(cli, stage, law, keys, monkeypatch):
+    result = cli.run("law", "sign", law("anywhere"), "--epoch", "6", "--why", "by hand", "--author", "ann")
+    (keys / "signed").write_text(result.stdout)
+    monkeypatch.delenv("FARHOP_SIGNING_KEY")
+    assert cli.run("law", "verify", str(keys / "signed"), "--public", f"ops={keys / 'ops.pub'}").exit_code == 0
+    assert cli.run("law", "verify", str(keys / "signed"), "--public", f"boss={keys / 'ops.pub'}").exit_code == 1
+    assert cli.run("law", "diff", str(keys / "signed")).exit_code == 1
+    assert "law of epoch 6 stands, by ann: by hand" in cli.run("law", "set", str(keys / "signed")).stdout
+    assert stage.do(lambda store: store.get(LAW_KEY)).value == result.stdout.strip().encode()
+    assert "sign it anew" in cli.failed(cli.run("law", "set", str(keys / "signed")), 1)
+    assert "--why: say why" in cli.failed(cli.run("law", "set", law()), 2)
+
+
+@pytest.mark.parametrize(("key", "says"), [("absent.pem", "no such file"), ("law.yaml", "openssl genpkey")])
+def test_a_key_that_is_none_is_named_with_the_remedy(cli, stage, law, tmp_path, monkeypatch, key, says):
+    monkeypatch.setenv("FARHOP_SIGNING_KEY", str(tmp_path / key))
+    assert says in cli.failed(cli.run("law", "set", law(), "--why", "x"), 2)
+    assert stage.stands() is None

@@ -203,15 +203,18 @@ def test_a_share_that_is_none(share):
 async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli):
     law = {
         "epoch": 4, "source": "etcd", "revision": 17, "author": "ann", "why": "audit", "trouble": ["not JSON: x"],
-        "etcd_out_of_reach": None,
+        "etcd_out_of_reach": None, "signed_by": None, "kept_on_disk": False,
     }  # fmt: skip
     assert "the law that each" not in (await cli.in_thread("status")).stdout
     healthy.status["tokyo", "global_admin"] |= {"law": law}
-    frozen = {**law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6}
+    frozen = {
+        **law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6, "signed_by": "ops",
+        "kept_on_disk": True,
+    }  # fmt: skip
     healthy.status["tokyo", "regional_admin"] |= {"law": frozen}
     healthy.status["virginia", "regional_admin"] |= {"law": 5}
     rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines() if " audit " in line]
-    assert rows[0] == ["tokyo", "global", "4", "etcd", "17", "ann", "audit", "not", "JSON:", "x"]
+    assert rows[0] == ["tokyo", "global", "4", "etcd", "17", "ann", "audit", "unsigned", "no", "not", "JSON:", "x"]
     assert rows[1][:7] == ["tokyo", "regional", "4", "etcd", "17", "ann", "audit"]
     said = " ".join(rows[1][7:])
-    assert said == "frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
+    assert said == "ops yes frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import ANY
 
 import pytest
@@ -21,7 +22,8 @@ from farhop.balance.machine import (
     TimerFired,
     Usage,
 )
-from regional_lb.view import ReplicaProbed
+from regional_lb.view import ReplicaProbed, ViewSwapped
+from topology.law import Law
 from topology.model import Rule
 
 
@@ -316,6 +318,27 @@ def test_law_refuses_by_token_by_tenant_and_by_key(play) -> None:
         .on(RequestArrived(request("h", key="home", lawful=frozenset({"london"})))).expect(sent("h", "r1"))
     )  # fmt: skip
     assert flow.under_way == 1
+
+
+def test_a_rule_for_a_base_binds_its_adapters_as_soon_as_they_are_known_for_such(play) -> None:
+    def of(**lineage: frozenset[str] | None) -> ViewSwapped:
+        return swapped(replica("r1", models=frozenset({"base", "sql"}), lineage={"base": frozenset(), **lineage}))
+
+    under = law()
+    ruled = Law(replace(under.topology, models={"base": Rule(("world",), ("uk",))}))
+    flow = regional(replica("r1", models=frozenset({"base", "sql"})), under=ruled)
+    play(flow).on(RequestArrived(request("a", model="sql"))).expect(sent("a", "r1"))
+    flow.handle(AttemptBegan("a", 1, 200), 0.0)
+    flow.handle(AttemptEnded("a", 1, 200, None), 0.0)
+    (
+        play(flow)
+        .on(of(sql=frozenset({"base"}))).expect()
+        .on(RequestArrived(request("b", model="sql"))).expect(
+            answered("b", outcome.UNLAWFUL_HERE, detail=lambda text: "model base, the base of sql" in text))
+        .on(of(sql=None)).expect()
+        .on(RequestArrived(request("c", model="sql"))).expect(
+            answered("c", outcome.UNLAWFUL_HERE, detail=lambda text: "nobody knows the base" in text))
+    )  # fmt: skip
 
 
 def test_law_that_changes_while_a_request_waits_is_heeded(play) -> None:

@@ -13,6 +13,7 @@ from farhop.store import kept
 from farhop.store.contract import LAW_KEY, REGION_PREFIX, StoreUnreachable
 from farhop.store.kept import KeptStore
 from farhop.store.memory import MemoryCluster, MemoryStore
+from farhop.store.sealed import inner
 from farhop_lab.ports import free_ports
 from global_lb.main import GlobalBalancer
 from regional_lb.main import RegionalBalancer
@@ -89,7 +90,7 @@ async def test_both_tiers_start_without_etcd_and_say_so(engine: Engine, tmp_path
     try:
         assert await served(below, above) == (200, "virginia")
         assert above.desk.notice() == below.desk.notice() == ""
-        store = above.store
+        store = inner(above.store)
         assert isinstance(store, KeptStore)
         await until(lambda: {LAW_KEY, REGION_PREFIX} <= store._saved.keys())
     finally:

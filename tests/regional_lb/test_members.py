@@ -95,7 +95,31 @@ def test_what_a_report_could_not_say_is_left_out_and_named() -> None:
     ],
 )  # fmt: skip
 def test_a_listing_is_read(body: bytes, ids: tuple[str, ...], names: set[str]) -> None:
-    assert read_listing(body) == Listing(ids, frozenset(names))
+    listing = read_listing(body)
+    assert (listing.ids, listing.names) == (ids, names)
+
+
+def test_an_adapter_is_based_on_its_parent_as_told_and_as_configured() -> None:
+    listing = read_listing(
+        b'{"data":[{"id":"base","root":"org/base-70b","parent":null},{"id":"sql","root":"/loras/sql","parent":"base"},'
+        b'{"id":"mute","root":"/loras/mute"}]}'
+    )
+    members = Members(10.0)
+    of = {
+        "told": config("told", models=()),
+        "both": config("both", models=("alias",), adapters=("sql",)),
+        "mute": config("mute", models=(), adapters=("mute",)),
+        "alone": config("alone", models=(), adapters=("mute",)),
+    }
+    members.announce(list(of.values()), 0.0)
+    for name in ("told", "both", "mute"):
+        assert members.listed(name, listing)
+        assert not members.listed(name, listing)
+    lineage = {replica.name: replica.lineage for replica in members.replicas()}
+    assert lineage["told"] == {"base": {"org/base-70b"}, "sql": {"base"}, "mute": {"/loras/mute"}}
+    assert lineage["both"] == {"alias": frozenset(), "sql": {"base", "alias"}}
+    assert lineage["mute"]["mute"] == {"base"}
+    assert lineage["alone"] == {"mute": None}
 
 
 @pytest.mark.parametrize(

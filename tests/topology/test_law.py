@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from topology import law as law_module
 from topology.law import NARROWINGS_MAX, PLACES_MAX, Law, Narrow, Scope, narrowing
+from topology.lineage import NO_LINEAGE, Lineage
 from topology.model import WORLD, Key, Place, Region, Residency, Rule, Tenant, Topology
 
 
@@ -65,6 +66,37 @@ def test_each_level_narrows_and_is_named() -> None:
     asked = law.verdict("acme", "other", narrow=(("us", "jp"),))
     assert asked.lawful == {"tokyo"}
     assert asked.excluded["frankfurt"] == "request asked to stay within us, jp"
+
+
+def test_a_key_that_is_narrowed_or_gone_takes_its_hints_along_and_one_that_is_renewed_does_not() -> None:
+    def law(*keys: Key) -> Law:
+        return _law(Residency(Rule((WORLD,))), keys=keys)
+
+    everywhere, free = frozenset(REGIONS), Key("ci", "a" * 64)
+    assert not law(Key("ci", "a" * 64, ("jp",))).widens(law(free), Scope.HINTS, everywhere)
+    assert not law().widens(law(free), Scope.HINTS, everywhere)
+    assert law(Key("ci", "b" * 64), Key("new", "c" * 64, ("jp",))).widens(law(free), Scope.HINTS, everywhere)
+    assert law(free).widens(law(Key("ci", "a" * 64, ("jp",))), Scope.HINTS, everywhere)
+
+
+def test_a_rule_for_a_base_holds_for_its_adapters_by_whatever_name_they_go() -> None:
+    everybody, mine = {"base-70b": Rule((WORLD,), ("jp",))}, {"base-70b": Rule((WORLD,), ("de",))}
+    lineage: Lineage = {
+        "sql": frozenset({"base"}), "base": frozenset({"base-70b"}), "plain": frozenset(), "stray": None,
+    }  # fmt: skip
+    law = _law(Residency(Rule((WORLD,))), world=everybody, models=mine).knowing(lineage)
+    assert law.verdict("acme", "sql").excluded == {
+        "frankfurt": "tenant acme, model base-70b, the base of sql: processing denies de",
+        "tokyo": "model base-70b, the base of sql: processing denies jp",
+    }
+    assert law.verdict("acme", "base").lawful == {"virginia"}
+    assert law.verdict("acme", "plain").lawful == set(REGIONS)
+    why = "models have rules, and nobody knows the base of adapter stray"
+    assert law.verdict("acme", "stray").excluded == dict.fromkeys(REGIONS, why)
+    assert law.verdict("acme", "stray", Scope.ENTRY).lawful == set(REGIONS)
+    assert law.knowing(dict(lineage)) is law
+    unruled = _law(Residency(Rule((WORLD,)))).knowing(lineage)
+    assert unruled.verdict("acme", "stray").lawful == set(REGIONS)
 
 
 def test_the_tenants_own_model_rule_is_named_as_such() -> None:
@@ -226,21 +258,50 @@ _NARROWS = st.lists(_PLACES, max_size=2).map(tuple)
 _REGION = st.tuples(st.sampled_from(["c0", "c1", "c2"]), st.frozensets(st.sampled_from(["j0", "j1"])))
 
 
+_BASES = st.none() | st.frozensets(st.sampled_from(["m", "n", "b", "elsewhere"]), max_size=2)
+_OPTIONAL = st.none() | _RULES
+_RULED = st.dictionaries(st.sampled_from(["m", "n"]), _RULES)
+_EMPTY = {"empty": Place("empty", "jurisdiction")}
+_SITES = st.lists(_REGION, min_size=1, max_size=4).map(
+    lambda sites: {f"r{n}": _region(f"r{n}", country, *inside) for n, (country, inside) in enumerate(sites)}
+)
+
+
+@st.composite
+def _tenants(draw: st.DrawFn, name: str, names: tuple[str, ...] = ("k",)) -> Tenant:
+    """Whose every clause is there or not."""
+    residency = draw(st.none() | st.builds(Residency, _RULES, _OPTIONAL, _OPTIONAL, _OPTIONAL))
+    keys = tuple(Key(key, f"{name}{key}" * 32, draw(_PLACES)) for key in names)
+    return Tenant(name, keys=keys, residency=residency, models=draw(_RULED))
+
+
 @st.composite
 def _worlds(draw: st.DrawFn) -> Topology:
-    sites = draw(st.lists(_REGION, min_size=1, max_size=4))
-    regions = {f"r{n}": _region(f"r{n}", country, *inside) for n, (country, inside) in enumerate(sites)}
-    optional = st.none() | _RULES
-    residency = st.builds(Residency, _RULES, optional, optional, optional)
-    models = st.dictionaries(st.sampled_from(["m", "n"]), _RULES)
-    tenant = Tenant(
-        "t",
-        keys=(Key("k", "a" * 64, draw(_PLACES)),),
-        residency=draw(st.none() | residency),
-        models=draw(models),
-    )
-    places = {"empty": Place("empty", "jurisdiction")}
-    return Topology("w", 1, regions, {"t": tenant}, draw(models), places=places)
+    return Topology("w", 1, draw(_SITES), {"t": draw(_tenants("t"))}, draw(_RULED), places=_EMPTY)
+
+
+@st.composite
+def _successions(draw: st.DrawFn) -> tuple[Law, Law]:
+    """Two laws of one map. Every clause may appear, vanish or change from one to the other: tenants and keys, too, and
+    what is known of the models."""
+    regions, both = draw(_SITES), []
+    mostly = st.booleans() | st.just(value=True)
+    for epoch in (1, 2):
+        keys = tuple(key for key in "kl" if draw(mostly))
+        kept = both[0].topology.tenants if both else {}
+        tenants = {
+            name: kept[name] if name in kept and draw(st.booleans()) else draw(_tenants(name, keys))
+            for name in ("t", "u")
+            if draw(mostly)
+        }
+        if not draw(mostly):
+            tenants = dict(kept) or tenants
+        rules = both[0].topology.models if both and draw(st.booleans()) else draw(_RULED)
+        lineage = draw(st.fixed_dictionaries({}, optional={
+            "a": _BASES, "b": _BASES, "m": st.just(frozenset[str]()) | st.just(frozenset({"n"})),
+        }))  # fmt: skip
+        both.append(Law(Topology("w", epoch, regions, tenants, rules, places=_EMPTY), lineage))
+    return both[0], both[1]
 
 
 def _passes(world: Topology, region: str, rule: Rule | None) -> bool:
@@ -252,17 +313,34 @@ def _passes(world: Topology, region: str, rule: Rule | None) -> bool:
     return not denied and any(place in around for place in rule.allow)
 
 
-def _naive(world: Topology, region: str, model: str, scope: Scope, narrow: Narrow, key: str) -> bool:
-    tenant = world.tenants["t"]
-    if tenant.residency is None or key not in {"", "k"}:
+def _bases(lineage: Lineage, model: str, seen: tuple[str, ...] = ()) -> set[str | None]:
+    """The model and all it is based on; None among them where nobody knows."""
+    if model in seen:
+        return set()
+    told = lineage.get(model, frozenset())
+    more = [{None}] if told is None else [_bases(lineage, base, (*seen, model)) for base in told]
+    return {model}.union(*more)
+
+
+def _naive(
+    world: Topology, region: str, model: str, scope: Scope, narrow: Narrow, key: str, lineage: Lineage = NO_LINEAGE,
+    name: str = "t",
+) -> bool:  # fmt: skip
+    tenant = world.tenants.get(name)
+    if tenant is None or tenant.residency is None or key not in {"", *(one.name for one in tenant.keys)}:
         return False
     own = getattr(tenant.residency, scope)
+    within = next((one.within for one in tenant.keys if one.name == key), ())
     if scope is Scope.ENTRY:
         levels = [own]
         bounds = list(narrow)
     else:
-        levels = [own or tenant.residency.processing, tenant.models.get(model), world.models.get(model)]
-        bounds = list(narrow) + ([tenant.keys[0].within] if key and tenant.keys[0].within else [])
+        bases = _bases(lineage, model)
+        if None in bases and (tenant.models or world.models):
+            return False
+        levels = [own or tenant.residency.processing]
+        levels += [rules.get(base) for rules in (tenant.models, world.models) for base in bases]
+        bounds = list(narrow) + ([within] if within else [])
     around = world.ancestors(region)
     return all(_passes(world, region, rule) for rule in levels) and all(around & set(bound) for bound in bounds)
 
@@ -270,6 +348,34 @@ def _naive(world: Topology, region: str, model: str, scope: Scope, narrow: Narro
 _SCOPES = st.sampled_from(list(Scope))
 _MODELS = st.sampled_from(["m", "n", "unruled"])
 _KEYS = st.sampled_from(["", "k", "lost"])
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(_successions(), st.frozensets(st.sampled_from(["r0", "r1", "r2", "r3"]), min_size=1))
+def test_a_law_widens_where_it_takes_nothing_away_from_anybody(laws: tuple[Law, Law], inside: frozenset[str]) -> None:
+    before, after = laws
+    served = {"", "m", "n", "unruled", *(before.lineage.keys() & after.lineage.keys())}
+    for scope in (Scope.HINTS, Scope.PROCESSING):
+        lost = [
+            (name, model, key, region)
+            for name, tenant in before.topology.tenants.items()
+            for model in served
+            for key in ("", *(one.name for one in tenant.keys))
+            for region in sorted(inside & before.topology.regions.keys())
+            if _naive(before.topology, region, model, scope, (), key, before.lineage, name)
+            and not _naive(after.topology, region, model, scope, (), key, after.lineage, name)
+        ]
+        assert after.widens(before, scope, inside) is not bool(lost), lost
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(_successions(), _MODELS | st.sampled_from(["a", "b"]), _SCOPES)
+def test_an_adapter_is_bound_as_its_base_is(laws: tuple[Law, Law], model: str, scope: Scope) -> None:
+    law = laws[0]
+    world, lineage = law.topology, law.lineage
+    for name in world.tenants:
+        lawful = {region for region in world.regions if _naive(world, region, model, scope, (), "", lineage, name)}
+        assert law.verdict(name, model, scope).lawful == lawful
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

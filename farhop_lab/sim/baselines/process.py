@@ -139,6 +139,12 @@ class EngineCall:
             self._router.stage.wire.carry(self._far.name, self._router.region, answer_bytes(usage))
             self._back(self._router.carrier.ended, 200, usage)
 
+    def broke(self, _text: str) -> None:
+        """See engines.Job."""
+        if not self._over:
+            del self._far.calls[self.id]
+            self.cut()
+
     def cut(self) -> None:
         """The engine died."""
         self._over = True

@@ -6,7 +6,7 @@
 
 Invariants: engines, wires, arrivals and measures are those of `sim.world`; a client in a region without a router of its
 own reaches its router over the ocean, and its answer comes back over it; residency is not looked at, as none of them
-does. Baselines neither report nor obey operators: `drain` and `lose_reports` are refused.
+does. Baselines neither report nor obey operators: `drain` and `lose_reports` are refused, and links are frozen only.
 """
 
 from __future__ import annotations
@@ -169,6 +169,14 @@ class RouterWorld(World):
     def lose_reports(self, region: str, share: float) -> None:
         """Refused: a baseline has no reports."""
         raise ValueError(f"lose_reports: {region}: a baseline router sends no reports; lose {share} of farhop's only")
+
+    def blackhole(self, a: str, b: str) -> None:
+        """Refused: a baseline's connections are not told apart."""
+        raise ValueError(f"blackhole: {a} to {b}: a baseline router's links can be frozen only; freeze them")
+
+    def cut(self, a: str, b: str) -> None:
+        """Refused, as `blackhole`."""
+        raise ValueError(f"cut: {a} to {b}: a baseline router's links can be frozen only; freeze them")
 
     def drain(self, region: str, why: str = "drill", for_s: float | None = None) -> None:
         """Refused: a baseline knows no drains."""

@@ -76,8 +76,9 @@ def apply(machine: HealthMachine, event: str, now: float) -> None:
 
 def fields(thing: object) -> dict[str, object]:
     kept = {name: copy.deepcopy(getattr(thing, name)) for name in type(thing).__slots__ if name != "override"}
-    if "_ramp" in kept:
-        kept["_ramp"] = fields(kept["_ramp"])
+    for part in ("_ramp", "_eject_backoff", "_refused_backoff"):
+        if part in kept:
+            kept[part] = fields(kept[part])
     return kept
 
 
@@ -107,8 +108,8 @@ def test_up_needs_recent_evidence_and_the_forced_wins_until_it_expires(events: l
                 assert later < heard_at + 25.0
                 assert health.until is not None
                 assert later < health.until
-            # Whatever was met, no back-off outlasts ten times the base, nor a trial its time.
-            assert health.forced or health.until is None or health.until <= now + 300.0
+            # Whatever was met, no back-off outlasts four times the base, nor a trial its time.
+            assert health.forced or health.until is None or health.until <= now + 25.0
 
 
 @given(EVENTS, st.sampled_from([0.5, 31.0, 301.0]))
@@ -179,12 +180,12 @@ def test_evidence_grows_old() -> None:
     assert machine.read(1000.0) == Health(State.SUSPECT, "no recent evidence")
 
 
-def test_a_streak_ejects_and_each_failed_trial_doubles_the_backoff_to_ten_times() -> None:
+def test_a_streak_ejects_and_each_failed_trial_doubles_the_backoff_to_four_times() -> None:
     machine = proven()
     now = 0.0
     for _ in range(3):
         machine.failed(now)
-    for backoff_s in (30.0, 60.0, 120.0, 240.0, 300.0, 300.0):
+    for backoff_s in (30.0, 60.0, 120.0, 120.0):
         assert machine.read(now) == Health(State.DOWN, "requests failed in a row", now + backoff_s)
         machine.failed(now + 1.0)  # what was in flight at the ejection does not prolong it
         machine.probed(True, now + 1.0)  # and a probe does not see what requests see
@@ -194,13 +195,14 @@ def test_a_streak_ejects_and_each_failed_trial_doubles_the_backoff_to_ten_times(
         assert machine.admit(now)
         assert machine.read(now).why == "a trial is under way"
         machine.failed(now)
-    now += 300.0
+    now += 120.0
     assert machine.admit(now)
     machine.succeeded(now + 2.0)
     assert state(machine, now + 2.0) is State.UP
+    machine.succeeded(now + 2.0 + 240.0)  # well for twice the longest back-off: it is forgotten
     for _ in range(3):
-        machine.failed(now + 3.0)
-    assert machine.read(now + 3.0).until == now + 33.0  # a success resets the back-off
+        machine.failed(now + 250.0)
+    assert machine.read(now + 250.0).until == now + 280.0
 
 
 def test_a_success_breaks_the_streak() -> None:
@@ -240,7 +242,10 @@ def test_a_refused_connection_ejects_at_once_and_a_probe_brings_it_back() -> Non
     machine.probed(True, 10.2)
     assert state(machine, 10.2) is State.UP
     machine.refused(10.3)
-    assert machine.read(10.3).until == 12.3  # flapping: only a served request resets the back-off
+    assert machine.read(10.3).until == 12.3  # flapping
+    machine.probed(True, 10.5)
+    machine.refused(31.0)
+    assert machine.read(31.0).until == 32.0  # back for twice the longest back-off: that is forgotten
 
 
 def test_the_share_already_out_keeps_a_failing_target_in() -> None:

@@ -57,9 +57,9 @@ def test_who_refused_a_connection_comes_back_cold_and_whose_probes_failed_for_a_
     assert (silent.read(52.0).state, silent.share(52.0)) == (State.UP, pytest.approx(0.8))
 
 
-def test_an_ejection_at_once_grows_until_it_has_been_back_for_as_long_as_it_was_out() -> None:
+def test_an_ejection_at_once_grows_to_four_times_until_it_has_been_back_for_long() -> None:
     machine, now = proven(), 0.0
-    for out_s in (30.0, 60.0, 120.0):
+    for out_s in (30.0, 60.0, 120.0, 120.0):
         machine.eject("slower than its peers", now)
         machine.eject("again", now + 1.0)  # is no other
         assert machine.read(now) == Health(State.DOWN, "slower than its peers", now + out_s)
@@ -67,10 +67,60 @@ def test_an_ejection_at_once_grows_until_it_has_been_back_for_as_long_as_it_was_
         assert machine.admit(now)
         machine.succeeded(now)  # it answers well, and is only slow
         assert machine.read(now).state is State.UP
-    now += 120.0
-    machine.succeeded(now)
+    now += 240.0
     machine.eject("slower than its peers", now)
     assert machine.read(now).until == now + 30.0
+    assert machine.ejections == 5
+
+
+def test_refused_connections_make_no_ejection_longer() -> None:
+    """A restart refuses a few: each is out for longer, and what requests meet later is counted on its own."""
+    machine = proven()
+    for at in (1.0, 1.5, 2.0):
+        machine.refused(at)
+        machine.probed(True, at + 0.4)
+    machine.eject("slower than its peers", 5.0)
+    assert machine.read(5.0).until == 35.0
+    machine.refused(36.0)  # its trial found nobody at home
+    assert machine.read(36.0) == Health(State.DOWN, "connection refused", 37.0)
+    machine.probed(True, 36.5)
+    assert machine.read(36.5).state is State.UP
+    assert machine.ejections == 1
+
+
+def test_a_replica_readmitted_in_panic_is_out_no_longer_than_four_times_the_base() -> None:
+    machine, now = proven(), 0.0
+    for out_s in (30.0, 60.0, 120.0, 120.0, 120.0):
+        machine.eject("slower than its peers", now)
+        assert machine.read(now).until == now + out_s
+        assert machine.admit(now + 1.0, panic=True)
+        machine.succeeded(now + 2.0, sent_at=now + 1.0)
+        assert machine.read(now + 2.0).state is State.UP
+        now += 3.0
+
+
+def test_what_was_sent_before_it_came_back_says_nothing_of_now() -> None:
+    machine = proven()
+    for at in (1.0, 2.0, 3.0):
+        machine.probed(False, at)
+    for _ in range(9):
+        machine.failed(3.0)  # given up since probes fail: that is known already
+    for at in (12.0, 13.0):
+        machine.probed(True, at)
+    assert machine.read(13.0).state is State.UP
+    for sent_at in (0.5, 2.0, 12.9):
+        machine.failed(14.0, sent_at=sent_at)
+    assert machine.read(14.0).state is State.UP
+    for _ in range(3):
+        machine.failed(14.5, sent_at=13.0)
+    assert machine.read(14.5).why == "requests failed in a row"
+    machine.failed(50.0, sent_at=14.0)  # no trial of its own
+    assert machine.read(50.0).why == "one trial after ejection"
+    assert machine.admit(50.0)
+    machine.succeeded(51.0, sent_at=14.0)
+    assert machine.read(51.0).why == "a trial is under way"
+    machine.succeeded(52.0, sent_at=50.0)
+    assert machine.read(52.0).state is State.UP
 
 
 @pytest.mark.parametrize(

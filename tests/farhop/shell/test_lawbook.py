@@ -1,15 +1,23 @@
-"""Which law is in force: epochs only move forward, the last good law stands, and whatever is passed over is loud."""
+"""Which law is in force: epochs only move forward, the last good law stands, and whatever is passed over is loud.
+
+Through restarts and wipes, too: it is kept on disk, hubs that lack it are given it, and it counts only as signed.
+"""
 
 import asyncio
 import json
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from farhop.shell import lawbook
 from farhop.shell.lawbook import LawBook
-from farhop.store.contract import LAW_KEY, Change, ChangeKind, Entry
+from farhop.store.contract import LAW_KEY, Change, ChangeKind, Entry, StoreError
+from farhop.store.envelope import Keys, Signer, public_key
 from farhop.store.memory import MemoryCluster, MemoryStore
+from farhop.store.state import StateDir
 from farhop.telemetry.metrics import TierMetrics
 from topology import policy
 from topology.law import Law
@@ -48,11 +56,12 @@ class Log:
 
 
 class Stage:
-    def __init__(self, store=None) -> None:
+    def __init__(self, stores=None, law=None, **more) -> None:
         self.adopted: list[Law] = []
         self.refused: list[str] = []
         self.log = Log()
-        self.book = LawBook(store, Law(WORLD), self.adopted.append, self.refused.append, self.log)
+        law = law or Law(WORLD)
+        self.book = LawBook(stores or {}, law, self.adopted.append, self.refused.append, self.log, **more)
 
     def tell(self, *changes) -> list[int]:
         """The epochs adopted at these steps."""
@@ -75,7 +84,7 @@ def test_without_one_in_etcd_the_topologys_law_is_in_force(stage):
     assert stage.lawful("japan-only") == {"tokyo"}
     assert stage.book.told() == {
         "epoch": 1, "source": "topology three-regions", "revision": None, "trouble": [], "etcd_out_of_reach": None,
-        "author": None, "why": None, "at": None,
+        "author": None, "why": None, "at": None, "signed_by": None, "must_be_signed": False, "kept_on_disk": False,
     }  # fmt: skip
     assert stage.refused == []
 
@@ -103,9 +112,7 @@ def test_an_older_one_never_undoes_it_even_after_a_wipe_and_a_restore(stage, old
 
 
 def test_a_process_whose_file_is_newer_goes_by_its_file():
-    stage = Stage()
-    newer = policy.read(document(8, "us"), WORLD, "x").over(WORLD)
-    stage.book = LawBook(None, Law(newer), stage.adopted.append, stage.refused.append)
+    stage = Stage(law=Law(policy.read(document(8, "us"), WORLD, "x").over(WORLD)))
     assert stage.tell(snapshot(document(3))) == []
     assert stage.lawful() == {"virginia"}
     assert stage.refused == ["law_older"]
@@ -204,7 +211,7 @@ async def test_from_a_store_small_ones_at_once_and_large_ones_beside_the_loop(mo
     await writer.open()
     await reader.open()
     await writer.put(LAW_KEY, document(3))
-    stage = Stage(reader)
+    stage = Stage({"etcd": reader})
     task = asyncio.create_task(stage.book.follow())
     try:
         await stage.book.begun()
@@ -223,3 +230,220 @@ async def test_from_a_store_small_ones_at_once_and_large_ones_beside_the_loop(mo
 async def test_nobody_waits_for_etcd_for_ever(monkeypatch):
     monkeypatch.setattr(lawbook, "BEGIN_S", 0.01)
     await Stage().book.begun()
+
+
+# -- signed
+
+
+def signer(name: str) -> Signer:
+    key = Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
+    return Signer(name, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+OPS, INTERN = signer("ops"), signer("intern")
+KEYS = Keys({"ops": (public_key(OPS.public), ["law"]), "intern": (public_key(INTERN.public), ["drain"])})
+
+
+def sealed(epoch, *allow, by=OPS, place=LAW_KEY) -> bytes:
+    return by.seal(place, document(epoch, *allow))
+
+
+def test_where_a_key_is_configured_only_its_signature_counts():
+    stage = Stage(keys=KEYS)
+    assert stage.tell(snapshot(document(50, "us"))) == []
+    assert stage.tell(put(sealed(51, by=INTERN)), put(sealed(52, by=signer("stranger")))) == []
+    assert stage.tell(put(sealed(53, place=f"{LAW_KEY}-of-elsewhere"))) == []
+    assert (
+        stage.tell(put(sealed(54).replace(b'"epoch":54', b'"epoch": 5').replace(b'"epoch": 54', b'"epoch": 99'))) == []
+    )
+    assert stage.refused == [
+        "law_unsigned", "law_not_allowed", "law_unknown_key", "law_bad_signature", "law_bad_signature",
+    ]  # fmt: skip
+    assert "sign it with `farhop law sign`" in stage.book.told()["trouble"][0]
+    assert stage.tell(put(sealed(3))) == [3]
+    assert (stage.book.told()["signed_by"], stage.book.told()["must_be_signed"]) == ("ops", True)
+    assert stage.book.told()["trouble"] == []
+
+
+def test_where_none_is_a_signed_one_is_read_and_said_to_be_nobodys(stage):
+    assert stage.tell(snapshot(sealed(3)), put(document(4))) == [3, 4]
+    assert (stage.book.told()["signed_by"], stage.book.told()["must_be_signed"]) == (None, False)
+
+
+def test_of_one_law_signed_and_not_the_signed_one_is_held():
+    keyless = Stage()
+    keyless.tell(snapshot(document(3)))
+    assert keyless.tell(put(sealed(3))) == []
+    assert keyless.refused == []
+
+
+# -- on disk
+
+
+def kept(tmp_path, owner="global.tokyo.g1", fleet="f1") -> StateDir:
+    return StateDir(tmp_path, fleet, owner)
+
+
+def test_a_start_never_goes_below_the_newest_law_seen(tmp_path):
+    Stage(state=kept(tmp_path)).tell(snapshot(document(5, "us")))
+    again = Stage(state=kept(tmp_path))
+    again.book.remember()
+    assert [law.epoch for law in again.adopted] == [5]
+    assert again.lawful() == {"virginia"}
+    assert (again.book.told()["source"], again.book.told()["kept_on_disk"]) == ("its own disk", True)
+    assert again.tell(snapshot(document(4, "eu"))) == []
+    assert again.refused == ["law_older"]
+    fresh = Stage(state=kept(tmp_path, fleet="f2"))  # a law of another fleet says nothing of this one's
+    fresh.book.remember()
+    assert fresh.book.law.epoch == 1
+
+
+def test_a_newer_topology_file_goes_before_what_is_on_disk(tmp_path):
+    Stage(state=kept(tmp_path)).tell(snapshot(document(5, "us")))
+    newer = Stage(law=Law(policy.read(document(8), WORLD, "x").over(WORLD)), state=kept(tmp_path))
+    newer.book.remember()
+    assert (newer.adopted, newer.book.law.epoch) == ([], 8)
+
+
+@pytest.mark.parametrize("broken", ["key", "file"])
+def test_where_the_newest_law_cannot_be_had_nothing_is_lawful_until_it_is(tmp_path, broken):
+    state, keys = kept(tmp_path), Keys({})
+    Stage(state=state).tell(snapshot(document(5, "us")))
+    if broken == "file":
+        path = state.path("law")
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        keys = KEYS
+    again = Stage(state=state, keys=keys)
+    again.book.remember()
+    assert again.lawful() == set()
+    assert again.book.told()["trouble"]
+    assert not again.book.told()["kept_on_disk"]
+    if broken == "key":
+        assert again.tell(snapshot(sealed(4))) == []
+    assert again.tell(put(sealed(5, "us"))) == [5]
+    assert again.lawful() == {"virginia"}
+    assert again.book.told()["trouble"] == []
+
+
+def test_a_disk_that_is_full_stops_no_law_and_says_so(tmp_path):
+    (tmp_path / "f1").write_text("in the way")
+    stage = Stage(state=kept(tmp_path))
+    assert stage.tell(snapshot(document(3))) == [3]
+    assert stage.refused == ["law_not_kept"]
+    assert "a restart may fall back" in stage.book.told()["trouble"][0]
+
+
+# -- hubs that were away
+
+
+@asynccontextmanager
+async def following(**stores):
+    async with AsyncExitStack() as closing:
+        for store in stores.values():
+            await store.open()
+            closing.push_async_callback(store.close)
+        stage = Stage(stores, rng=Random(1))
+        task = asyncio.create_task(stage.book.follow())
+        closing.push_async_callback(asyncio.wait, [task])
+        closing.callback(task.cancel)
+        await stage.book.begun()
+        yield stage
+
+
+async def until(condition):
+    async with asyncio.timeout(10.0):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_hub_that_was_away_or_wiped_is_brought_up_to_date(monkeypatch):
+    monkeypatch.setattr(lawbook, "MEND_S", 0.02)
+    clusters = {"a": MemoryCluster(), "b": MemoryCluster()}
+    clusters["a"].put(LAW_KEY, document(3))
+    clusters["b"].put(LAW_KEY, document(2))
+    stores = {name: MemoryStore(Random(1), cluster) for name, cluster in clusters.items()}
+
+    async def even():
+        held = [cluster.get(LAW_KEY) for cluster in clusters.values()]
+        return all(entry is not None and entry.value == document(3) for entry in held)
+
+    async with following(**stores) as stage:
+        await until(even)
+        assert stage.book.law.epoch == 3
+        clusters["b"].wipe()
+        await until(even)
+        stores["b"].outage()
+        clusters["b"].wipe()
+        clusters["b"].put(LAW_KEY, document(1))
+        stores["b"].restore()
+        await until(even)
+
+        async def settled():
+            return stage.book.told()["trouble"] == []
+
+        await until(settled)
+
+
+async def test_what_may_be_later_than_ours_is_never_written_over(monkeypatch):
+    monkeypatch.setattr(lawbook, "MEND_S", 0.01)
+    cluster, other = MemoryCluster(), MemoryCluster()
+    cluster.put(LAW_KEY, document(3))
+    other.put(LAW_KEY, document(9, "atlantis"))  # of a map that this process does not have yet
+    async with following(a=MemoryStore(Random(1), cluster), b=MemoryStore(Random(2), other)) as stage:
+        await asyncio.sleep(0.1)
+        assert other.get(LAW_KEY).value == document(9, "atlantis")
+        assert stage.book.law.epoch == 3
+        assert any("atlantis" in one for one in stage.book.told()["trouble"])
+
+
+async def test_a_hub_that_takes_nothing_is_tried_again(monkeypatch):
+    class ReadOnly(MemoryStore):
+        tries = 0
+
+        async def put(self, *args, **more):
+            self.tries += 1
+            if self.tries < 3:
+                raise StoreError("permission denied")
+            return await super().put(*args, **more)
+
+    monkeypatch.setattr(lawbook, "MEND_S", 0.01)
+    monkeypatch.setattr(lawbook, "MEND_AGAIN_S", 0.01)
+    cluster, other = MemoryCluster(), MemoryCluster()
+    cluster.put(LAW_KEY, document(3))
+    async with following(a=MemoryStore(Random(1), cluster), b=ReadOnly(Random(2), other)):
+
+        async def there():
+            return other.get(LAW_KEY) is not None
+
+        await until(there)
+
+
+# -- from balancers
+
+
+async def test_a_later_law_of_a_balancer_counts_by_its_signature_or_by_who_proved_to_be_one():
+    stage = Stage()
+    assert stage.book.named("tokyo/r1", 3)
+    assert stage.book.told()["trouble"] == ["tokyo/r1 goes by a law of epoch 3, which is not here yet"]
+    assert not await stage.book.offer(document(3), "tokyo/r1", proven=False)
+    assert await stage.book.offer(document(3), "tokyo/r1", proven=True)
+    assert stage.book.told()["trouble"] == []
+    assert (stage.book.law.epoch, stage.book.told()["source"]) == (3, "tokyo/r1")
+    signed = Stage(keys=KEYS)
+    assert not await signed.book.offer(document(3), "tokyo/r1", proven=True)
+    assert await signed.book.offer(sealed(3), "tokyo/r1", proven=False)
+    assert not await signed.book.offer(sealed(2), "tokyo/r1", proven=False)
+    assert signed.refused == ["law_offered_malformed"]
+
+
+async def test_in_an_exchange_whoever_is_behind_is_given_the_others():
+    ahead, behind = Stage(keys=KEYS), Stage(keys=KEYS)
+    ahead.tell(snapshot(sealed(4)))
+    assert await ahead.book.exchanged(1, b"", "g1", proven=False) == (4, sealed(4))
+    assert await behind.book.exchanged(4, sealed(4), "g1", proven=False) == (4, b"")
+    assert behind.book.law.epoch == 4
+    assert await ahead.book.exchanged(9, b"", "g1", proven=False) == (4, b"")
+    assert "g1 goes by a law of epoch 9" in ahead.book.told()["trouble"][0]
+    ahead.book.left("g1")
+    assert ahead.book.told()["trouble"] == []

@@ -13,11 +13,18 @@ import yaml
 from farhop.shell import wiring
 from farhop.shell.config import ConfigError, Process
 from farhop.store.contract import ChangeKind, StoreError
+from farhop.store.envelope import NO_KEYS
 from farhop.store.etcd_link import EtcdClient, EtcdSettings
 from farhop.store.hubs import Hubs, store_of
+from farhop.store.memory import MemoryStore
+from farhop.store.sealed import Sealed
+from farhop.telemetry import logs
+from farhop.telemetry.logs import Throttled
+from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.certs import Authority
 from farhop_lab.etcd import EmbeddedEtcd
 from topology import load as worlds
+from topology.law import Law
 
 if TYPE_CHECKING:
     from topology.model import Topology
@@ -163,3 +170,26 @@ async def test_real_hubs_one_by_client_certificate_and_one_by_password(tmp_path:
             await store.close()
         with pytest.raises(StoreError, match=r"hub atlantic: .*hub europe: "):
             await store_of(wiring.hubs(process(), world), Random(1)).open()
+
+
+def test_what_is_kept_on_disk_is_by_fleet_tier_region_and_instance(world: Topology, tmp_path: Path) -> None:
+    assert wiring.state(process(), "global") is None
+    kept = wiring.state(process(state_dir=str(tmp_path), fleet="f1"), "global")
+    assert kept is not None
+    assert kept.path("law") == tmp_path / "f1" / f"global.{process().region}.{process().instance}" / "law"
+    with pytest.raises(ConfigError, match="state_dir: owner"):
+        wiring.state(process(state_dir=str(tmp_path), instance="x" * 128), "global")
+
+
+async def test_readers_see_what_is_signed_as_configured_and_the_book_what_was_written(world: Topology) -> None:
+    store = wiring.sealed(MemoryStore(Random(1)), NO_KEYS, lambda _: None, Random(1))
+    assert isinstance(store, Sealed)
+    book = wiring.law_book(
+        process(), "global", store, Law(world), lambda _: None, TierMetrics("global", "tokyo", "g"),
+        Throttled(logs.get("test"), 1.0, lambda: 0.0), Random(1),
+    )  # fmt: skip
+    assert book.told()["source"] == f"topology {world.name}"
+    hubs = wiring.sealed({"a": EtcdSettings(("127.0.0.1:1",)), "b": EtcdSettings(("127.0.0.1:2",))}, NO_KEYS,
+                         lambda _: None, Random(1))  # fmt: skip
+    assert isinstance(hubs, Hubs)
+    assert all(isinstance(one, Sealed) for one in hubs.stores.values())

@@ -11,6 +11,7 @@ from farhop.balance.health import State
 from farhop_lab.proving import routers
 from farhop_lab.proving.cell import Key, Result, run, staged
 from farhop_lab.scenarios.load import Scenario, find, parse, shipped_names
+from farhop_lab.scenarios.schema import LASTING
 from global_lb.flow import GlobalFlow
 
 TEXT = """
@@ -127,5 +128,17 @@ def test_faults_of_every_kind_can_be_planned() -> None:
         for at, name in ((12, "freeze"), (14, "heal"))
     )
     found = result(small(f"faults:\n{lines}{links}"))
+    assert found.score.violations == 0
+    assert found.figures()["served"] > 0
+
+
+def test_what_lasts_mends_itself_and_leaves_nothing() -> None:
+    of_replica = ("oom", "fast-500", "slow", "stuck", "dead-green", "xid", "pause", "restart", "refuse")
+    assert (*of_replica, "restart-regional", "restart-global", "blackhole", "cut") == LASTING
+    lines = [f"{{what: {what}, replica: gpu-0, factor: 3" for what in of_replica]
+    lines += ["{what: restart-regional", "{what: restart-global"]
+    lines += [f"{{what: {what}, to: virginia" for what in ("blackhole", "cut")]
+    text = "".join(f"  - {line}, at_s: {4 + 0.8 * i:g}, for_s: 0.5, region: tokyo}}\n" for i, line in enumerate(lines))
+    found = result(small(f"faults:\n{text}"))
     assert found.score.violations == 0
     assert found.figures()["served"] > 0

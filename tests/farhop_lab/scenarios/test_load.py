@@ -82,6 +82,15 @@ def test_a_scenario_survives_its_way_to_another_process() -> None:
             "faults[0].to: freeze needs",
         ),
         (("name: small", "name: small\nfaults: [{at_s: 1, what: kill, region: frankfurt}]"), "no site in"),
+        (("name: small", "name: small\nfaults: [{at_s: 1, what: oom, region: tokyo, replica: gpu-0}]"), "oom needs it"),
+        (
+            ("name: small", "name: small\nfaults: [{at_s: 1, what: pause, region: tokyo, replica: gpu-9, for_s: 2}]"),
+            "faults[0].replica: pause needs one of its region; tokyo has gpu-0",
+        ),
+        (
+            ("name: small", "name: small\nfaults: [{at_s: 1, what: kill, region: tokyo, replica: gpu-0}]"),
+            "kill does not take it",
+        ),
         (("name: small", "name: small\nfaults: [{at_s: 999, what: kill, region: tokyo}]"), "after the end at 600 s"),
     ],
 )

@@ -138,3 +138,65 @@ def test_a_stream_behind_a_link_that_stays_broken_ends_by_its_own_pace() -> None
     (fate,) = world.run(100.0).fates
     assert fate.outcome == "upstream_stalled"
     assert fate.ended_at == pytest.approx(7.0 + STALL_FLOOR_S, abs=1.0)
+
+
+def test_a_black_hole_takes_what_was_sent_into_it_and_the_answers_of_before() -> None:
+    world = apart(watching=Watching(first_byte_s=60.0, between_bytes_s=9.0))
+    world.at(5.0, world.arrive, "here", "t")
+    world.at(5.5, world.blackhole, "here", "there")
+    world.at(6.0, world.heal, "here", "there")
+    measures = world.run(7.5)
+    assert world.regions["there"].carrier.under_way == 0, "it is answered there"
+    assert measures.fates == []
+    assert only(world).carrier.under_way == 1, "and nobody here hears of it"
+    world.at(8.0, world.arrive, "here", "t")
+    world.run(12.0)
+    told = {fate.arrived_at: fate.outcome for fate in measures.fates}
+    assert told[8.0] == "served", "new connections are well"
+    assert told[5.0] == "upstream_stalled", "and the region was asked, and knows nothing of the other one any more"
+
+
+def test_a_cut_breaks_connections_at_both_ends_and_none_comes_about() -> None:
+    world = apart()
+    world.at(5.0, world.arrive, "here", "t")
+    world.at(6.0, world.cut, "here", "there")
+    world.at(6.1, world.arrive, "here", "t")
+    measures = world.run(6.2)
+    assert world.regions["there"].carrier.under_way == 0
+    assert measures.fates[0].outcome == "upstream_died_mid_stream"
+    assert measures.fates[0].ended_at == 6.0
+    world.run(12.0)
+    assert measures.fates[1].outcome in ("connect_failed", "no_region_serving")
+    assert state(world) == "down"
+    world.heal("here", "there")
+    world.run(20.0)
+    world.arrive("here", "t")
+    world.run(30.0)
+    assert measures.fates[2].outcome == "served"
+    assert measures.violations == 0
+
+
+def test_a_balancer_that_dies_breaks_its_streams_and_returns_knowing_what_stands_in_etcd() -> None:
+    world = World(
+        5, flat(["here", "there"], 100.0), {"there": station(8, 2.0), "here": station(8, 2.0)}, balancers={"here": 1}
+    )
+    world.at(5.0, world.arrive, "here", "t")
+    world.at(5.5, world.kill_global, "here")
+    world.at(5.6, world.arrive, "here", "t")
+    world.at(6.0, world.drain, "there")
+    before = only(world)
+    measures = world.run(7.0)
+    assert [fate.outcome for fate in measures.fates] == ["upstream_died_mid_stream", "connect_failed"]
+    assert all(region.carrier.under_way == 0 for region in world.regions.values())
+    world.start_global("here")
+    world.start_global("here")
+    world.run(12.0)
+    after = only(world)
+    assert after is not before
+    assert after.name == before.name
+    assert (state(world), state(world, "here")) == ("draining", "up")
+    world.arrive("here", "t")
+    world.run(20.0)
+    assert measures.fates[-1].outcome == "served"
+    assert before.carrier.under_way == before.flow.under_way - 1 == 0, "the dead one is left as it died"
+    assert measures.violations == 0

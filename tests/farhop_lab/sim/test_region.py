@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from farhop.store.report import RegionReport
+from farhop_lab.engine.faults import Fault
 from farhop_lab.sim.measures import Fate
-from farhop_lab.sim.scenery import MODEL, Reporting, flat, gpus, station
+from farhop_lab.sim.scenery import MODEL, Reporting, Watching, flat, gpus, station
 from farhop_lab.sim.world import World
 
 
@@ -135,3 +138,80 @@ def test_a_client_that_leaves_frees_its_slot() -> None:
     assert world.regions["paris"].engines["gpu-0"].metrics()[1] == 1
     world.run(3.6)
     assert measures.outcomes == {"client_left": 1, "served": 1}
+
+
+def test_a_balancer_that_restarts_finds_its_engines_as_they_were() -> None:
+    world = World(5, flat(["paris"]), {"paris": gpus("a100", 2)}, balancers={})
+    region = world.regions["paris"]
+    world.at(1.0, lambda: world.arrive("paris", "t", 4096, answer_tokens=200, direct=True))
+    world.run(2.0)
+    engines, flow = dict(region.engines), region.flow
+    assert sum(engine.metrics()[1] for engine in engines.values()) == 1
+    world.kill_regional("paris")
+    world.run(3.0)
+    assert sum(engine.metrics()[1] for engine in engines.values()) == 0, "nobody is there for it any more"
+    world.arrive("paris", "t", direct=True)
+    world.revive("paris")
+    world.run(4.0)
+    assert region.engines == engines
+    assert region.flow is not flow
+    world.arrive("paris", "t", direct=True)
+    measures = world.run(20.0)
+    assert [fate.outcome for fate in measures.fates] == [
+        "upstream_died_mid_stream", "connect_failed", "served"
+    ]  # fmt: skip
+
+
+def test_a_replica_is_seen_as_it_is() -> None:
+    """Probes and scrapes of a paused, a stopped, a stuck replica and of one whose GPU fell off the bus."""
+    world = World(5, flat(["paris"]), {"paris": gpus("a100", 5)}, balancers={})
+    region, hosts = world.regions["paris"], world.regions["paris"].hosts
+    world.run(2.0)
+    hosts["gpu-0"].pause()
+    hosts["gpu-1"].stop()
+    hosts["gpu-2"].command(Fault("stuck"))
+    hosts["gpu-3"].command(Fault("xid", xid=79))
+
+    def seen() -> list[tuple[str, str]]:
+        healths = [region.flow.standing.read(f"gpu-{n}", region.carrier.clock()) for n in range(5)]
+        return [(str(health.state), health.why) for health in healths]
+
+    world.run(14.0)
+    assert [state for state, _ in seen()] == ["down"] * 4 + ["up"]
+    assert seen()[3][1] == "GPU 0: XID 79, fell off the bus"
+    sample = region.flow.view.replicas["gpu-0"].sample
+    assert sample is not None
+    assert region.carrier.clock() - sample.at > 11.0, "a paused process says nothing"
+    hosts["gpu-0"].resume()
+    hosts["gpu-1"].start()
+    hosts["gpu-2"].command(None)
+    hosts["gpu-3"].command(None)
+    world.run(24.0)
+    assert {state for state, _ in seen()} == {"up"}
+
+
+def test_an_engine_that_never_begins_or_goes_silent_is_given_up() -> None:
+    watching = Watching(engine_first_byte_s=4.0, engine_between_bytes_s=5.0)
+    world = World(5, flat(["paris"]), {"paris": gpus("a100", 1)}, balancers={}, watching=watching)
+    host = world.regions["paris"].hosts["gpu-0"]
+    world.at(1.0, lambda: world.arrive("paris", "t", direct=True, answer_tokens=100))
+    world.at(2.0, host.command, Fault("dead-green"))
+    world.at(2.5, lambda: world.arrive("paris", "t", direct=True))
+    measures = world.run(40.0)
+    stalled, late = measures.fates
+    assert (stalled.outcome, late.outcome) == ("upstream_stalled", "first_byte_timeout")
+    assert stalled.ended_at == pytest.approx(7.0, abs=0.01), "5 s after the last token"
+    assert late.attempts > 1, "nobody else is there: it was asked again"
+    assert host.engine.metrics()[:2] == (0, 0)
+
+
+def test_what_an_engine_says_of_itself_is_heard_as_the_relay_hears_it() -> None:
+    world = World(5, flat(["paris"]), {"paris": gpus("a100", 3)}, balancers={})
+    region = world.regions["paris"]
+    world.at(1.0, lambda: world.arrive("paris", "t", direct=True, answer_tokens=100))
+    world.run(2.0)
+    (busy,) = [host for host in region.hosts.values() if host.engine.metrics()[1]]
+    busy.command(Fault("oom"))
+    (fate,) = world.run(2.5).fates
+    assert fate.outcome == "engine_error"
+    assert region.flow.standing.ejections == {"engine_out_of_memory": 1.0}

@@ -84,3 +84,24 @@ def test_a_door_without_a_key_says_so() -> None:
 
 def test_where_a_redirect_leads() -> None:
     assert elsewhere(answers.redirect("http://tokyo.sim:80/v1/x?y=1", outcome.ENTRY_FORBIDDEN)) == "http://tokyo.sim:80"
+
+
+def test_while_etcd_is_silent_nobody_hears_and_all_do_once_it_speaks() -> None:
+    made = world()
+    made.run(1.0)
+    made.silence_etcd()
+    made.publish_law(law(4, "paris"))
+    made.drain("tokyo")
+    made.kill_global("paris")
+    made.start_global("paris")
+    made.run(3.0)
+    assert set(epochs(made).values()) == {1}
+    made.etcd_speaks()
+    made.run(4.0)
+    assert set(epochs(made).values()) == {4}
+    states = {
+        str(one.flow.liveness["tokyo"].read(one.carrier.clock()).state)  # type: ignore[attr-defined]
+        for those in made.balancers.values()
+        for one in those
+    }
+    assert states == {"draining"}

@@ -94,3 +94,22 @@ def test_bytes_are_counted_each_way_where_they_leave_a_region() -> None:
         sea.wire.carry(a, b, n_bytes)
     assert sea.wire.carried == {("a", "b"): 750, ("b", "a"): 3}
     assert (answer_bytes(Usage(1000, 20)), answer_bytes(None)) == (20 * STREAMED_BYTES, 0)
+
+
+def test_a_black_hole_swallows_what_is_sent_and_kills_connections_from_before_its_end() -> None:
+    timeline, came = Timeline(), list[str]()
+    wire = Wire(flat(["a", "b"], 100.0), timeline)
+    wire.send("a", "b", came.append, "under way")
+    wire.blackhole("a", "b")
+    assert wire.swallows("a", "b")
+    assert wire.swallows("b", "a")
+    assert wire.frozen_since("b", "a") == 0.0
+    wire.send("a", "b", came.append, "swallowed")
+    timeline.run(5.0)
+    wire.heal("b", "a")
+    assert not wire.swallows("a", "b")
+    wire.send_on(1.0, "a", "b", came.append, "on a connection from before")
+    wire.send_on(5.0, "a", "b", came.append, "on a new one")
+    wire.send("b", "a", came.append, "on none")
+    timeline.run(9.0)
+    assert came == ["under way", "on a new one", "on none"]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farhop_lab.engine.faults import Fault
 from farhop_lab.engine.text import write_all
 from farhop_lab.sim.scenery import Reporting, flat, gpus, station
 from farhop_lab.sim.world import World
@@ -230,3 +231,28 @@ def test_who_asks_hears_its_fate_and_the_text_and_is_forgotten_then() -> None:
     assert [one[2:] for one in heard if one[0] != "served"] == [(77, 0, b"")]
     assert sum(fate.prompt_tokens for fate in measures.fates) == 2
     assert not made._entered  # prompts may be large
+
+
+def test_a_gpu_can_be_slowed_and_mended_and_ejections_tell_whether_there_was_a_cause() -> None:
+    world = World(3, flat(["paris"]), {"paris": gpus("a100", 2)}, stood_s=5.0)
+    region = world.regions["paris"]
+
+    def ttft_ms() -> float:
+        world.arrive("paris", "t", 16_000, answer_tokens=2)
+        world.run(world.now + 20.0)
+        return world.measures.fates[-1].ttft_ms or 0.0
+
+    world.run(1.0)
+    usual_ms = ttft_ms()
+    for name in region.engines:
+        world.host("paris", name).command(Fault("slow", factor=4.0))
+    assert 3.0 * usual_ms < ttft_ms() < 5.0 * usual_ms
+    region.flow.health["gpu-0"].eject("told to", region.carrier.clock())
+    world.run(world.now + 1.0)
+    assert (world.measures.ejections, world.measures.ejections_healthy) == ({("paris", "gpu-0"): 1}, 0)
+    for name in region.engines:
+        world.host("paris", name).command(None)
+    world.run(world.now + 6.0)
+    region.flow.health["gpu-1"].eject("told to", region.carrier.clock())
+    world.run(world.now + 1.0)
+    assert (world.measures.ejections.total(), world.measures.ejections_healthy) == (2, 1)

@@ -67,6 +67,61 @@ def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
     assert made.health["b"].steady
 
 
+def test_who_leaves_or_lost_the_model_counts_as_out() -> None:
+    """One of four may go where two others serve: the last that is able never does."""
+    made = Standing(HealthConfig(eject_share_max=1.0))
+    leaving = replica("c", draining=True), replica("d", missing=frozenset({MODEL}))
+    made.adopt(view_of([replica("a"), replica("b"), *leaving]))
+    for name in made.health:
+        made.probed(ReplicaProbed(name, True), 0.0)
+    for name in ("a", "b"):
+        made.broke(name, OOM, 0.0, began_well=True)
+    assert able(made, 0.0) == ["b"]
+
+
+def test_what_failed_before_a_replica_came_back_is_not_held_against_it() -> None:
+    """A stall: probes give it up, it is back, and then come the failures of what was under way all the time."""
+    made = standing()
+    for at in (1.0, 2.0):
+        made.probed(ReplicaProbed("r1", False), at)
+    made.probed(ReplicaProbed("r1", True), 9.0)
+    for _ in range(20):
+        made.answered("r1", False, 10.0, sent_at=0.5)
+    assert not made.broke("r1", OOM, 10.0, began_well=True, sent_at=0.5)
+    assert "r1" in able(made, 10.0)
+    assert (made.peers.failing("r1"), made.ejections) == (0.0, {})
+
+
+def test_who_is_slow_is_ejected_tries_and_stays_out_until_it_is_not() -> None:
+    made, now = standing(2), 0.0
+
+    def serve(seconds: int, ms: float) -> None:
+        nonlocal now
+        for _ in range(seconds):
+            now += 1.0
+            made.began("r0", 100.0, 1000.0, 20.0, now)
+            if made.health["r1"].steady:
+                made.began("r1", ms, 1000.0, 20.0, now)
+            made.probed(ReplicaProbed("r0", True), now)
+
+    serve(30, 100.0)
+    serve(6, 700.0)
+    assert made.health["r1"].read(now).why == "slower than its peers, by its own usual"
+    assert made.ejections == {"outlier": 1}
+    serve(6, 700.0)
+    assert made.admit("r1", now)
+    made.answered("r1", True, now)  # it answers well, only slowly
+    assert made.began("r1", 700.0, 1000.0, 20.0, now)
+    assert made.health["r1"].read(now).until == now + 10.0
+    serve(10, 100.0)
+    assert made.admit("r1", now)
+    made.answered("r1", True, now)
+    assert not made.began("r1", 100.0, 1000.0, 20.0, now)
+    serve(30, 100.0)
+    assert made.health["r1"].steady
+    assert made.ejections == {"outlier": 2}
+
+
 def test_a_model_that_cannot_spare_a_replica_keeps_it_for_all() -> None:
     made = Standing(HealthConfig())
     both = frozenset({MODEL, OTHER_MODEL})
@@ -191,8 +246,10 @@ def test_never_more_than_the_share_is_ejected_and_whoever_is_well_returns(steps,
             if name in able(made, now):
                 made.admit(name, now)
         elif what == "slow":
-            for second in range(30):
-                made.peers.began(name, 0.1 if second < 20 else 5.0, now + second)
+            for second in range(0, 30, 2):
+                for peer in made.health:
+                    slow = second >= 20 and peer == name
+                    made.began(peer, 900.0 if slow else 100.0, 1000.0, 20.0, now + second)
             now += 30.0
         else:
             now += much

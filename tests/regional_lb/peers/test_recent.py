@@ -49,3 +49,13 @@ def test_entries_and_nodes_are_bounded_and_the_newest_stay(lengths, entries_max,
         assert at == recent.seq
         assert recent.reaches(recent.floor)
         assert not recent.reaches(recent.floor - 1)
+
+
+def test_audiences_of_a_law_that_let_more_know_are_taken_back() -> None:
+    recent = Recent()
+    recent.add(Cached("r0", (1,), None, own=True))
+    recent.add(Cached("r1", (2,), frozenset({"tokyo"}), own=True))
+    recent.narrowed()
+    recent.add(Cached("r2", (3,), frozenset({"tokyo"}), own=True))
+    audiences = [entry.audience for entry in recent.read(0, 0, 100)[1]]
+    assert audiences == [frozenset(), frozenset(), {"tokyo"}]

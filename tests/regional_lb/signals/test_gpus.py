@@ -27,6 +27,13 @@ def test_parts_of_a_gpu_count_as_one_and_the_worst_counts() -> None:
     assert read_gpus(b"\n".join(lines) + b"\n") == (Gpu("0", "u", 48, None, 50.0),)
 
 
+@pytest.mark.parametrize("xids", [(79, 109), (109, 79), (0, 79), (79, 31)])
+def test_a_fatal_xid_of_one_part_is_not_hidden_by_a_larger_one_of_another(xids: tuple[int, ...]) -> None:
+    row = b'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="u",GPU_I_ID="%d"} %d\n'
+    gpus = read_gpus(b"".join(row % told for told in enumerate(xids)))
+    assert fault(gpus, ()) == "GPU 0: XID 79, fell off the bus"
+
+
 @pytest.mark.parametrize("number", [b"NaN", b"-1", b"1e9", b"x"])
 def test_an_absurd_value_is_not_told(number: bytes) -> None:
     assert read_gpus(b'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="u"} %b\n' % number) == (Gpu("0", "u"),)

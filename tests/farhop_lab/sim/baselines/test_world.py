@@ -87,3 +87,10 @@ def test_a_deadline_passes_in_line() -> None:
     for at, deadline_s in ((1.0, 20.0), (1.02, 20.0), (1.3, 10.0)):
         world.at(at, lambda deadline_s=deadline_s: world.arrive("us", "t", deadline_s=deadline_s))
     assert world.run(200.0).outcomes == {"served": 1, "deadline_exceeded": 1, "queue_timeout": 1}
+
+
+def test_a_baselines_links_are_frozen_and_not_cut() -> None:
+    world = build("region-local", 1, flat(["us", "eu"], 90.0), {"us": gpus("l4", 1), "eu": gpus("l4", 1)})
+    for breaks in (world.cut, world.blackhole):
+        with pytest.raises(ValueError, match="freeze them"):
+            breaks("us", "eu")

@@ -1,0 +1,111 @@
+"""A Store whose readers see documents that count, out of their envelopes; and whose writers sign, if they have a key.
+
+Stands around the store of one hub, below the merging of several: what nobody signed in one hub hides nothing that
+stands in another. Invariants: what does not count changes nothing and is counted, as what cannot be read is: a watcher
+keeps what counted there before, until the key goes. Never decides what a document means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.store.contract import Change, ChangeKind, Entry, Store
+from farhop.store.envelope import OPERATORS_KINDS, EnvelopeError, is_sealed, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from farhop.store.contract import Publication
+    from farhop.store.envelope import Keys, Signer
+
+
+class Sealed(Store):
+    """`store` with documents opened by `keys`. `refused` is told of each that does not count, as `<kind>_<reason>`.
+
+    With a `signer`, what is put for an operator is sealed by it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        refused: Callable[[str], None] = lambda _reason: None,
+        signer: Signer | None = None,
+    ) -> None:
+        self.store, self._keys, self._refused, self._signer = store, keys, refused, signer
+
+    async def open(self) -> None:
+        """See the contract."""
+        await self.store.open()
+
+    async def close(self) -> None:
+        """See the contract."""
+        await self.store.close()
+
+    async def publish(self, key: str, value: bytes, ttl_s: float) -> Publication:
+        """See the contract."""
+        return await self.store.publish(key, value, ttl_s)
+
+    async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
+        """See the contract. What does not count is as if it had never been written."""
+        counted: dict[str, Entry] = {}
+        async with contextlib.aclosing(self.store.watch(prefix)) as changes:
+            async for change in changes:
+                told = self._told(change, counted)
+                if told is not None:
+                    yield told
+
+    def _told(self, change: Change, counted: dict[str, Entry]) -> Change | None:
+        if change.kind is ChangeKind.SNAPSHOT:
+            entries = [self._opened(entry) or counted.get(entry.key) for entry in change.entries]
+            counted.clear()
+            counted.update((entry.key, entry) for entry in entries if entry is not None)
+            return msgspec.structs.replace(change, entries=tuple(counted.values()))
+        if change.kind is ChangeKind.PUT:
+            entry = self._opened(Entry(change.key, change.value, change.revision))
+            if entry is None:
+                return None
+            if self._keys.asks(change.key):
+                counted[change.key] = entry
+            return msgspec.structs.replace(change, value=entry.value)
+        if change.kind is ChangeKind.DELETE:
+            counted.pop(change.key, None)
+        return change
+
+    def _opened(self, entry: Entry) -> Entry | None:
+        kind, _ = kind_of(entry.key)
+        if not kind:
+            return entry
+        try:
+            document = self._keys.open(entry.key, entry.value).document
+        except EnvelopeError as error:
+            self._refused(f"{kind}_{error.reason}")
+            return None
+        return entry if document is entry.value else Entry(entry.key, document, entry.revision)
+
+    async def get(self, key: str) -> Entry | None:
+        """See the contract."""
+        entry = await self.store.get(key)
+        return None if entry is None else self._opened(entry)
+
+    async def list(self, prefix: str) -> tuple[Entry, ...]:
+        """See the contract."""
+        return tuple(entry for one in await self.store.list(prefix) if (entry := self._opened(one)) is not None)
+
+    async def put(self, key: str, value: bytes, expect_revision: int | None = None, ttl_s: float | None = None) -> int:
+        """See the contract."""
+        if self._signer is not None and kind_of(key)[0] in OPERATORS_KINDS and not is_sealed(value):
+            value = self._signer.seal(key, value)
+        return await self.store.put(key, value, expect_revision, ttl_s)
+
+    async def delete(self, key: str, expect_revision: int | None = None) -> bool:
+        """See the contract."""
+        return await self.store.delete(key, expect_revision)
+
+
+def inner(store: Store) -> Store:
+    """The store inside: whose documents are as they were written."""
+    return store.store if isinstance(store, Sealed) else store

@@ -1,0 +1,125 @@
+"""`farhop bench chaos`: random faults over both tiers, in virtual time or on real processes, and what they leave.
+
+Exit code 1 where anything is left behind. Never decides what should be: see `farhop_lab.chaos.properties`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_cli import show
+from farhop_cli.exits import fail
+from farhop_cli.sim import progress
+from farhop_lab.chaos import hunt
+from farhop_lab.chaos import live as lives
+from farhop_lab.chaos import schedule as schedules
+from farhop_lab.chaos.schedule import Schedule, ScheduleError
+from farhop_lab.world import WorldError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop_cli.bench import Options
+    from farhop_lab.chaos.hunt import Hunted
+    from farhop_lab.chaos.properties import Finding
+    from farhop_lab.chaos.trial import Outcome
+
+SHOWN_MAX = 20
+
+
+def run(options: Options) -> int:
+    """Play many seeds, one file, or a live world; the exit code."""
+    asked = options.chaos
+    if asked.live:
+        return _live(options)
+    if asked.replay is not None:
+        return _tell(options, hunt.replayed(_read(asked.replay)))
+    seeds = range(asked.first, asked.first + asked.seeds)
+    with progress(f"{len(seeds)} schedules", len(seeds)) as moved:
+        return _tell(options, hunt.hunt(seeds, workers=asked.workers, done=lambda count: moved(float(count))))
+
+
+def _read(path: Path) -> Schedule:
+    try:
+        return schedules.decode(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--replay: {path} cannot be read: {error}")
+    except ScheduleError as error:
+        fail(f"--replay: {error}")
+
+
+def _tell(options: Options, hunted: Hunted) -> int:
+    if options.out is not None:
+        try:
+            hunt.kept(hunted.shortest, options.out)
+        except OSError as error:
+            fail(f"--out: {options.out}: {error.strerror or error}; give a folder that can be written to")
+    if options.as_json:
+        show.json({"bench": "chaos", **msgspec.to_builtins(hunted)})
+        return 1 if hunted.failed else 0
+    if hunted.failed:
+        _table("what does not hold", hunted)
+    for outcome in hunted.shortest or hunted.failures[:SHOWN_MAX]:
+        _schedule(outcome)
+    per_seed_s = hunted.cpu_s / max(1, hunted.seeds)
+    show.line(
+        f"{hunted.failed} of {hunted.seeds:,} schedules leave something behind "
+        f"({hunted.answers:,} answers, {per_seed_s:.2f} CPU-s each)",
+        "bold",
+    )
+    return 1 if hunted.failed else 0
+
+
+def _table(title: str, hunted: Hunted) -> None:
+    show.table(title, ("property", ">schedules"), [[name, str(n)] for name, n in hunted.by_property.items()])
+    rows = [[what, f"{bad} of {of_all}"] for what, (of_all, bad) in hunted.by_kind.items() if bad]
+    show.table("faults in schedules that fail", ("fault", ">failed"), rows)
+
+
+def _schedule(outcome: Outcome) -> None:
+    show.line("")
+    show.line(schedules.encode(outcome.schedule).rstrip())
+    _findings(outcome.findings)
+
+
+def _findings(findings: Sequence[Finding]) -> None:
+    for finding in findings[:SHOWN_MAX]:
+        show.line(f"# {finding.property}: {finding.where}: {finding.what}")
+    if len(findings) > SHOWN_MAX:
+        show.line(f"# and {len(findings) - SHOWN_MAX} more")
+
+
+def _live(options: Options) -> int:
+    asked = options.chaos
+    folder = Path(tempfile.mkdtemp(prefix="farhop-chaos-"))
+    try:
+        with show.telling("live chaos") as say:
+            verdict = asyncio.run(lives.run(folder, asked.first, asked.for_s, say))
+    except (WorldError, lives.LiveError) as error:
+        fail(f"chaos: {error}; logs are in {folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+    if options.as_json:
+        show.json({"bench": "chaos --live", **_builtins(verdict)})
+    else:
+        show.table(
+            "live: answers of each replica after the quiet",
+            ("replica", ">answers", ">fair"),
+            [[name, str(count), show.number(fair)] for name, (count, fair) in verdict.shares.items()],
+        )
+        _findings(verdict.findings)
+        show.line(
+            f"{verdict.faults} faults on {verdict.answers:,} answers ({verdict.failed:,} failed while things were "
+            f"broken); {len(verdict.findings)} findings after the quiet",
+            "bold",
+        )
+    return 1 if verdict.findings else 0
+
+
+def _builtins(verdict: lives.Verdict) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(verdict))

@@ -1,0 +1,269 @@
+"""What must be as if nothing had ever been broken, QUIET_S after the last fault: read from the machines, never written.
+
+Each property gives its findings: what is not so, where, and by how much. Shares are of chance as well: a share that is
+out is `sure` where chance (SIGMAS) does not explain it, else it is to be looked at again over more answers.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance.health import Mode, State
+from farhop_lab.chaos import workload
+from farhop_lab.chaos.workload import TENANT
+from farhop_lab.sim.scenery import MODEL
+from global_lb.flow import GlobalFlow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from farhop_lab.chaos.workload import Truth
+    from farhop_lab.sim.balancer import BalancerProcess
+    from farhop_lab.sim.region import RegionProcess
+    from farhop_lab.sim.world import World
+
+SHARE_OFF = 0.20
+ESTIMATE_OFF = 0.25
+SIGMAS = 3.0
+NEAR_HOME = 0.02  # of a region's requests go elsewhere by chance: whoever comes as two prefills are under way here
+IDLE_WAIT_MS = 1.0
+RTT_SLACK_MS = 2.0
+
+PROPERTIES = ("shares", "estimates", "standing", "answers", "open", "ledgers", "law", "sound")
+"""Fair shares; estimates; nobody ejected, suspect, eased or avoided; all is answered; nothing open that is not served;
+ledgers, slots, queues and budgets whole once idle; the last law in force; no machine raised or broke its invariants."""
+
+
+class Finding(msgspec.Struct, frozen=True, order=True):
+    """Something that is not as it should be. `property` is one of PROPERTIES. `sure`: more answers cannot mend it."""
+
+    property: str
+    where: str
+    what: str
+    sure: bool = True
+
+
+# -- shares
+
+
+def shares(world: World, truth: Truth, asked: dict[str, int]) -> Iterator[Finding]:
+    """Of the answers since `truth` counts; `asked` is what each region's clients asked since then."""
+    for name, region in world.regions.items():
+        counts = {replica: truth.count(name, replica) for replica in region.hosts}
+        yield from share_findings(name, asked[name], counts)
+
+
+def share_findings(region: str, asked: int, counts: Mapping[str, int]) -> Iterator[Finding]:
+    """Of one region: `asked` by its own clients, answered by its replicas."""
+    total, part = sum(counts.values()), 1.0 / len(counts)
+    yield from _share(region, total, asked, NEAR_HOME, f"({asked} were asked by its own clients)")
+    for replica, count in counts.items():
+        yield from _share(f"{region}/{replica}", count, total * part, 1.0 - part, f"of its region's {total}")
+
+
+def _share(where: str, count: int, fair: float, variance: float, of: str) -> Iterator[Finding]:
+    """`variance` is chance's, as a share of the fair count (binomial: 1 - p)."""
+    off, allowed = abs(count - fair), SHARE_OFF * fair
+    if off > allowed:
+        sure = off > allowed + SIGMAS * sqrt(variance * fair)
+        yield Finding("shares", where, f"{count} answers where {fair:.0f} are fair {of}", sure)
+
+
+# -- estimates
+
+
+def estimates(world: World, truth: Truth) -> Iterator[Finding]:
+    """Every estimate of both tiers against what the engines truly did since `truth` counts."""
+    for name, region in world.regions.items():
+        flow = region.flow
+        yield from _off(f"{name}", "bytes per token", flow.estimates.bytes_per_token(MODEL), _bytes_per_token())
+        table = flow._fleet.table(flow._fleet.whole.of)  # what a pick reads
+        for replica, row in table.of.at.items():
+            answers = truth.by.get((name, replica), [])
+            if len(answers) < 2:
+                continue  # its share is told
+            service_ms = workload.service_ms(answers)
+            load = 1.0 + service_ms / 1e3 * len(answers) / max(1e-9, world.now - truth.since_s)
+            where = f"{name}/{replica}"
+            yield from _off(
+                where, "prefill ms/token", table.prefill_ms_per_token.item(row), workload.prefill_ms_per_token()
+            )
+            tpot_ms = table.tpot_alone_ms.item(row) + (load - 1.0) * table.crowd_ms.item(row)
+            yield from _off(where, "tpot ms", tpot_ms, workload.tpot_ms(answers))
+            yield from _off(where, "service ms", table.service_ms.item(row), service_ms)
+    for balancer, tier in _globals(world):
+        for name, seen in tier.view.regions.items():
+            where = f"{balancer.name} of {name}"
+            wire_ms = world.wire.rtt_ms(balancer.region, name)
+            yield from _off(where, "rtt ms", seen.rtt_ms, wire_ms, slack=RTT_SLACK_MS)
+            yield from _off(where, "output tokens", _output(tier), workload.ANSWER_TOKENS)
+            yield from _reported(where, tier, name)
+
+
+def _reported(where: str, flow: GlobalFlow, name: str) -> Iterator[Finding]:
+    for instance in flow.view.regions[name].instances:
+        capacity = instance.models.get(MODEL)
+        if capacity is None:
+            yield Finding("estimates", where, "its report names no model")
+            continue
+        pace = workload.prefill_ms_per_token()
+        yield from _off(where, "reported prefill ms/token", capacity.prefill_ms_per_token, pace)
+
+
+def _output(flow: GlobalFlow) -> float:
+    return flow.estimates.output_tokens(TENANT, MODEL, None)
+
+
+def _bytes_per_token() -> float:
+    return workload.PROMPT_BYTES / workload.PROMPT_TOKENS
+
+
+def _off(where: str, name: str, estimate: float, truth: float, *, slack: float = 0.0) -> Iterator[Finding]:
+    if abs(estimate - truth) > ESTIMATE_OFF * truth + slack:
+        yield Finding("estimates", where, f"{name}: {estimate:.4g}, in truth {truth:.4g}")
+
+
+# -- standing
+
+
+def standing(world: World) -> Iterator[Finding]:
+    """Nobody is out, in doubt, eased or avoided: no cause holds any more. A replica that is back from an ejection is
+    eased in for longer than that (slow start), which is neither."""
+    for name, region in world.regions.items():
+        if not region.alive:
+            yield Finding("standing", name, "its balancer is not running")
+            continue
+        yield from _replicas(name, region)
+    for balancer, flow in _globals(world):
+        yield from _regions(world, balancer, flow)
+
+
+def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
+    now, fleet = region.carrier.clock(), region.flow.standing
+    for replica in region.hosts:
+        health = fleet.read(replica, now)
+        if health.state is not State.UP:
+            yield Finding("standing", f"{name}/{replica}", f"{health.state}: {health.why}")
+        elif (excess := fleet.peers.excess(replica)) > SHARE_OFF:
+            yield Finding(
+                "standing", f"{name}/{replica}", f"kept from {excess:.0%} of its slots: fails more than its peers"
+            )
+    if (mode := fleet.modes.get(MODEL, Mode.NORMAL)) is not Mode.NORMAL:
+        yield Finding("standing", name, f"mode {mode}")
+
+
+def _regions(world: World, balancer: BalancerProcess, flow: GlobalFlow) -> Iterator[Finding]:
+    now = balancer.carrier.clock()
+    for name in world.regions:
+        where, known = f"{balancer.name} of {name}", flow.liveness.get(name)
+        if known is None:
+            yield Finding("standing", where, "never heard of")
+            continue
+        health = known.read(now)
+        if health.state is not State.UP:
+            yield Finding("standing", where, f"{health.state}: {health.why}")
+        elif (cold := flow.cold_share(name, now)) < 1.0:
+            yield Finding("standing", where, f"asked gladly by {cold:.0%} of requests")
+
+
+# -- requests
+
+
+def answers(world: World, since_s: float) -> Iterator[Finding]:
+    """Whatever was asked since then has been answered whole, if it is over."""
+    failed: dict[tuple[str, str], int] = {}
+    for fate in world.measures.fates:
+        if fate.arrived_at >= since_s and not fate.served:
+            failed[fate.entry, fate.outcome] = failed.get((fate.entry, fate.outcome), 0) + 1
+    for (entry, outcome), count in failed.items():
+        yield Finding("answers", entry, f"{count} requests ended as {outcome} though nothing is broken")
+
+
+def open_requests(world: World, before_s: float) -> Iterator[Finding]:
+    """Nobody who came before that is still without an end."""
+    late = [one for one in world.measures.unfinished() if one.arrived_at < before_s]
+    if late:
+        oldest = min(one.arrived_at for one in late)
+        entries = ", ".join(sorted({one.entry for one in late}))
+        yield Finding("open", entries, f"{len(late)} requests are open, the oldest for {world.now - oldest:.0f} s")
+
+
+# -- at rest
+
+
+def ledgers(world: World) -> Iterator[Finding]:
+    """Nobody asks and everything is answered: nothing is held, reserved, queued or reckoned with."""
+    for name, region in world.regions.items():
+        for what, count in _regional_books(region):
+            if count:
+                yield Finding("ledgers", name, f"{what}: {count:g} at rest")
+        for replica, host in region.hosts.items():
+            waiting, running, _ = host.engine.metrics()
+            if waiting or running:
+                yield Finding("ledgers", f"{name}/{replica}", f"its engine works on {waiting + running} of nobody's")
+    for balancer, flow in _globals(world):
+        for what, count in _global_books(balancer, flow):
+            if count:
+                yield Finding("ledgers", balancer.name, f"{what}: {count:g} at rest")
+        for name, seen in flow.view.regions.items():
+            waits = [one.models[MODEL].wait_ms for one in seen.instances if MODEL in one.models]
+            if max(waits, default=0.0) > IDLE_WAIT_MS:
+                yield Finding("estimates", f"{balancer.name} of {name}", f"wait ms: {max(waits):.4g}, in truth 0")
+
+
+def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
+    flow, table = region.flow, region.flow._fleet.whole
+    now = region.carrier.clock()
+    return [
+        ("requests under way", max(region.carrier.under_way, flow.under_way)),
+        ("reservations", len(flow.ledger)),
+        ("targets with load", len(flow.ledger.targets())),
+        ("queued requests", len(flow.queue)),
+        ("queued tokens", flow.queue.tokens),
+        ("active in the retry budget", flow._budget.active),
+        ("retries in the budget", flow._budget.retrying),
+        ("in flight by the table", float(table.in_flight.sum())),
+        ("prefill backlog by the table", float(table.backlog_tokens.sum())),
+        ("KV tokens taken by the table", float(table.kv_taken_tokens.sum())),
+        ("wait ms", max(0.0, flow.outlook.wait_ms(MODEL, now) - IDLE_WAIT_MS)),
+    ]
+
+
+def _global_books(balancer: BalancerProcess, flow: GlobalFlow) -> list[tuple[str, float]]:
+    reckonings = flow._regions._reckonings.values()
+    return [
+        ("requests under way", max(balancer.carrier.under_way, flow.under_way)),
+        ("reservations", len(flow.ledger)),
+        ("held requests", len(flow._held)),
+        ("active in the retry budget", flow._budget.active),
+        ("retries in the budget", flow._budget.retrying),
+        ("bytes outstanding", sum(one.outstanding_bytes for one in reckonings)),
+        ("requests outstanding", sum(one.outstanding_requests for one in reckonings)),
+    ]
+
+
+def law(world: World, epoch: int) -> Iterator[Finding]:
+    """Everybody goes by the last law."""
+    for name, region in world.regions.items():
+        if region.flow.law.epoch != epoch:
+            yield Finding("law", name, f"epoch {region.flow.law.epoch}, in force is {epoch}")
+    for balancer, flow in _globals(world):
+        if flow.law.epoch != epoch:
+            yield Finding("law", balancer.name, f"epoch {flow.law.epoch}, in force is {epoch}")
+
+
+def sound(world: World) -> Iterator[Finding]:
+    """No machine broke its invariants."""
+    for said in world.journal.said[:3]:
+        yield Finding("sound", "world", said)
+
+
+def _globals(world: World) -> Iterator[tuple[BalancerProcess, GlobalFlow]]:
+    for those in world.balancers.values():
+        for balancer in those:
+            assert isinstance(balancer.flow, GlobalFlow)
+            if balancer.alive:
+                yield balancer, balancer.flow

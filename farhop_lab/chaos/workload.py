@@ -1,0 +1,109 @@
+"""What clients ask of a world in a trial, and what each part of it then truly does.
+
+A light, symmetric, open load: every region's clients ask PER_REPLICA_S times a second for each of its replicas
+(Poisson), every prompt PROMPT_BYTES long and like no other (nothing is ever cached), every answer ANSWER_TOKENS long.
+All replicas are one kind of GPU. Hence the fair share is defined without a choice of ours:
+
+- a region's is what its own clients ask: it has room for all of it, and any other is a wire away;
+- a replica's is an equal part of what its region serves.
+
+Sizes: a prompt takes 189 ms of an A100, long enough that the decode step before it (26 ms) is small beside it; an
+answer takes some 0.6 s, so that 0.6 requests are at a replica in the mean, and a prefill is under way 19 % of the time.
+Never judges.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from farhop_lab.chaos.schedule import WARM_S
+from farhop_lab.engine.profiles import PROFILES
+from farhop_lab.sim.scenery import flat, gpus
+from farhop_lab.sim.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from farhop_lab.chaos.schedule import Schedule
+    from farhop_lab.sim.engines import Timing
+
+TENANT = "t"
+GPU = PROFILES["a100"]
+RTT_MS = 60.0
+PROMPT_BYTES, PROMPT_TOKENS, ANSWER_TOKENS = 8000, 2000, 16
+PER_REPLICA_S = 1.0
+SERVED_WITHIN_S = 10.0  # an answer takes 0.6 s; whoever is open so long is not being served
+STOOD_S = 5.0
+
+
+class Truth:
+    """What the engines truly took, by region and replica, of answers sent to them since `since_s`."""
+
+    def __init__(self) -> None:
+        self.since_s = WARM_S
+        self.by: dict[tuple[str, str], list[Timing]] = {}
+
+    def timed(self, region: str, replica: str, timing: Timing) -> None:
+        """One more answer."""
+        if timing.sent_at >= self.since_s:
+            self.by.setdefault((region, replica), []).append(timing)
+
+    def forget(self, since_s: float) -> None:
+        """Only what is sent from now on counts."""
+        self.since_s = since_s
+        self.by.clear()
+
+    def count(self, region: str, replica: str) -> int:
+        """Answers of one replica."""
+        return len(self.by.get((region, replica), ()))
+
+
+def tpot_ms(answers: Iterable[Timing]) -> float:
+    """Milliseconds between tokens in the mean."""
+    return fmean((t.ended_at - t.began_at) * 1e3 / (t.usage.completion_tokens - 1) for t in answers)
+
+
+def service_ms(answers: Iterable[Timing]) -> float:
+    """Milliseconds from dispatch to end in the mean."""
+    return fmean((t.ended_at - t.sent_at) * 1e3 for t in answers)
+
+
+def prefill_ms_per_token() -> float:
+    """What a token of such a prompt takes, alone, by the engine's physics."""
+    return GPU.step_ms(PROMPT_TOKENS, 0) / PROMPT_TOKENS
+
+
+def world_of(schedule: Schedule, truth: Truth) -> World:
+    """The schedule's world before its first moment, nothing broken yet and nobody asking."""
+    names = schedule.names
+    return World(
+        schedule.seed,
+        flat(names, RTT_MS),
+        {name: gpus(GPU.name, schedule.replicas, seed=schedule.seed) for name in names},
+        stood_s=STOOD_S,
+        timed=truth.timed,
+    )
+
+
+class Crowd:
+    """Asks until it is told to stop."""
+
+    def __init__(self, world: World, schedule: Schedule) -> None:
+        self._world, self._rate = world, PER_REPLICA_S * schedule.replicas
+        self._dice = {name: world.rng(f"chaos clients of {name}") for name in schedule.names}
+        self._asking = True
+        for name in schedule.names:
+            self._next(name)
+
+    def stop(self) -> None:
+        """Nobody asks any more."""
+        self._asking = False
+
+    def _next(self, name: str) -> None:
+        self._world.at(max(0.0, self._world.now) + self._dice[name].expovariate(self._rate), self._ask, name)
+
+    def _ask(self, name: str) -> None:
+        if self._asking:
+            self._world.arrive(name, TENANT, PROMPT_BYTES, max_tokens=ANSWER_TOKENS, answer_tokens=ANSWER_TOKENS)
+            self._next(name)

@@ -1,0 +1,126 @@
+"""Readers see what counts, and writers sign: over one store, and below several that are merged."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from farhop.store.contract import OVERRIDE_PREFIX, ChangeKind, override_key, report_key
+from farhop.store.envelope import NO_KEYS, Keys, Signer, public_key
+from farhop.store.hubs import Hubs, stores_of
+from farhop.store.memory import MemoryCluster, MemoryStore
+from farhop.store.sealed import Sealed, inner
+
+if TYPE_CHECKING:
+    from farhop.store.contract import Change, Store
+
+OPS = Signer(
+    "ops",
+    Ed25519PrivateKey.from_private_bytes(bytes(32)).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+)
+KEYS = Keys({"ops": (public_key(OPS.public), ["drain"])})
+TOKYO, PARIS = override_key("tokyo"), override_key("paris")
+
+
+@pytest.fixture
+async def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+def sealed(cluster: MemoryCluster, refused: list[str], signer: Signer | None = None) -> Sealed:
+    return Sealed(MemoryStore(Random(1), cluster), KEYS, refused.append, signer)
+
+
+async def changes(store: Store, *steps: object) -> list[Change]:
+    """What a watch of drains tells of the steps, each taken when the one before was told or passed over."""
+    told: list[Change] = []
+
+    async def watch() -> None:
+        async with aclosing(store.watch(OVERRIDE_PREFIX)) as told_changes:
+            async for change in told_changes:
+                told.append(change)
+
+    await store.open()
+    task = asyncio.create_task(watch())
+    for step in steps:
+        await asyncio.sleep(0.02)
+        step()  # type: ignore[operator]
+    await asyncio.sleep(0.02)
+    await store.close()
+    await task
+    return told
+
+
+async def test_who_has_a_key_signs_and_who_reads_sees_the_document(cluster: MemoryCluster) -> None:
+    refused: list[str] = []
+    writer, reader = sealed(cluster, refused, OPS), sealed(cluster, refused)
+    await writer.open()
+    await reader.open()
+    revision = await writer.put(TOKYO, b'{"a":1}')
+    entry = await reader.get(TOKYO)
+    assert entry is not None
+    assert (entry.value, entry.revision) == (b'{"a":1}', revision)
+    assert cluster.get(TOKYO).value == OPS.seal(TOKYO, b'{"a":1}')  # type: ignore[union-attr]
+    await writer.put(TOKYO, OPS.seal(TOKYO, b'{"a":2}'), expect_revision=revision)  # signed elsewhere, and not twice
+    await writer.put(PARIS, OPS.seal(TOKYO, b'{"a":3}'))
+    await writer.put(report_key("tokyo", "r1"), b"{}")
+    assert [one.value for one in await reader.list(OVERRIDE_PREFIX)] == [b'{"a":2}']
+    assert await reader.get(PARIS) is None
+    assert (await reader.get(report_key("tokyo", "r1"))).value == b"{}"  # type: ignore[union-attr]
+    assert refused == ["drain_bad_signature", "drain_bad_signature"]
+    keyless = Sealed(inner(reader), NO_KEYS)
+    assert (await keyless.get(PARIS)).value == b'{"a":3}'  # type: ignore[union-attr]
+    assert await reader.delete(TOKYO)
+    await writer.close()
+    await reader.close()
+
+
+async def test_what_does_not_count_changes_nothing_until_its_key_goes(cluster: MemoryCluster) -> None:
+    refused: list[str] = []
+    cluster.put(PARIS, b"nobody signed")
+    cluster.put(TOKYO, OPS.seal(TOKYO, b"1"))
+    told = await changes(
+        sealed(cluster, refused),
+        lambda: cluster.put(TOKYO, b"nobody signed"),
+        lambda: cluster.put(TOKYO, OPS.seal(TOKYO, b"2")),
+        lambda: cluster.delete(TOKYO),
+    )
+    assert [(one.kind, one.value) for one in told[1:]] == [(ChangeKind.PUT, b"2"), (ChangeKind.DELETE, b"")]
+    assert [entry.value for entry in told[0].entries] == [b"1"]
+    assert refused == ["drain_unsigned", "drain_unsigned"]
+
+
+async def test_listed_anew_with_what_does_not_count_what_did_stands(cluster: MemoryCluster) -> None:
+    store = MemoryStore(Random(1), cluster)
+    cluster.put(TOKYO, OPS.seal(TOKYO, b"1"))
+
+    def lose_and_find() -> None:
+        store.outage()
+        cluster.put(TOKYO, b"nobody signed")
+        cluster.compact()
+        store.restore()
+
+    told = await changes(Sealed(store, KEYS), lose_and_find)
+    snapshots = [[entry.value for entry in one.entries] for one in told if one.kind is ChangeKind.SNAPSHOT]
+    assert snapshots
+    assert all(snapshot == [b"1"] for snapshot in snapshots)
+    assert not [one for one in told if one.kind is ChangeKind.PUT]
+
+
+async def test_what_nobody_signed_in_one_hub_hides_nothing_in_another() -> None:
+    clusters = [MemoryCluster(), MemoryCluster()]
+    clusters[0].put(TOKYO, b'{"epoch":99}')
+    clusters[1].put(TOKYO, OPS.seal(TOKYO, b'{"epoch":1}'))
+    hubs = Hubs({n: sealed(one, []) for n, one in zip("ab", clusters, strict=True)}, Random(2))
+    await hubs.open()
+    entry = await hubs.get(TOKYO)
+    assert entry is not None
+    assert entry.value == b'{"epoch":1}'
+    assert all(isinstance(inner(one), MemoryStore) for one in stores_of(hubs, "x").values())
+    await hubs.close()

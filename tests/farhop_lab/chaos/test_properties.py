@@ -1,0 +1,133 @@
+"""Every property finds what it is for: each is broken by hand in a world that is otherwise well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from farhop.balance.ledger import Reservation
+from farhop_lab.chaos import properties, workload
+from farhop_lab.chaos.properties import share_findings
+from farhop_lab.chaos.schedule import Schedule
+from farhop_lab.chaos.workload import Crowd, Truth
+from farhop_lab.sim.world import World
+from topology.law import Law
+
+SCHEDULE = Schedule(2)
+
+
+@pytest.fixture
+def played() -> tuple[World, Truth]:
+    truth = Truth()
+    world = workload.world_of(SCHEDULE, truth)
+    crowd = Crowd(world, SCHEDULE)
+    world.run(22.0)
+    crowd.stop()
+    world.run(32.0)
+    return world, truth
+
+
+def found(world: World, truth: Truth) -> set[str]:
+    everything = (
+        properties.estimates(world, truth),
+        properties.standing(world),
+        properties.answers(world, 0.0),
+        properties.open_requests(world, world.now),
+        properties.ledgers(world),
+        properties.law(world, 1),
+        properties.sound(world),
+    )
+    return {finding.property for some in everything for finding in some}
+
+
+def break_wire(world: World) -> None:
+    world.wire.set_rtt("ash", "elm", 200.0)
+
+
+def eject(world: World) -> None:
+    region = world.regions["elm"]
+    region.flow.health["gpu-1"].eject("by hand", region.carrier.clock())
+
+
+def drain(world: World) -> None:
+    world.drain("ash")
+
+
+def silence(world: World) -> None:
+    world.lose_reports("ash", 1.0)
+    world.run(world.now + 5.0)
+
+
+def kill(world: World) -> None:
+    world.kill_regional("ash")
+
+
+def fail(world: World) -> None:
+    world.kill_global("ash")
+    world.arrive("ash", "t")
+    world.start_global("ash")
+    world.run(world.now + 3.0)
+
+
+def swallow(world: World) -> None:
+    world.arrive("ash", "t")
+    world.run(world.now + 0.01)
+
+
+def leak(world: World) -> None:
+    world.regions["ash"].flow.ledger.reserve("nobody's", Reservation("gpu-0", 10, 10))
+
+
+def leak_globally(world: World) -> None:
+    world.balancers["ash"][0].flow.ledger.reserve("nobody's", Reservation("elm", 10, 0))  # type: ignore[attr-defined]
+
+
+def outrun(world: World) -> None:
+    world.regions["ash"].flow.law = Law(replace(world.topology, epoch=9))
+
+
+def lie(world: World) -> None:
+    world.journal.violated("something")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "property_"),
+    [
+        (break_wire, "estimates"), (eject, "standing"),
+        (drain, "standing"), (silence, "standing"), (kill, "standing"), (fail, "answers"), (swallow, "open"),
+        (leak, "ledgers"), (leak_globally, "ledgers"), (outrun, "law"), (lie, "sound"),
+    ],
+)  # fmt: skip
+def test_a_broken_world_is_found(played: tuple[World, Truth], breaks: Callable[[World], None], property_: str) -> None:
+    world, truth = played
+    assert found(world, truth) == set()
+    breaks(world)
+    assert property_ in found(world, truth)
+
+
+def test_an_estimate_that_is_not_the_truth_is_found(
+    played: tuple[World, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The truth is changed, since estimates are whatever the machine keeps them in."""
+    world, truth = played
+    slower = [t._replace(ended_at=t.began_at + 1.5 * (t.ended_at - t.began_at)) for t in truth.by["ash", "gpu-0"]]
+    truth.by["ash", "gpu-0"] = slower
+    said = list(properties.estimates(world, truth))
+    assert {("ash/gpu-0", "tpot")} <= {(f.where, f.what.split()[0]) for f in said}
+    assert {f.where for f in said} == {"ash/gpu-0"}
+    truth.by.clear()
+    assert list(properties.estimates(world, truth)) == [], "of nothing that was measured nothing is said"
+    monkeypatch.setattr(workload, "prefill_ms_per_token", lambda: 0.2)
+    assert {f.what.partition(":")[0] for f in properties.estimates(world, truth)} == {"reported prefill ms/token"}
+
+
+def test_a_share_is_out_for_sure_only_where_chance_does_not_explain_it() -> None:
+    assert list(share_findings("ash", 100, {"gpu-0": 52, "gpu-1": 48})) == []
+    assert [f.sure for f in share_findings("ash", 40, {"gpu-0": 26, "gpu-1": 14})] == [False, False]
+    assert [f.sure for f in share_findings("ash", 40, {"gpu-0": 40, "gpu-1": 0})] == [True, True]
+    assert [f.sure for f in share_findings("ash", 1600, {"gpu-0": 1040, "gpu-1": 560})] == [True, True]
+    (elsewhere,) = share_findings("ash", 100, {"gpu-0": 30, "gpu-1": 30})
+    assert (elsewhere.where, elsewhere.sure) == ("ash", True)
+    assert [f.where for f in share_findings("ash", 50, {"gpu-0": 0, "gpu-1": 0})] == ["ash"]

@@ -1,0 +1,42 @@
+"""The load of a trial: symmetric, light, uncached, and what it truly takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from farhop.balance.machine import Usage
+from farhop_lab.chaos import workload
+from farhop_lab.chaos.schedule import Schedule
+from farhop_lab.chaos.workload import Crowd, Truth
+from farhop_lab.sim.engines import Timing
+
+
+def test_everybody_asks_alike_until_told_to_stop_and_nothing_is_cached() -> None:
+    schedule, truth = Schedule(5, regions=2, replicas=2), Truth()
+    world = workload.world_of(schedule, truth)
+    crowd = Crowd(world, schedule)
+    world.run(30.0)
+    crowd.stop()
+    measures = world.run(40.0)
+    assert measures.open == 0
+    assert set(measures.outcomes) == {"served"}
+    asked = {name: sum(fate.entry == name for fate in measures.fates) for name in schedule.names}
+    assert all(40 <= count <= 80 for count in asked.values()), "60 are meant, by Poisson"
+    tokens = {(f.prompt_tokens, f.cached_tokens, f.answer_tokens) for f in measures.fates}
+    assert tokens == {(workload.PROMPT_TOKENS, 0, workload.ANSWER_TOKENS)}
+    here = sum(count for (entry, region), count in measures.served.items() if entry == region)
+    assert here >= 0.95 * measures.concluded
+    truth_ms = workload.service_ms(timing for those in truth.by.values() for timing in those)
+    assert 570.0 < truth_ms < 800.0, "a prefill of 189 ms and 15 decode steps of 26 ms, and what comes between"
+
+
+def test_truth_counts_what_was_sent_since_it_was_told_to() -> None:
+    truth, usage = Truth(), Usage(2000, 11)
+    truth.forget(10.0)
+    truth.timed("ash", "gpu-0", Timing(9.0, 9.5, 11.0, usage))
+    truth.timed("ash", "gpu-0", Timing(10.0, 10.5, 11.0, usage))
+    truth.timed("ash", "gpu-0", Timing(11.0, 11.5, 12.5, usage))
+    assert (truth.count("ash", "gpu-0"), truth.count("ash", "gpu-1")) == (2, 0)
+    assert workload.tpot_ms(truth.by["ash", "gpu-0"]) == pytest.approx(75.0)
+    assert workload.service_ms(truth.by["ash", "gpu-0"]) == pytest.approx(1250.0)
+    assert workload.prefill_ms_per_token() == pytest.approx(0.0938, rel=0.01)

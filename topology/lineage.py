@@ -1,0 +1,51 @@
+"""What models are based on: a LoRA adapter on its base, a name that an engine gives a model on the model.
+
+Told by engines and by configuration, gathered by both tiers. Bounded; what was learned of a model stands while nobody
+tells otherwise, so that a model whose engines restart is not another one meanwhile. Never decides what a base's rules
+mean: `topology.law` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+Bases: TypeAlias = frozenset[str] | None
+"""The models whose rules bind a model beside its own; None: it is an adapter, and nobody knows of which."""
+
+Lineage: TypeAlias = Mapping[str, Bases]
+"""The bases of each model that is served."""
+
+NO_LINEAGE: Lineage = MappingProxyType({})
+MODELS_MAX = 8192
+_NO_BASES: frozenset[str] = frozenset()
+
+
+def merged(told: Iterable[Lineage]) -> dict[str, Bases]:
+    """What several tell, as one: all bases that anybody names; unknown where somebody says so and nobody names one."""
+    known: dict[str, Bases] = {}
+    for lineage in told:
+        for model, bases in lineage.items():
+            before = known.get(model, _NO_BASES)
+            known[model] = (before or _NO_BASES) | (bases or _NO_BASES) or (bases if before is not None else None)
+    return known
+
+
+class Lineages:
+    """What was learned so far. `of` is replaced, never changed."""
+
+    def __init__(self) -> None:
+        self.of: Lineage = NO_LINEAGE
+
+    def learn(self, told: Iterable[Lineage]) -> bool:
+        """All that is told now; whether that changes anything. Of models that nobody tells of, what was known stands,
+        unless there are too many."""
+        now = merged(told)
+        if all(model in self.of and self.of[model] == bases for model, bases in now.items()):
+            return False
+        kept = {model: bases for model, bases in self.of.items() if model not in now}
+        for model in list(kept)[: max(0, len(kept) + len(now) - MODELS_MAX)]:
+            del kept[model]
+        self.of = MappingProxyType(kept | now)
+        return True
