@@ -66,6 +66,12 @@ class _Standing(msgspec.Struct, frozen=True):
     version: int
 
 
+def _models(region: Region) -> Collection[str]:
+    """All that any of its balancers speaks of."""
+    instances = region.instances
+    return instances[0].models if len(instances) == 1 else {model for one in instances for model in one.models}
+
+
 def _of_session(session: int) -> float:
     """A session's own luck, 0..1. Mixed, since policies and canaries draw by the same hash (Fibonacci hashing)."""
     return (session * 0x9E3779B97F4A7C15 % 2**64) / 2**64
@@ -186,7 +192,7 @@ class Regions:
         if self._settled.get(region) == (known, usable):  # no guard said anything then
             return
         calm, warm = True, self._warm
-        for model in {m for i in known.instances for m in i.models} if known is not None else ():
+        for model in _models(known) if known is not None else ():
             line = (region, model)
             able, guard = self._instances.able(region, model) if usable else (), self.guards.get(line)
             if not able:

@@ -6,6 +6,7 @@ Never holds what must survive a swap: liveness, reservations and reckonings are 
 from __future__ import annotations
 
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,6 +43,9 @@ class Capacity(msgspec.Struct, frozen=True):
     crowd_ms: float = 0.0
     queued_requests: int = 0
     queued_tokens: int = 0
+
+
+_CAPACITY_OF = attrgetter(*Capacity.__struct_fields__)  # of a ModelReport, which has the same names
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -81,24 +85,7 @@ def instance_of(
         clock_offset_ms=report.clock_ms - received_at * 1e3 if offset_ms is None else offset_ms,
         draining=report.draining,
         accepted=report.accepted_bytes.get(balancer, 0.0),
-        models={
-            m.model: Capacity(
-                wait_ms=m.wait_ms,
-                prefill_ms_per_token=m.prefill_ms_per_token,
-                tpot_ms=m.tpot_ms,
-                bytes_per_token=m.bytes_per_token,
-                replicas_ready=m.replicas_ready,
-                slots_free=m.slots_free,
-                slots_total=m.slots_total,
-                used_share=m.used_share,
-                crowd_ms=m.crowd_ms,
-                headroom_foreign_tokens=m.headroom_foreign_tokens,
-                usable_share=m.usable_share,
-                queued_requests=m.queued_requests,
-                queued_tokens=m.queued_tokens,
-            )
-            for m in report.models
-        },
+        models={m.model: Capacity(*_CAPACITY_OF(m)) for m in report.models},
         client_url=report.client_url,
         lineage={m.model: frozenset(m.bases) or (None if m.base_unknown else _BASELESS) for m in report.models},
     )

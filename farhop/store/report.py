@@ -10,7 +10,6 @@ import math
 import re
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
 
 import msgspec
 from farhop_wire import region_pb2
@@ -45,7 +44,7 @@ class ReportError(ValueError):
         self.message = message
 
 
-class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+class ModelReport(msgspec.Struct, frozen=True):
     """Capacity of one model and version at one balancer instance. Tokens are the model's own, slots are sequences.
 
     Replicas, slots, KV tokens, in flight and `headroom_foreign_tokens` (prompt tokens taken from other regions) are of
@@ -57,27 +56,27 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    version: str = ""
     replicas_ready: int
     replicas_total: int
     slots_total: int
     slots_free: int
     kv_tokens_total: int
     kv_tokens_free: int
-    in_flight: int = 0
-    queued_requests: int = 0
-    queued_tokens: int = 0
     wait_ms: float
     prefill_ms_per_token: float
     tpot_ms: float
     bytes_per_token: float
+    version: str = ""
+    in_flight: int = 0
+    queued_requests: int = 0
+    queued_tokens: int = 0
     usable_share: float = 1.0
     headroom_foreign_tokens: int = 0
-    gpu_types: tuple[str, ...] = ()
     used_share: float = 0.0
     crowd_ms: float = 0.0
-    bases: tuple[str, ...] = ()
     base_unknown: bool = False
+    gpu_types: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,9 +250,9 @@ def _check_model(path: str, model: ModelReport) -> None:
 
 
 def _model_from_wire(message: region_pb2.ModelCapacity) -> ModelReport:
-    fields: dict[str, Any] = dict(zip(ModelReport.__struct_fields__, _MODEL_OF(message), strict=True))
-    fields["gpu_types"], fields["bases"] = tuple(message.gpu_types), tuple(message.bases)
-    return ModelReport(**fields)
+    fields: list[Any] = [*_MODEL_OF(message)]
+    fields[-2:] = map(tuple, fields[-2:])
+    return ModelReport(*fields)  # by position: by name takes half as long again
 
 
 def _check_size(size_bytes: int) -> None:
