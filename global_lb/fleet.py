@@ -66,6 +66,16 @@ class _Standing(msgspec.Struct, frozen=True):
     version: int
 
 
+def _alike(was: tuple[Instance, ...], are: tuple[Instance, ...]) -> bool:
+    """Whether they are the same balancers with the same models on the same bases: nearly always."""
+    if len(was) != len(are):
+        return False
+    for a, b in zip(was, are, strict=True):
+        if a.name != b.name or a.models.keys() != b.models.keys() or a.lineage != b.lineage:
+            return False
+    return True
+
+
 def _models(region: Region) -> Collection[str]:
     """All that any of its balancers speaks of."""
     instances = region.instances
@@ -133,16 +143,12 @@ class Regions:
         if self._instances.take(name, known) or before is None or known is None:
             self._forget_tables()
         self._moved(name)
-        for instance in before.instances if before is not None else ():
-            if known is None or all(one.name != instance.name for one in known.instances):
-                self._reckonings.pop((name, instance.name), None)
         was = before.instances if before is not None else ()
         for instance in known.instances if known is not None else ():
             if instance not in was:  # the same report told again acknowledges nothing again
                 self._reported(instance)
-        self._forget_drifts(name, before, known)
-        if known is not None and [i.lineage for i in known.instances] != [i.lineage for i in was]:
-            self._learn(known)
+        if not _alike(was, known.instances if known is not None else ()):
+            self._reshaped(was, known)
         if known is not None and name not in self.trie:
             self.trie.add(name, self._trie_bytes)
             residence = self.residence[name] = Mean(0.05, RESIDENCE_MIN, 1.0)
@@ -165,17 +171,16 @@ class Regions:
             slots_free = self._instances.reported(instance, model).slots_free
             drift.reported(capacity.wait_ms, slots_free, instance.received_at)
 
-    def _forget_drifts(self, name: str, before: Region | None, known: Region | None) -> None:
-        """Of models and instances that are there no more."""
-        if before is None:
-            return
-        kept = {i.name: i.models.keys() for i in known.instances} if known is not None else {}
-        for instance in before.instances:
-            models = kept.get(instance.name, ())
-            if models != instance.models.keys():
-                for model in instance.models:
-                    if model not in models:
-                        self._drifts.pop((name, instance.name, model), None)
+    def _reshaped(self, was: tuple[Instance, ...], known: Region | None) -> None:
+        """Other instances, models or bases than before: forget what is gone, learn what is new."""
+        models = {i.name: i.models.keys() for i in known.instances} if known is not None else {}
+        for instance in was:
+            if instance.name not in models:
+                self._reckonings.pop((instance.region, instance.name), None)
+            for model in instance.models.keys() - models.get(instance.name, ()):
+                self._drifts.pop((instance.region, instance.name, model), None)
+        if known is not None:
+            self._learn(known)
 
     def _learn(self, region: Region) -> None:
         """What its models are based on, where its reports say otherwise than before."""

@@ -10,6 +10,7 @@ import math
 import re
 from functools import lru_cache
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 from farhop_wire import region_pb2
