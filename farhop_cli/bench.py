@@ -17,6 +17,7 @@ from farhop_cli import show
 from farhop_cli.exits import fail
 from farhop_lab.bench import decide as decisions
 from farhop_lab.bench import hits as cached
+from farhop_lab.bench import hostile as attacks
 from farhop_lab.bench import intake as intakes
 from farhop_lab.bench import relay as relays
 from farhop_lab.bench import results
@@ -188,6 +189,26 @@ def soak(options: Options) -> int:
     return 1 if told.errors else 0
 
 
+def hostile(options: Options) -> int:
+    """Measure what hostile bodies cost beside a plain one; the exit code, 1 if that is too much."""
+    with show.telling("measuring hostile bodies") as say:
+        told = _done(attacks.measure(quick=options.quick, say=say))
+    if options.as_json:
+        show.json({"bench": "hostile", "holds": told.holds, **msgspec.to_builtins(told)})
+        return 0 if told.holds else 1
+    plain = told.rows[0].cpu_ms
+    rows = [[r.what, show.number(r.cpu_ms), show.number(r.cpu_ms / plain, 2), str(r.status)] for r in told.rows]
+    title = "hostile: CPU ms of both tiers for a body of 1 MiB, the least of three"
+    show.table(title, ("body", ">ms", ">x plain", ">status"), rows)
+    show.line(
+        f"an innocent's p99: {told.alone_ms:.1f} ms alone, {told.beside_plain_ms:.1f} ms beside {attacks.CLIENTS} "
+        f"clients with plain prompts, {told.beside_worst_ms:.1f} ms beside as many with {told.worst.what!r}"
+    )
+    word = "hold" if told.holds else "BROKEN"
+    show.line(f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {word}")
+    return 0 if told.holds else 1
+
+
 def scrape(options: Options) -> int:
     """Measure what looking at replicas costs; the exit code, 1 if pages of the engines were refused."""
     with show.waiting(f"measuring scrape; the figures are CPU time, medians of {scrapes.REPEATS} repeats"):
@@ -337,6 +358,7 @@ BENCHES: dict[str, Callable[[Options], int]] = {
     "decide": decide,
     "relay": relay,
     "soak": soak,
+    "hostile": hostile,
     "scrape": scrape,
     "intake": intake,
     "hits": hits,

@@ -90,10 +90,14 @@ def run_demo() -> None:
 def run_bench(
     what: Annotated[
         str,
-        typer.Argument(help="decide, relay, soak, scrape, intake, hits, trie, sim, routing, fidelity, chaos or law."),
+        typer.Argument(
+            help="decide, relay, soak, hostile, scrape, intake, hits, trie, sim, routing, fidelity, chaos or law."
+        ),
     ] = "decide",
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="relay, trie, sim, routing, fidelity: roughly.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="relay, hostile, trie, sim, routing, fidelity: roughly.")
+    ] = False,
     only: Annotated[
         str, typer.Option("--only", help="relay: proxies whose names hold one of these words; routing: scenarios.")
     ] = "",

@@ -17,6 +17,7 @@ from farhop.balance.estimate import Estimates
 from farhop.balance.health import State
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
+from farhop.balance.suspects import BROKE_OFF, Suspects
 from global_lb import admission
 from global_lb.answering import Answering
 from global_lb.fleet import Regions
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
 LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
+_ENDED_TWO = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
 
@@ -66,7 +68,7 @@ class GlobalFlow:
         self.hits, self.sent, self.cold_share = self._regions.hits, self._regions.sent, self._regions.cold_share
         self.forgotten: list[Callable[[], None]] = []  # who is told that all prefixes were
         self.ledger, self.estimates = Ledger(), Estimates()
-        self._budget = retry.RetryBudget()
+        self._budget, self._suspects = retry.RetryBudget(), Suspects()
         self._live: dict[str, Live] = {}
         self._held: dict[str, None] = {}
         self._woken_at = -inf  # when all on hold were looked at last
@@ -130,6 +132,8 @@ class GlobalFlow:
             self._start(live, event.status)
         self._over(live)
         request, usage = live.request, event.usage
+        if self._suspects:
+            self._suspects.answered((request.tenant, request.body_hash))
         if event.status < 400 and usage is not None:
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
             if live.decision is not None:
@@ -158,6 +162,7 @@ class GlobalFlow:
             return []
         if outcome.blames_target(event.outcome):
             self._regions.liveness_of(live.region).relay_failed(now)
+            self._broke_off(live, event.outcome, now)
         if live.started:
             self._over(live)
             return [machine.Answer(event.id, event.outcome, f"region {live.region} failed while answering")]
@@ -182,6 +187,7 @@ class GlobalFlow:
             return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
         if self._swallowed(live, now):
             self._regions.liveness_of(live.region).relay_failed(now)
+            self._broke_off(live, outcome.FIRST_BYTE_TIMEOUT, now)
             cancel = machine.Cancel(live.request.id, live.attempts)
             return [cancel, *self._came_back(live, outcome.FIRST_BYTE_TIMEOUT, now, counted=False)]
         return [self._timer(live, live.look_again(now))]
@@ -294,7 +300,10 @@ class GlobalFlow:
             request = live.request
             if now >= live.due:
                 live.refusals.clear()  # as its timer, which is due, would
-            alike = (request.tenant, request.model, request.narrow, request.key, live.lawful, frozenset(live.refusals))
+            alike = (
+                request.tenant, request.model, request.narrow, request.key, live.lawful, frozenset(live.refusals),
+                live.doubted and request.body_hash,
+            )  # fmt: skip
             if alike in stuck:
                 continue
             released = self._dispatch(live, now)
@@ -337,6 +346,8 @@ class GlobalFlow:
         request = live.request
         if now >= request.deadline:
             return [self._answer(live, outcome.DEADLINE, "the request's deadline passed")]
+        if request.body_hash and (commands := self._suspected(live, now)) is not None:
+            return commands
         decision = live.decision = self._decide(live, now)
         chosen = decision.chosen
         if chosen is None:
@@ -377,6 +388,39 @@ class GlobalFlow:
         due = min(live.held_until, now + ASK_AGAIN_S) if live.refusals else live.held_until
         if held and now < live.due:
             return []  # it waits already
+        self._held[request.id] = None
+        timer = self._timer(live, due)
+        return [timer] if held else [machine.Hold(request.id), timer]
+
+    # -- queries of death: what may have ended two processes is not handed to a third (farhop.balance.suspects)
+
+    def _broke_off(self, live: Live, reason: Outcome, now: float) -> None:
+        """An attempt ended without an answer: it was under way, unless there was no connection."""
+        instance, request = live.instance, live.request
+        if instance is not None and request.body_hash and reason in BROKE_OFF:
+            process = (instance.region, instance.name, str(instance.incarnation))
+            self._suspects.broke_off((request.tenant, request.body_hash), process, self._heard_of(process), now)
+
+    def _heard_of(self, process: tuple[str, ...]) -> float:
+        """When a report of this very process came, by whatever path."""
+        region, name, incarnation = process
+        known = self.view.regions.get(region)
+        instances = () if known is None else known.instances
+        same = (i.received_at for i in instances if i.name == name and str(i.incarnation) == incarnation)
+        return max(same, default=-inf)
+
+    def _suspected(self, live: Live, now: float) -> list[Command] | None:
+        """What to do instead of sending a request on; None where nothing is held against it."""
+        request = live.request
+        verdict = self._suspects.verdict((request.tenant, request.body_hash), self._heard_of, now)
+        live.doubted = verdict is not None
+        if verdict is None:
+            return None
+        if verdict.sure:
+            return [self._answer(live, outcome.ENDS_PROCESSES, _ENDED_TWO, verdict.until - now)]
+        held, due = request.id in self._held, min(request.deadline, verdict.until)
+        if held and live.due == due:
+            return []
         self._held[request.id] = None
         timer = self._timer(live, due)
         return [timer] if held else [machine.Hold(request.id), timer]

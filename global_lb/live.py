@@ -25,7 +25,8 @@ class Live:
     """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
 
     `region` and `reckoning` are those of the attempt under way, "" and None without one, `uncached_bytes` what that was
-    reckoned with; `instance` was asked last; `last_resort`: no promise is made any more; `due` is what its timer is set
+    reckoned with; `instance` was asked last; `last_resort`: no promise is made any more; `doubted`: it waits until it
+    is known whether the processes live at which it broke off; `due` is what its timer is set
     for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions that
     refused it, by their own word.
     """
@@ -41,6 +42,7 @@ class Live:
     uncached_bytes: float = 0.0
     instance: Instance | None = None
     last_resort: bool = False
+    doubted: bool = False
     decision: Decision | None = None
     refusals: dict[str, Outcome] = field(default_factory=dict)
     waits_ms: dict[str, float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from farhop.balance.guard import GuardConfig
 from farhop.balance.health import LivenessConfig
-from farhop.balance.limits import ByteBudget
+from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
 from farhop.identity.hop import HopSigner
 from farhop.identity.passes import PassSigner
@@ -25,6 +25,7 @@ from farhop.shell.config import ConfigError, load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
+from farhop.shell.lag import LoopLag
 from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
@@ -79,7 +80,7 @@ class GlobalBalancer:
         })  # fmt: skip
         self.observer = Observer(
             "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
-            DecisionReasons(config.region),
+            DecisionReasons(config.region), config.limits.traced_per_s_max,
         )  # fmt: skip
         signer = HopSigner(config.hop.secrets(), config.hop.active)
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("global"), wall), self.metrics, log)
@@ -87,7 +88,9 @@ class GlobalBalancer:
         pool = self.secrecy.pool(config.limits, regions)
         passes = Passes(PassSigner(config.hop.secrets(), config.hop.active), self.flow, self.clock)
         tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock, passes)
-        self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True)
+        self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
+        self.lag = LoopLag()
+        self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
         self._log, self._slots = log, wiring.slots()
         self._entry(rng, passes)
         hubs = store if store is not None else wiring.hubs(config, topology)
@@ -121,7 +124,6 @@ class GlobalBalancer:
     def _entry(self, rng: Random, passes: Passes) -> None:
         """Where clients come in, and who asks what of them."""
         config = self.config
-        self.budget = ByteBudget(config.limits.buffered_bytes_max)
         self.keeper = KeyKeeper(
             config.region, lambda: self.flow.law,
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
@@ -130,10 +132,11 @@ class GlobalBalancer:
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
         marks = MarkReader(AnyVersion())
         advisor = Advisor(self.flow, self.observer, passes, self.clock)
-        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor)
+        self.guard = config.requests.guard()
+        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor, guard=self.guard)
         self.door.relay = self.relay
         self.listener = Listener(
-            "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots,
+            "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots, self.requests,
             tls=self.secrecy.listener("listen", config.listen),
         )  # fmt: skip
 
@@ -156,7 +159,7 @@ class GlobalBalancer:
         gauge("region_hit_predicted_tokens", "Expected to be cached in each region.", lambda: self._hits(0), "to")
         gauge("region_hit_actual_tokens", "Of the same requests, found cached there.", lambda: self._hits(1), "to")
         gauge("region_residence", "Share of believed hits that proved true lately.", self._residence, "to")
-        wiring.observe(self.metrics, self.budget, self.relay.pool, self.listener)
+        wiring.observe(self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.listener)
 
     def _hits(self, which: int) -> dict[str, float]:
         return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}
@@ -187,6 +190,7 @@ class GlobalBalancer:
         port = await wiring.open_entry(self.listener, config.listen, self.desk.ready, SETTLE_S)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.secrecy.open()
+        self.lag.open()
         wiring.check_descriptors(config.limits, self._slots, self._log)
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
@@ -201,6 +205,7 @@ class GlobalBalancer:
             self.store.close,
             self.admin.close,
             self.secrecy.close,
+            self.lag.close,
             lambda: self.tracing.close(2.0),
         )
 

@@ -18,6 +18,7 @@ from farhop.telemetry import attributes as a
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farhop.balance.machine import Request
     from farhop.identity.hop import HopSigner
     from farhop.relay.relay import Journey
     from farhop.shell.admin import Question
@@ -270,9 +271,12 @@ class GlobalDesk:
             "instances": [_instance(i, now) for i in region.instances] if region is not None else [],
         }
 
-    def explain(self, question: Question) -> dict[str, Any]:
+    def compose(self, question: Question) -> Request:
+        """See Desk."""
+        return composed(self._door, self._keeper, question)
+
+    def explain(self, request: Request) -> dict[str, Any]:
         """Which region a request would go to now."""
-        request = composed(self._door, self._keeper, question)
         decision = self._flow.consider(request, self._clock.now())
         return {"reasons": DecisionReasons(self._flow.config.region).record(decision), "law": self._laws.told()}
 

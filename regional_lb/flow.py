@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate import Estimates
 from farhop.balance.health import HealthConfig
+from farhop.balance.suspects import Suspects
 from regional_lb import admission
 from regional_lb.fleet import Fleet
 from regional_lb.kv_words import TOKEN_BYTES
@@ -85,7 +86,7 @@ class RegionalFlow(Placing):
         self.outlook = Outlook(config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng)
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
-        self._budget = retry.RetryBudget()
+        self._budget, self._suspects = retry.RetryBudget(), Suspects()
         self._live: dict[str, Live] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
@@ -131,6 +132,8 @@ class RegionalFlow(Placing):
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
         live = self._live[request.id] = Live(request, self.outlook.need_of(request), request.model)
         self._budget.began()
+        if (suspected := self._suspected(live, now)) is not None:
+            return [suspected]
         if self.splits.by_model:
             self._assign(live)
         turned = self.outlook.turned_away(request, live.need, now, live.line)
@@ -180,6 +183,8 @@ class RegionalFlow(Placing):
         if event.usage is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(live)
+        if self._suspects:
+            self._suspects.answered((live.request.tenant, live.request.body_hash))
         if event.fault is not None:
             began_well = event.status < 500
             self._fleet.broke(live.replica, event.fault, now, began_well=began_well, sent_at=live.forwarded_at)
@@ -198,6 +203,7 @@ class RegionalFlow(Placing):
             return []
         failed = live.replica
         self._fleet.failed(failed, event.outcome, now, live.forwarded_at)
+        self._broke_off(live, event.outcome, now)
         held = self.ledger.held(event.id)
         if live.started:
             self._over(live)

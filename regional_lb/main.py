@@ -17,7 +17,7 @@ import grpc
 from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 
 from farhop.balance.health import HealthConfig, Mode
-from farhop.balance.limits import ByteBudget
+from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
 from farhop.identity.hop import HopVerifier
 from farhop.identity.passes import PassVerifier, holder
@@ -31,6 +31,7 @@ from farhop.shell.config import load
 from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
+from farhop.shell.lag import LoopLag
 from farhop.shell.marks import MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
@@ -111,16 +112,19 @@ class RegionalBalancer:
         self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies, splits)
         self.observer = Observer(
             "farhop.regional", "farhop.regional.pick", self.tracing, self.metrics, self.decisions, self.clock, rng,
-            PickReasons(),
+            PickReasons(), config.limits.traced_per_s_max,
         )  # fmt: skip
-        self.budget = ByteBudget(config.limits.buffered_bytes_max)
+        self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
+        self.lag = LoopLag()
         engine_key = config.engine_key.get_secret_value() if config.engine_key else None
         tier = RegionalTier(self.observer, log, config.region, engine_key)
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("regional"), wall), self.metrics, log)
         engines = self.secrecy.upstream("engine_tls", config.engine_tls)
         pool = self.secrecy.pool(config.limits, engines)
         self._log, self._slots = log, wiring.slots(aside=_descriptors(config))
-        self.relay = Relay(b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False)
+        self.relay = Relay(
+            b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False, budget=self.budget
+        )
         self._incarnation = time.time_ns() // 1_000_000
         self._doors(rng)
         self._eyes(rng, engines, store)
@@ -193,20 +197,21 @@ class RegionalBalancer:
         )
         marks = MarkReader(splits)
         self.tokenizers = _tokenizers(config)
-        common = (self.observer, self.clock, rng, session, marks, self.tokenizers)
-        self.hop_door = Door(self.hop_keeper, *common, listens=True)
+        self.guard = config.requests.guard()
+        common = (self.observer, self.clock, rng, session, marks, self.tokenizers, None, self.guard)
+        self.hop_door = Door(self.hop_keeper, *common, to_engines=True)
         self.keeper = KeyKeeper(config.region, lambda: self.flow.law, self._offered, config.limits.request_s)
         self.observer.may_record = self.keeper.recorded
         passes = PassVerifier(config.hop.secrets(), config.region, holder(config.instance, self._incarnation))
         pass_keeper = PassKeeper(self.keeper, passes, self.flow, self.clock)
-        self.key_door = Door(pass_keeper, *common, listens=True)
+        self.key_door = Door(pass_keeper, *common, to_engines=True)
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
-            "tier", self.hop_door, limits, self.budget, self._slots, is_hop=True,
+            "tier", self.hop_door, limits, self.budget, self._slots, self.requests, is_hop=True,
             tls=self.secrecy.listener("tier", config.tier),
         )  # fmt: skip
         self.client_listener = Listener(
-            "client", self.key_door, limits, self.budget, self._slots,
+            "client", self.key_door, limits, self.budget, self._slots, self.requests,
             tls=self.secrecy.listener("client", config.client),
         )  # fmt: skip
         self.control_certificates = self.secrecy.listened("control", config.control)
@@ -235,7 +240,16 @@ class RegionalBalancer:
         gauge("replica_ejections", "Ejections since the start, by what for.", flow.standing.ejections.copy, "reason")
         gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
         self.laws.observe(self.metrics)
-        wiring.observe(self.metrics, self.budget, self.relay.pool, self.tier_listener, self.client_listener)
+        wiring.observe(
+            self.metrics,
+            self.budget,
+            self.requests,
+            self.relay.pool,
+            self.lag,
+            self.guard,
+            self.tier_listener,
+            self.client_listener,
+        )
 
     def _in_flight(self) -> dict[str, float]:
         return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
@@ -293,6 +307,7 @@ class RegionalBalancer:
             client = f", clients on {config.client.host}:{port}"
         await self.reporter.open(self.store)
         self.secrecy.open()
+        self.lag.open()
         wiring.check_descriptors(config.limits, self._slots, self._log)
         return (
             f"region {config.region}: tier on {config.tier.host}:{tier}{client}, admin on {config.admin.host}:{admin}"
@@ -314,6 +329,7 @@ class RegionalBalancer:
             self.store.close,
             self.admin.close,
             self.secrecy.close,
+            self.lag.close,
             lambda: self.tracing.close(2.0),
         )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from farhop.balance import chain, machine, outcome, retry
 from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
+from farhop.balance.suspects import BROKE_OFF
 from regional_lb import admission
 from regional_lb.view import model_of
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from farhop.balance.ledger import Ledger
     from farhop.balance.machine import Answer, Command
     from farhop.balance.outcome import Outcome
+    from farhop.balance.suspects import Suspects
     from regional_lb.fleet import Fleet
     from regional_lb.flow import FlowConfig
     from regional_lb.live import Live
@@ -56,6 +58,7 @@ class Placing:
     _fleet: Fleet
     _pairs: Pairs
     _budget: retry.RetryBudget
+    _suspects: Suspects
     _live: dict[str, Live]
     _weight_of: Callable[[str], float]
 
@@ -218,7 +221,36 @@ class Placing:
         refusal = admission.refusal(live.request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [self._refuse(live, refusal.outcome, refusal.detail, now)]
+        if (suspected := self._suspected(live, now)) is not None:
+            return [suspected]
         return self._place(live, now) or self._hold(live, now)
+
+    # -- queries of death: what may have ended two replicas is not handed to a third (farhop.balance.suspects)
+
+    def _broke_off(self, live: Live, reason: Outcome, now: float) -> None:
+        """An attempt ended without an answer: it was under way, unless there was no connection."""
+        request = live.request
+        if request.body_hash and reason in BROKE_OFF:
+            body = (request.tenant, request.body_hash)
+            self._suspects.broke_off(body, (live.replica,), self._heard_of((live.replica,)), now)
+
+    def _heard_of(self, process: tuple[str, ...]) -> float:
+        """When a replica last told of itself."""
+        replica = self.view.replicas.get(process[0])
+        return replica.sample.at if replica is not None and replica.sample is not None else -inf
+
+    def _suspected(self, live: Live, now: float) -> Answer | None:
+        """The answer where two replicas are gone that it was under way at. Nobody waits here until that is sure: the
+        next scrapes show it, and the client may ask again then."""
+        request = live.request
+        if not request.body_hash or not self._suspects:
+            return None
+        verdict = self._suspects.verdict((request.tenant, request.body_hash), self._heard_of, now)
+        if verdict is None:
+            return None
+        self._over(live)
+        detail = "this request was under way at two replicas when they ended; it is not sent to a third for a while"
+        return machine.Answer(request.id, outcome.ENDS_PROCESSES, detail, max(RETRY_AFTER_S, verdict.until - now))
 
     def _refuse(self, live: Live, reason: Outcome, detail: str, now: float) -> Answer:
         self._over(live)

@@ -25,7 +25,7 @@ from regional_lb.passes import vouched
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farhop.balance.machine import Usage
+    from farhop.balance.machine import Request, Usage
     from farhop.identity.hop import HopVerifier
     from farhop.relay.answers import Reply
     from farhop.relay.head import Head
@@ -282,12 +282,15 @@ class RegionalDesk:
             "kv_word": flow.blocks.word(name),
         }
 
-    def explain(self, question: Question) -> dict[str, Any]:
+    def compose(self, question: Question) -> Request:
+        """See Desk."""
+        return composed(self._door, self._keeper, question)
+
+    def explain(self, request: Request) -> dict[str, Any]:
         """Which replica a request would get now."""
-        request = composed(self._door, self._keeper, question)
         flow = self._flow
         region = flow.config.region
-        why = flow.law.verdict(question.tenant, request.model, narrow=request.narrow).why_not(region)
+        why = flow.law.verdict(request.tenant, request.model, narrow=request.narrow).why_not(region)
         served = request.model in flow.view.by_model
         need = flow.outlook.need_of(request)
         choice = flow.outlook.consider(request, need, self._clock.now()) if served else None

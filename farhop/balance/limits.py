@@ -1,58 +1,33 @@
-"""Bounds on what one process holds: bytes buffered, slots taken.
+"""Bounds on what one process holds: bytes buffered, slots taken; and each holder's share of them.
 
-Invariant: 0 <= used <= capacity, always. Never waits: what does not fit is refused at once, by False. Giving back more
-than was taken is a fault of the caller and raises, since a bound that forgives does not bound.
+Invariants: 0 <= used <= capacity, always; what a holder has is never above SHARE times what is
+left for others, or a FLOOR-th of all if that is more. Never
+waits: what does not fit is refused at once, by False. Giving back more than was taken is a fault of the caller and
+raises, since a bound that forgives does not bound.
+
+Shares are dynamic thresholds (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
+Switches", IEEE/ACM Transactions on Networking 6(2), 1998): who is alone may have SHARE / (1 + SHARE) = 80 % of all, the
+rest is kept for whoever comes next; of k who want as much as they can get each has SHARE / (1 + k SHARE), and who wants
+less gets all it wants: max-min fair, without a list of who is there.
 """
 
-
-class ByteBudget:
-    """One cap on all buffered bytes. `take` and `give` must balance."""
-
-    __slots__ = ("_capacity_bytes", "_used_bytes")
-
-    def __init__(self, capacity_bytes: int) -> None:
-        if capacity_bytes < 0:
-            raise ValueError(f"capacity_bytes must be 0 or more, not {capacity_bytes!r}")
-        self._capacity_bytes = capacity_bytes
-        self._used_bytes = 0
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The cap."""
-        return self._capacity_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes taken and not given back."""
-        return self._used_bytes
-
-    def take(self, n: int) -> bool:
-        """Take n bytes, all or nothing. ValueError if n is negative."""
-        if n < 0:
-            raise ValueError(f"cannot take {n} bytes: give() them back instead")
-        used_bytes = self._used_bytes + n
-        if used_bytes > self._capacity_bytes:
-            return False
-        self._used_bytes = used_bytes
-        return True
-
-    def give(self, n: int) -> None:
-        """Give n bytes back. ValueError if n is negative or more than is taken."""
-        if n < 0 or n > self._used_bytes:
-            raise ValueError(f"cannot give back {n} bytes of {self._used_bytes} taken")
-        self._used_bytes -= n
+SHARE = 4
+FLOOR = 64
 
 
-class SlotLimit:
-    """One cap on things counted singly: connections, requests. `take` and `give` must balance."""
+class Limit:
+    """A capacity that is taken from and given back to, all or nothing. With a `holder` it counts towards its share."""
 
-    __slots__ = ("_capacity", "_used")
+    __slots__ = ("_capacity", "_floor", "_held", "_noted", "_used")
+    _what = "capacity"
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
-            raise ValueError(f"capacity must be 0 or more, not {capacity!r}")
+            raise ValueError(f"{self._what} must be 0 or more, not {capacity!r}")
         self._capacity = capacity
-        self._used = 0
+        self._floor = max(1, capacity // FLOOR)
+        self._used = self._noted = 0
+        self._held: dict[str, int] = {}
 
     @property
     def capacity(self) -> int:
@@ -61,18 +36,94 @@ class SlotLimit:
 
     @property
     def used(self) -> int:
-        """Slots taken and not given back."""
+        """What is taken and not given back."""
         return self._used
 
-    def take(self) -> bool:
-        """Take a slot, or False if none is left."""
-        if self._used >= self._capacity:
+    @property
+    def noted(self) -> int:
+        """What is held otherwise, as it was last noted."""
+        return self._noted
+
+    @property
+    def holders(self) -> int:
+        """How many hold something by name."""
+        return len(self._held)
+
+    def held(self, holder: str) -> int:
+        """What a holder has."""
+        return self._held.get(holder, 0)
+
+    def fits(self, n: int) -> bool:
+        """Whether there is room for n, whosever share it would count to."""
+        return self._used + self._noted + n <= self._capacity
+
+    def crowds(self, holder: str) -> bool:
+        """Whether a holder has as much as the others on average, or more: so that a refusal is for its sake."""
+        return self._held.get(holder, 0) * len(self._held) >= self._used > 0
+
+    def note(self, n: int) -> None:
+        """What is held that is measured rather than taken: it leaves less to take."""
+        self._noted = n
+
+    def take(self, n: int = 1, holder: str | None = None) -> bool:
+        """Take n, all or nothing. ValueError if n is negative."""
+        if n < 0:
+            raise ValueError(f"cannot take {n}: give() them back instead")
+        used = self._used + n
+        free = self._capacity - used - self._noted
+        if free < 0:
             return False
-        self._used += 1
+        if holder is not None:
+            held = self._held.get(holder, 0) + n
+            if n and held > SHARE * free and held > self._floor:
+                return False
+            if held:
+                self._held[holder] = held
+        self._used = used
         return True
 
-    def give(self) -> None:
-        """Give a slot back. ValueError if none is taken."""
-        if self._used == 0:
-            raise ValueError("give() without take(): a slot is given back once")
-        self._used -= 1
+    def give(self, n: int = 1, holder: str | None = None) -> None:
+        """Give n back. ValueError if n is negative or more than is taken, by this holder."""
+        if n < 0 or n > self._used:
+            raise ValueError(f"cannot give back {n} of {self._used} taken")
+        if holder is not None:
+            left = self._held.get(holder, 0) - n
+            if left < 0:
+                raise ValueError(f"cannot give back {n} of {left + n} taken by this holder")
+            if left:
+                self._held[holder] = left
+            else:
+                self._held.pop(holder, None)
+        self._used -= n
+
+    def move(self, n: int, holder: str, to: str) -> bool:
+        """Let n count towards another's share. False, and nothing is changed, if that one has its share already."""
+        self.give(n, holder)
+        if self.take(n, to):
+            return True
+        self._held[holder] = self._held.get(holder, 0) + n
+        self._used += n
+        return False
+
+
+class ByteBudget(Limit):
+    """One cap on all buffered bytes. `take` and `give` must balance."""
+
+    __slots__ = ()
+    _what = "capacity_bytes"
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The cap."""
+        return self._capacity
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes taken and not given back."""
+        return self._used
+
+
+class SlotLimit(Limit):
+    """One cap on things counted singly: connections, requests. `take` and `give` must balance."""
+
+    __slots__ = ()

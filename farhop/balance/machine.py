@@ -49,7 +49,7 @@ class Request(msgspec.Struct, frozen=True):
     of what the client calls its session, 0 without one, or where nothing asks for it. `version` is the model's version
     that the client asks for, `marks` are those of the rules' that it bears: both empty where nothing asks for them.
     `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
-    prefill it for another.
+    prefill it for another. `body_hash` tells bodies apart, 0 where nothing does.
     """
 
     id: str
@@ -73,6 +73,7 @@ class Request(msgspec.Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
     tokens: Tokens | None = None
     divisible: bool = False
+    body_hash: int = 0
 
 
 class Address(msgspec.Struct, frozen=True):

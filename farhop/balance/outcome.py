@@ -90,6 +90,10 @@ NO_BUFFER = _declare(Source.BALANCER, "buffers_full", retryable=True)
 TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryable=True)
 # Of ours to one address, or for want of descriptors and ports here: nobody else's fault, and nothing was sent.
 UPSTREAM_FULL = _declare(Source.BALANCER, "too_many_upstream_connections", retryable=True)
+# What is bounded here has a share for each tenant, and this one's is used up.
+TENANT_CROWDS = _declare(Source.BALANCER, "tenant_over_its_share", retryable=True)
+# The same body was under way at two processes when they ended: no third one is given to it.
+ENDS_PROCESSES = _declare(Source.BALANCER, "request_ended_two_processes")
 DEADLINE = _declare(Source.BALANCER, "deadline_exceeded")
 # An answer in one piece took longer than we wait for one. That is no failure of whoever generates it, and asked
 # elsewhere it would take as long again: a bound of ours, so not retried and held against nobody.

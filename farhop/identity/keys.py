@@ -64,21 +64,22 @@ class Keyring:
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
-        self._memo: dict[bytes, Principal] = {}
+        self._memo: dict[bytes, Principal] = {}  # by the header's SHA-256: no key stands in memory in the clear
 
     def identify(self, authorization: bytes | None) -> Principal | Outcome:
         """The principal of an `Authorization` header, or MISSING_KEY / UNKNOWN_KEY. Never raises on what came in."""
         if authorization is None:
             return MISSING_KEY
-        known = self._memo.get(authorization)
-        return known if known is not None else self._learn(authorization)
+        told = hashlib.sha256(authorization).digest()
+        known = self._memo.get(told)
+        return known if known is not None else self._learn(authorization, told)
 
     def replace(self, lookup: Lookup) -> None:
         """Answer by another topology from now on; everything remembered is forgotten."""
         self._lookup = lookup
         self._memo = {}
 
-    def _learn(self, authorization: bytes) -> Principal | Outcome:
+    def _learn(self, authorization: bytes, told: bytes) -> Principal | Outcome:
         key = bearer(authorization)
         if key is None:
             return MISSING_KEY
@@ -89,5 +90,5 @@ class Keyring:
         principal = Principal(tenant.name, entry.name, tuple(entry.within))
         if len(self._memo) >= MEMO_MAX:
             del self._memo[next(iter(self._memo))]
-        self._memo[authorization] = principal
+        self._memo[told] = principal
         return principal

@@ -49,6 +49,8 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.NO_BUFFER: (503, "overloaded_error"),
     outcome.TOO_MANY_CONNECTIONS: (503, "overloaded_error"),
     outcome.UPSTREAM_FULL: (503, "overloaded_error"),
+    outcome.TENANT_CROWDS: (429, "rate_limit_error"),
+    outcome.ENDS_PROCESSES: (503, "server_error"),
     outcome.DEADLINE: (504, "timeout_error"),
     outcome.WHOLE_ANSWER_TIMEOUT: (504, "timeout_error"),
     outcome.STOPPING: (503, "overloaded_error"),

@@ -149,6 +149,11 @@ class AttemptRun:
             reason = outcome.DIED_MID_STREAM
         self._relay.failed(self, reason)
 
+    def broke(self, error: Exception) -> None:
+        """Whatever it met while it read the answer: a bug of ours, and the end of this request."""
+        self._over = True
+        self._relay.fault(self.journey, error)
+
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """Head and body as the upstream gets them. `host` is its `Host` header's value."""
         body = self.journey.body
@@ -166,6 +171,12 @@ class AttemptRun:
     def usage(self) -> Usage | None:
         """What the engine said so far of its usage."""
         return self._tap.usage if self._tap is not None else None
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        tap, transcript = self._tap, self._transcript
+        return (0 if tap is None else tap.held_bytes) + (0 if transcript is None else transcript.held_bytes)
 
     @property
     def status(self) -> int:

@@ -5,9 +5,14 @@ No prefix cache holds sound, so there is no canonical text. Never decodes the fi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from farhop.balance.estimate import BYTES_PER_TOKEN
 from farhop.relay import form
-from farhop.relay.prompt import OURS, Prompt, invalid, not_yours
+from farhop.relay.prompt import Prompt, invalid
+
+if TYPE_CHECKING:
+    from farhop.relay.guard import Guard
 
 # Whisper's encoder gives 1,500 positions for 30 s, which is 50 a second. Speech is mostly sent compressed, at about
 # 64 kbit/s = 8,000 B/s: 160 B for each position. Uncompressed sound counts for up to four times what it costs.
@@ -17,15 +22,13 @@ MODEL_BYTES_MAX = 256
 _YES = frozenset(("true", "1", "yes", "on", "t", "y"))
 
 
-def read(body: bytes, _path: bytes, headers: bytes) -> Prompt:
+def read(body: bytes, _path: bytes, headers: bytes, guard: Guard) -> Prompt:
     """A transcription's or translation's form. Raises BodyError."""
     asked = form.read(body, headers)
+    guard.form(asked.names)
     model = asked.text("model")
     if not model or len(model) > MODEL_BYTES_MAX:
         raise invalid("model", "`model` is missing: give it as a field of the form")
-    for name in OURS:
-        if asked.text(name):
-            raise not_yours(name)
     size = asked.file_bytes("file")
     if not size:
         raise invalid("file", "`file` is missing or empty: give the sound as a file of the form")

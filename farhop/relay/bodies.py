@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.balance import outcome
-from farhop.relay import audio, kserve, openai, ranking
+from farhop.relay import audio, kserve, openai, ranking, shape
+from farhop.relay.guard import DEFAULT
 from farhop.relay.paths import Kind
 from farhop.relay.prompt import BodyError
 
 if TYPE_CHECKING:
+    from farhop.relay.guard import Guard
     from farhop.relay.prompt import Prompt, Reader
 
 __all__ = ["BodyError", "read"]
@@ -33,18 +35,33 @@ _READERS: dict[Kind, Reader] = {
     Kind.GENERATE: kserve.generate,
     Kind.GENERATE_STREAM: kserve.generate_stream,
 }
+# Those that are JSON from end to end, and the member that may hold many numbers.
+_JSON: dict[Kind, str] = {
+    Kind.CHAT: "",
+    Kind.COMPLETION: "prompt",
+    Kind.EMBEDDINGS: "input",
+    Kind.RERANK: "",
+    Kind.SCORE: "",
+    Kind.TOKENIZE: "",
+    Kind.DETOKENIZE: "tokens",
+    Kind.GENERATE: "",
+    Kind.GENERATE_STREAM: "",
+}
 
 
-def read(kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"") -> Prompt:
-    """Read a request's body: `path` is without its query, `headers` are its header lines ready to be sent on.
+def read(kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"", guard: Guard = DEFAULT) -> Prompt:
+    """Read a request's body: `path` is without its query, `headers` are its header lines ready to be sent on,
+    `guard` says what engines may be told.
 
     Raises BodyError naming the field.
     """
     try:
-        return _READERS[kind](body, path, headers)
+        if (numeric := _JSON.get(kind)) is not None:
+            guard.fields(shape.check(body, numeric))
+        return _READERS[kind](body, path, headers, guard)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise BodyError(outcome.INVALID_JSON, f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BodyError(outcome.INVALID_JSON, "the body is nested too deeply") from None

@@ -41,6 +41,9 @@ class Journey(Protocol):
 class Exchange:
     """One request and its one answer. `context` and `on_abandoned` belong to the gate.
 
+    `tenant` is set by the gate's `head` where it knows who asks: it is whose share of what is bounded this counts to;
+    `counted` says that it is among the requests under way, `waits` that it is whole and not read yet.
+
     `on_abandoned(outcome, status)` is called once if a request that the gate's `head` let pass never arrives: it was
     cut short here (with the status the client got) or its client left (status 0).
     """
@@ -51,6 +54,7 @@ class Exchange:
         "body",
         "body_bytes",
         "context",
+        "counted",
         "early",
         "head",
         "held_bytes",
@@ -58,12 +62,16 @@ class Exchange:
         "on_abandoned",
         "parts",
         "started",
+        "tenant",
+        "waits",
     )
 
     def __init__(self, turns: Turns, request_head: Head) -> None:
         self._turns = turns
         self.head = request_head
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | bytearray] = []
+        self.tenant = ""
+        self.counted = self.waits = False
         self.body = b""
         self.body_bytes = self.held_bytes = 0  # `held_bytes` are those taken from the budget
         self.early: Reply | None = None
@@ -138,6 +146,15 @@ class Exchange:
         if self._chunked:
             self._turns.write(b"0\r\n\r\n")
         self._turns.over(self)
+
+    def let_go(self) -> None:
+        """The body is held no more: nobody will want it again."""
+        self._turns.let_go(self)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What of its connection's answers the client has not taken yet."""
+        return self._turns.unsent_bytes
 
     def break_off(self, event: bytes | None) -> None:
         """The answer cannot be completed. With an event the stream ends cleanly; without, it visibly breaks."""

@@ -46,9 +46,11 @@ def in_text(text: bytes) -> Outcome | None:
 def in_event(event: bytes) -> Outcome | None:
     """What an event of a stream says, if it is an error: ENGINE_ERROR for a 5xx that names nothing broken."""
     start = event.find(b"{")
+    if len(event) > BODY_BYTES_MAX:
+        return None  # an error is small, and what is large is not taken apart
     try:
         said: Any = msgspec.json.decode(event[start:].rstrip()) if start >= 0 else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(said, dict) or not said.get("error"):
         return None
@@ -70,6 +72,11 @@ class FaultTap:
     def __init__(self) -> None:
         self._kept = b""
         self.fault: Outcome | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._kept)
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, the same bytes out."""

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 class FetchError(Exception):
-    """Nothing that could be read came; `reason` is a fixed word: unreachable, timeout, cut or size. `outcome` says it
-    as an attempt would."""
+    """Nothing that could be read came; `reason` is a fixed word: unreachable, timeout, cut, size or unreadable.
+
+    `outcome` says it as an attempt would.
+    """
 
     def __init__(self, reason: str, outcome: Outcome) -> None:
         super().__init__(reason)
@@ -43,7 +45,7 @@ class Collector:
     """An outbound.Attempt that collects the answer. `write` is given the connection, and writes the request; `done` is
     told once what came of it, unless it was aborted before."""
 
-    __slots__ = ("_connection", "_done", "_head", "_most", "_over", "_parts", "_size", "_write")
+    __slots__ = ("_body", "_connection", "_done", "_head", "_most", "_over", "_write")
 
     def __init__(
         self, write: Callable[[Outbound], None], done: Callable[[Fetched | FetchError], None], bytes_max: int
@@ -51,8 +53,7 @@ class Collector:
         self._write, self._done, self._most = write, done, bytes_max
         self._connection: Outbound | None = None
         self._head: AnswerHead | None = None
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._body = bytearray()
         self._over = False
 
     # -- outbound.Attempt
@@ -71,9 +72,8 @@ class Collector:
 
     def received(self, data: bytes) -> None:
         """Keep a piece of the body, within the bound."""
-        self._size += len(data)
-        if self._size <= self._most:
-            self._parts.append(data)
+        if len(self._body) + len(data) <= self._most:
+            self._body += data
         elif not self._over:
             self.abort()
             self._done(FetchError("size", outcome.BAD_FRAMING))
@@ -82,14 +82,23 @@ class Collector:
         """The answer is whole."""
         assert self._head is not None
         told = self._head.known.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        self._tell(Fetched(self._head.status, told, b"".join(self._parts)))
+        self._tell(Fetched(self._head.status, told, bytes(self._body)))
 
     def lost(self, reason: Outcome) -> None:
         """The upstream is gone, or never came."""
         unheard = reason in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT)
         self._tell(FetchError("unreachable" if unheard else "cut", reason))
 
+    def broke(self, _error: Exception) -> None:
+        """See outbound.Attempt."""
+        self._tell(FetchError("unreadable", outcome.INTERNAL))
+
     # -- for whoever asked
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._body)
 
     @property
     def connection(self) -> Outbound | None:

@@ -52,6 +52,11 @@ class Form:
     def __init__(self, body: bytes, fields: dict[str, list[Field]]) -> None:
         self._body, self._fields = body, fields
 
+    @property
+    def names(self) -> list[str]:
+        """What its fields are called."""
+        return list(self._fields)
+
     def text(self, name: str) -> str | None:
         """A small field's text, None if it is not there. Raises BodyError."""
         field = self._only(name)

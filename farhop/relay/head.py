@@ -44,6 +44,16 @@ _TARGET = bytes(range(0x21, 0x7F))
 _LENGTH_DIGITS_MAX = 15
 
 _ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via", b"server-timing"}
+# Of an engine's answer: what acts on the client's browser in the name of our host (cookies, where to go, what to forget
+# or to trust), and what tells an address inside the fleet or what runs there.
+_ANSWER_DROPPED = frozenset(
+    (
+        b"set-cookie", b"set-cookie2", b"location", b"content-location", b"refresh", b"link", b"alt-svc",
+        b"clear-site-data", b"strict-transport-security", b"public-key-pins", b"nel", b"report-to",
+        b"reporting-endpoints", b"service-worker-allowed", b"www-authenticate", b"server", b"x-powered-by",
+        b"x-served-by", b"x-backend-server", b"x-envoy-upstream-host",
+    )
+)  # fmt: skip
 
 
 def passes(name: bytes) -> bool:
@@ -51,12 +61,18 @@ def passes(name: bytes) -> bool:
     return not (name in _NOT_FORWARDED or name.startswith(_INTERNAL))
 
 
+def _answer_read(name: bytes) -> bool:
+    return name in _ANSWER_OURS or name == b"content-type" or name.startswith(b"x-farhop-")
+
+
 def _answer_passes(name: bytes) -> bool:
-    return not (name in _ANSWER_OURS or name.startswith(b"x-farhop-"))
+    if name in _ANSWER_OURS or name in _ANSWER_DROPPED:
+        return False
+    return not name.startswith((b"x-farhop-", b"x-forwarded-"))
 
 
 _fields = Fields(passes, lambda name: not passes(name))
-_answer_fields = Fields(_answer_passes, lambda name: name == b"content-type" or not _answer_passes(name))
+_answer_fields = Fields(_answer_passes, _answer_read)
 
 
 class HeadError(Exception):

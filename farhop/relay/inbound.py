@@ -34,8 +34,9 @@ class InboundLimits(msgspec.Struct, frozen=True):
 
     `connections_per_client_max` counts by address (IPv6: by /64) and not on the tier above's listener. `idle_s` is how
     long a connection may rest, `drain_idle_s` how long once we stop; `head_s` how long a head may take, `body_s` the
-    pause between two segments of a body, `upload_s` what a whole request may take to arrive, `send_s` how long a client
-    may take nothing of its answer, `linger_s` how long it may take to close after its last one.
+    pause between two segments of a body, `upload_s` what a whole request may take to arrive, `upload_bytes_per_s_min`
+    how fast its body must come once `head_s` is over, `send_s` how long a client may take nothing of its answer,
+    `linger_s` how long it may take to close after its last one.
     """
 
     head_bytes_max: int = 32 * 1024
@@ -49,6 +50,7 @@ class InboundLimits(msgspec.Struct, frozen=True):
     head_s: float = 10.0
     body_s: float = 30.0
     upload_s: float = 300.0
+    upload_bytes_per_s_min: int = 1024
     send_s: float = 60.0
     linger_s: float = 2.0
 
@@ -58,6 +60,8 @@ _DRAIN_BYTES_MAX = 64 * 1024
 # What no head holds, however much of it is still to come: bare line ends, control characters.
 _NEVER = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _END = b"\r\n\r\n"
+_PIECE_BYTES = 16 * 1024  # what comes in smaller pieces is gathered: an object costs 33 bytes beside what it holds
+_ANYBODY = ""  # whose share it counts to before it is known who asks
 _CROWDED = {
     outcome.TOO_MANY_CONNECTIONS: "too many connections: retry later, or at another entry",
     outcome.CLIENT_CROWDS: "too many connections from your address: close some, or keep them alive and use them again",
@@ -79,6 +83,7 @@ class Inbound(asyncio.Protocol):
         "_request_since",
         "_turns",
         "client",
+        "tenant",
     )
 
     def __init__(self, listener: ConnectionSet, gate: Gate, limits: InboundLimits, budget: ByteBudget) -> None:
@@ -90,6 +95,7 @@ class Inbound(asyncio.Protocol):
         self._reading: Exchange | None = None  # whose body is being read
         self._body: LengthBody | ChunkedBody | None = None
         self.client = ""  # by which it counts; "" where nobody counts
+        self.tenant = _ANYBODY  # whose request came last
 
     # -- asyncio.Protocol
 
@@ -160,7 +166,7 @@ class Inbound(asyncio.Protocol):
             raise head.HeadError(outcome.HEAD_TOO_LARGE, f"too many headers: at most {self._limits.headers_max}")
         if _NEVER.search(data, max(0, seen - 1)) or data[0] in b" \t:":
             raise head.HeadError(outcome.MALFORMED_HTTP, "not HTTP/1.1: lines must end with CR LF and hold text")
-        if not self._budget.take(len(data) - seen):
+        if not self._budget.take(len(data) - seen, _ANYBODY):
             self._refuse(_no_buffer())
             return b""
         self._partial = data
@@ -168,13 +174,18 @@ class Inbound(asyncio.Protocol):
 
     def _begin(self, request_head: head.Head) -> None:
         """A head is here: judge it, then read its body or refuse it unread."""
-        size = len(request_head.onward)
-        if not self._budget.take(size):
+        if not self._budget.fits(len(request_head.onward)):
             self._refuse(_no_buffer())
             return
         exchange = self._reading = Exchange(self._turns, request_head)
-        exchange.held_bytes = size
         early = exchange.early = self._judge(exchange)
+        if not self._budget.take(len(request_head.onward), exchange.tenant):
+            self._refuse(self._no_room(exchange.tenant))
+            return
+        exchange.held_bytes = len(request_head.onward)
+        if early is None and not self._listener.counts(self, exchange):
+            self._refuse(_crowded())
+            return
         length = request_head.content_length
         expects = request_head.known.get(b"expect")
         if early is not None and (length is None or length > _DRAIN_BYTES_MAX or expects):
@@ -184,7 +195,7 @@ class Inbound(asyncio.Protocol):
         elif length is not None and length > self._limits.body_bytes_max:
             self._refuse(self._too_large())
         else:
-            self._body = ChunkedBody() if length is None else LengthBody(length)
+            self._body = ChunkedBody(of_request=True) if length is None else LengthBody(length)
             if expects and expects.lower() == b"100-continue" and request_head.http_11 and self._turns.at_rest:
                 self._turns.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -202,17 +213,21 @@ class Inbound(asyncio.Protocol):
         except FramingError as error:
             self._refuse(answers.refusal(outcome.MALFORMED_HTTP, str(error)))
             return b""
-        if exchange.early is None:
-            size = len(fresh[0]) if len(fresh) == 1 else sum(map(len, fresh))
+        if exchange.early is None and fresh:
+            piece = fresh[0] if len(fresh) == 1 else b"".join(fresh)
+            size = len(piece)
             exchange.body_bytes += size
             if exchange.body_bytes > self._limits.body_bytes_max:
                 self._refuse(self._too_large())
                 return b""
-            if not self._budget.take(size):
-                self._refuse(_no_buffer())
+            if not self._budget.take(size, exchange.tenant):
+                self._refuse(self._no_room(exchange.tenant))
                 return b""
             exchange.held_bytes += size
-            exchange.parts += fresh
+            if rest is None:
+                _gather(exchange.parts, piece)
+            else:
+                exchange.parts.append(piece)  # the last
         if rest is None:
             return b""
         self._whole(exchange)
@@ -222,11 +237,18 @@ class Inbound(asyncio.Protocol):
         """The request is whole."""
         self._reading = self._body = None
         parts = exchange.parts
-        exchange.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        exchange.body = b"".join(parts)  # of one that is bytes: itself
         parts.clear()
         if not exchange.head.keep_alive:
             self._turns.last(exchange)
         self._turns.whole(exchange)
+
+    def _no_room(self, tenant: str) -> Reply:
+        """The buffers are full, or this tenant's share of them."""
+        if tenant == _ANYBODY or not self._budget.crowds(tenant):
+            return _no_buffer()
+        detail = "this tenant's requests fill its share of the balancer's buffers: retry when some are answered"
+        return answers.refusal(outcome.TENANT_CROWDS, detail, retry_after_s=1.0)
 
     def _too_large(self) -> Reply:
         most = self._limits.body_bytes_max
@@ -248,6 +270,8 @@ class Inbound(asyncio.Protocol):
                 self._too_slow(f"the head did not arrive within {limits.head_s:g} s")
         elif quiet_s > limits.body_s:
             self._too_slow(f"the body paused for more than {limits.body_s:g} s")
+        elif self._reading.body_bytes < limits.upload_bytes_per_s_min * (reading_s - limits.head_s):
+            self._too_slow(f"the body came at less than {limits.upload_bytes_per_s_min} bytes a second")
         elif reading_s > limits.upload_s:
             self._too_slow(f"the request did not arrive within {limits.upload_s:g} s")
 
@@ -284,8 +308,24 @@ class Inbound(asyncio.Protocol):
         self._turns.whole(exchange)
 
     def _release_head(self) -> None:
-        self._budget.give(len(self._partial))
+        if not self._partial:
+            return
+        self._budget.give(len(self._partial), _ANYBODY)
         self._partial = b""
+
+
+def _gather(parts: list[bytes | bytearray], piece: bytes) -> None:
+    """Add what came of a body; small pieces in one buffer, however many they are."""
+    last = parts[-1] if parts else None
+    if isinstance(last, bytearray) and len(last) < _PIECE_BYTES:
+        last += piece
+    else:
+        parts.append(piece if len(piece) >= _PIECE_BYTES else bytearray(piece))
+
+
+def _crowded() -> Reply:
+    detail = "too many requests of this tenant are under way here: retry when some are answered"
+    return answers.refusal(outcome.TENANT_CROWDS, detail, retry_after_s=1.0)
 
 
 def _no_buffer() -> Reply:
@@ -296,6 +336,9 @@ class ConnectionSet(Port, Protocol):
     """The listener, as its connections see it. `refused` counts what its gate never sees, by reason."""
 
     refused: Counter[str]
+
+    def counts(self, connection: Inbound, exchange: Exchange) -> bool:
+        """Count a request, and its connection, to its tenant's share. False if that is used up."""
 
     def admit(self, connection: Inbound, peer: object) -> Outcome | None:
         """Count a new connection in; or why there are too many. `peer` is its socket address."""

@@ -6,12 +6,16 @@ from their size, so it counts as nothing but a place in the batch. Never decodes
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from farhop.relay import paths
-from farhop.relay.prompt import PAIR, JsonBody, Prompt, header, invalid, keep_to_ours, texts
+from farhop.relay import paths, shape
+from farhop.relay.guard import arguments
+from farhop.relay.prompt import PAIR, Prompt, header, invalid, texts
+
+if TYPE_CHECKING:
+    from farhop.relay.guard import Guard
 
 _JSON_BYTES = b"inference-header-content-length"  # Triton's binary data extension: JSON first, raw tensors behind it
 
@@ -19,37 +23,51 @@ _JSON_BYTES = b"inference-header-content-length"  # Triton's binary data extensi
 class _Tensor(msgspec.Struct):
     name: str
     datatype: str
-    shape: list[int]
+    shape: msgspec.Raw
     data: msgspec.Raw = msgspec.Raw(b"")
+    parameters: dict[str, Any] | None = None
 
 
-class _Infer(JsonBody, kw_only=True):
+class _Output(msgspec.Struct):
+    parameters: dict[str, Any] | None = None
+
+
+class _Infer(msgspec.Struct, kw_only=True):
     inputs: list[_Tensor]
+    outputs: list[_Output] | None = None
 
 
 class _Parameters(msgspec.Struct):
     max_tokens: int | None = None
 
 
-class _Generate(JsonBody, kw_only=True):
+class _Generate(msgspec.Struct, kw_only=True):
     """TensorRT-LLM's backend takes `max_tokens` as an input, vLLM's as a parameter."""
 
-    text_input: str | list[str]
+    text_input: msgspec.Raw
     max_tokens: int | None = None
     parameters: _Parameters | None = None
 
 
 _infer = msgspec.json.Decoder(_Infer)
 _generate = msgspec.json.Decoder(_Generate)
-_data = msgspec.json.Decoder()
+# Flat, or nested as deep as shapes of texts are; at the first number it ends.
+_Nested: TypeAlias = list[str | list[str | list[str | list[str]]]]
+_data = msgspec.json.Decoder(str | _Nested)
 
 
-def infer(body: bytes, path: bytes, headers: bytes) -> Prompt:
+def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
-    document = _infer.decode(memoryview(body)[: _json_bytes(body, headers)])
-    keep_to_ours(document)
+    said = memoryview(body)[: _json_bytes(body, headers)]
+    guard.fields(shape.check(said, "inputs"))
+    document = _infer.decode(said)
+    for tensor in (*document.inputs, *(document.outputs or ())):
+        arguments("parameters", tensor.parameters)
     if not document.inputs:
         raise invalid("inputs", "`inputs` must hold at least one tensor")
+    for i, tensor in enumerate(document.inputs):
+        if bytes(memoryview(tensor.shape)[:1]) != b"[":
+            raise invalid(f"inputs[{i}].shape", "`shape` must be a list of numbers")
     spelled = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
     return Prompt(paths.model_in(path), PAIR.join(spelled))
 
@@ -66,38 +84,40 @@ def _json_bytes(body: bytes, headers: bytes) -> int:
 
 def _texts(tensor: _Tensor) -> list[str]:
     """The texts of a tensor, row by row: its data may be flat or nested as its shape is."""
-    if bytes(tensor.data) in (b"", b"null"):
+    raw = bytes(tensor.data)
+    if raw in (b"", b"null"):
         return []  # it is among the raw ones
     found: list[str] = []
-    waiting: list[Any] = [_data.decode(tensor.data)]
+    try:
+        waiting: list[Any] = [_data.decode(raw)]
+    except msgspec.ValidationError:
+        detail = f"`data` of tensor `{tensor.name[:64]}` must hold strings, as it is of type BYTES"
+        raise invalid("inputs", detail) from None
     while waiting:
         value = waiting.pop()
-        if isinstance(value, list):
-            waiting += reversed(value)
-        elif isinstance(value, str):
+        if isinstance(value, str):
             found.append(value)
         else:
-            raise invalid("inputs", f"`data` of tensor `{tensor.name[:64]}` must hold strings, as it is of type BYTES")
+            waiting += reversed(value)
     return found
 
 
-def generate(body: bytes, path: bytes, _headers: bytes) -> Prompt:
+def generate(body: bytes, path: bytes, _headers: bytes, _guard: Guard) -> Prompt:
     """`.../generate`. Raises BodyError, or msgspec's errors."""
     return _read_generate(body, path, stream=False)
 
 
-def generate_stream(body: bytes, path: bytes, _headers: bytes) -> Prompt:
+def generate_stream(body: bytes, path: bytes, _headers: bytes, _guard: Guard) -> Prompt:
     """`.../generate_stream`: the path says that the answer is a stream. Raises as `generate` does."""
     return _read_generate(body, path, stream=True)
 
 
 def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
     asked = _generate.decode(body)
-    keep_to_ours(asked)
     limit, param = asked.max_tokens, "max_tokens"
     if limit is None and asked.parameters is not None:
         limit, param = asked.parameters.max_tokens, "parameters.max_tokens"
     if limit is not None and limit < 1:
         raise invalid(param, f"`{param}` must be at least 1")
-    canonical = texts(asked.text_input, "text_input")
+    canonical = texts(asked.text_input, "text_input").canonical
     return Prompt(paths.model_in(path), canonical, stream=stream, max_tokens=limit)

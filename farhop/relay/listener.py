@@ -18,10 +18,12 @@ from farhop.balance import outcome
 from farhop.relay.cork import Cork
 from farhop.relay.inbound import Gate, Inbound, InboundLimits
 from farhop.relay.tls import Handshakes
+from farhop.relay.turns import Heavy
 
 if TYPE_CHECKING:
     from farhop.balance.limits import ByteBudget, SlotLimit
     from farhop.balance.outcome import Outcome
+    from farhop.relay.exchange import Exchange
     from farhop.relay.tls import ListenerTls
 
 # Time limits are checked by one sweep rather than a timer per connection: they may be late by this much.
@@ -41,7 +43,8 @@ class PortTakenError(Exception):
 class Listener:
     """One listening address and its connections. `is_hop`: the tier above comes here, not clients.
 
-    `slots` bound the connections of all listeners of the process together. `refused` counts, by reason, what was
+    `slots` bound the connections of all listeners of the process together, `requests` those under way; both have a
+    share for each tenant (the tier above has connections in common for all). `refused` counts, by reason, what was
     refused before a request could be read; the gate counts the others.
     """
 
@@ -52,13 +55,14 @@ class Listener:
         limits: InboundLimits,
         budget: ByteBudget,
         slots: SlotLimit | None = None,
+        requests: SlotLimit | None = None,
         *,
         is_hop: bool = False,
         tls: ListenerTls | None = None,
     ) -> None:
         self.name, self.is_hop = name, is_hop
-        self.cork = Cork(asyncio.get_running_loop())
-        self._gate, self._limits, self._budget, self._slots = gate, limits, budget, slots
+        self.cork, self.heavy = Cork(asyncio.get_running_loop()), Heavy(asyncio.get_running_loop())
+        self._gate, self._limits, self._budget, self._slots, self._requests = gate, limits, budget, slots, requests
         self.refused: Counter[str] = Counter()
         self._by_client: Counter[str] = Counter()
         self._rest_s = limits.idle_s
@@ -96,7 +100,9 @@ class Listener:
         reason = None
         if client and self._by_client[client] >= self._limits.connections_per_client_max:
             reason = outcome.CLIENT_CROWDS
-        elif len(self._connections) >= self._limits.connections_max or not (self._slots is None or self._slots.take()):
+        elif len(self._connections) >= self._limits.connections_max or not (
+            self._slots is None or self._slots.take(1, "")
+        ):
             reason = outcome.TOO_MANY_CONNECTIONS
         if reason is None:
             connection.client = client
@@ -115,10 +121,28 @@ class Listener:
             return
         self._connections.discard(connection)
         if self._slots is not None:
-            self._slots.give()
+            self._slots.give(1, connection.tenant)
         self._by_client[connection.client] -= 1
         if not self._by_client[connection.client]:
             del self._by_client[connection.client]
+
+    def counts(self, connection: Inbound, exchange: Exchange) -> bool:
+        """Count a request, and its connection, to its tenant's share. False if that is used up."""
+        tenant = exchange.tenant
+        if self._slots is not None and connection.tenant != tenant and not self.is_hop:
+            if not self._slots.move(1, connection.tenant, tenant):
+                return False
+            connection.tenant = tenant
+        if self._requests is not None:
+            if not self._requests.take(1, tenant):
+                return False
+            exchange.counted = True
+        return True
+
+    def uncounted(self, exchange: Exchange) -> None:
+        """A request that was counted to its tenant's share is over."""
+        assert self._requests is not None
+        self._requests.give(1, exchange.tenant)
 
     @property
     def connections(self) -> int:

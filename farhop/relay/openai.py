@@ -7,7 +7,7 @@ Never changes a body but for one thing: `ask_for_usage`, which accounting needs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,7 +18,6 @@ from farhop.relay.prompt import (
     NO_OUTPUT,
     PART,
     TOOLS,
-    JsonBody,
     Prompt,
     Said,
     in_order,
@@ -27,6 +26,9 @@ from farhop.relay.prompt import (
     medium,
     texts,
 )
+
+if TYPE_CHECKING:
+    from farhop.relay.guard import Guard
 
 _SAID_IN_CHAT = Said("content", ITEM + b"assistant" + FIELD)  # a message of its own
 _SAID_ON = Said("content", b"")  # the last message goes on
@@ -48,7 +50,7 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class _Body(JsonBody, kw_only=True):
+class _Body(msgspec.Struct, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -66,31 +68,41 @@ class _Chat(_Body, kw_only=True):
 
 
 class _Completion(_Body, kw_only=True):
-    prompt: str | list[Any]
+    prompt: msgspec.Raw
     echo: Any = None
 
 
-class _Embeddings(JsonBody, kw_only=True):
+class _Embeddings(msgspec.Struct, kw_only=True):
     """vLLM takes a chat, too, in place of the input."""
 
     model: str
-    input: str | list[Any] | None = None
+    input: msgspec.Raw = msgspec.Raw(b"null")
     messages: list[Message] | None = None
     cache_salt: str | None = None
 
+
+# What reading what somebody else wrote may raise: no JSON, of another type, not UTF-8, nested too deeply.
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
-def _read_chat(body: _Chat) -> Prompt:
+def _read_chat(body: _Chat, guard: Guard) -> Prompt:
     if not body.messages:
         raise invalid("messages", "`messages` must hold at least one message")
+    _check_media(body.messages, guard)
     canonical, media_bytes = spell(body.messages, body.tools)
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     return _prompt(body, canonical, limit, param, media_bytes, _said_in(body))
+
+
+def _check_media(messages: list[Message], guard: Guard) -> None:
+    for message in messages:
+        if not isinstance(message.content, str):
+            guard.media(message.content, "messages")
 
 
 def _said_in(body: _Chat) -> Said | None:
@@ -141,12 +153,12 @@ def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
     return medium(part)
 
 
-def _read_completion(body: _Completion) -> Prompt:
-    prompt = body.prompt
-    canonical = texts(prompt, "prompt")  # not empty from here on
-    one = isinstance(prompt, str) or len(prompt) == 1 or isinstance(prompt[0], int)
-    said = _SAID_IN_COMPLETION if isinstance(prompt, str) or isinstance(prompt[0], str) else None  # not of token ids
-    return _prompt(body, canonical, body.max_tokens, "max_tokens", 0, said, divisible=one and not body.echo)
+def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
+    prompt = texts(body.prompt, "prompt")
+    said = _SAID_IN_COMPLETION if prompt.words else None  # not of token ids
+    divisible = prompt.one and not body.echo
+    surplus = -prompt.surplus_bytes
+    return _prompt(body, prompt.canonical, body.max_tokens, "max_tokens", surplus, said, divisible=divisible)
 
 
 def _prompt(
@@ -177,13 +189,15 @@ def _prompt(
     )
 
 
-def _read_embeddings(body: _Embeddings) -> Prompt:
+def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
     if body.messages:
+        _check_media(body.messages, guard)
         canonical, unspelled_bytes = spell(body.messages, None)
-    elif body.input is None:
+    elif bytes(body.input) == b"null":
         raise invalid("input", "`input` is missing: give a text, token ids, or a list of either")
     else:
-        canonical, unspelled_bytes = texts(body.input, "input"), 0
+        given = texts(body.input, "input")
+        canonical, unspelled_bytes = given.canonical, -given.surplus_bytes
     return Prompt(
         body.model,
         canonical,
@@ -198,17 +212,34 @@ completion = json_reader(_Completion, _read_completion)
 embeddings = json_reader(_Embeddings, _read_embeddings)
 
 
-def ask_for_usage(body: bytes) -> bytes:
-    """The same request with `stream_options.include_usage` set. `body` is a valid JSON object that streams."""
-    if b'"stream_options"' not in body:
-        brace = body.index(b"{") + 1
-        return b"".join((body[:brace], b'"stream_options":{"include_usage":true},', body[brace:]))
-    # The rare case: options are there, without usage. Every other value is kept as it was written.
-    document = _raw.decode(body)
-    options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
-    options["include_usage"] = msgspec.Raw(b"true")
-    document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
-    return msgspec.json.encode(document)
+def ask_for_usage(body: bytes, salt: str = "") -> bytes:
+    """The same request with `stream_options.include_usage` set, and the salt if there is one. `body` is a valid JSON
+    object that streams."""
+    if b'"stream_options"' in body or b"\\u00" in body:  # a name may be spelled with escapes, too
+        # The rare case: options are there, without usage. Every other value is kept as it was written.
+        document = _raw.decode(body)
+        options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
+        options["include_usage"] = msgspec.Raw(b"true")
+        document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+        return salted(msgspec.json.encode(document), salt)
+    return salted(_begun_with(b'"stream_options":{"include_usage":true},', body), salt)
+
+
+def salted(body: bytes, salt: str) -> bytes:
+    """The same request under this `cache_salt`, whatever its own; unchanged where there is none to set. `body` is a
+    JSON object."""
+    if not salt:
+        return body
+    if b'"cache_salt"' in body or b"\\u00" in body:
+        document = _raw.decode(body)
+        document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
+        return msgspec.json.encode(document)
+    return _begun_with(b'"cache_salt":"%b",' % salt.encode(), body)
+
+
+def _begun_with(member: bytes, body: bytes) -> bytes:
+    brace = body.index(b"{") + 1
+    return b"".join((body[:brace], member, body[brace:]))
 
 
 class _Spoken(msgspec.Struct):
@@ -233,7 +264,7 @@ def said_in(document: bytes) -> bytes:
     """The text of the answer in a document that is not a stream; b"" where there is none, or more than one."""
     try:
         choices = _document.decode(document).choices
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return b""
     if len(choices) != 1:
         return b""
@@ -268,7 +299,7 @@ def usage_of(document: bytes | memoryview) -> Usage | None:
     """The usage in an answer or a stream's chunk; None where there is none, or it makes no sense."""
     try:
         usage = _answer.decode(document).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     if usage is None:
         return None

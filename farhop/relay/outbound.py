@@ -70,6 +70,9 @@ class Attempt(Protocol):
     def lost(self, reason: Outcome) -> None:
         """The connection broke, or never came to be; it is no longer yours."""
 
+    def broke(self, error: Exception) -> None:
+        """You raised this at what the upstream said; the connection is no longer yours."""
+
 
 CROSSING_S = 1.0  # a round trip, which no wire or proxy makes longer: for a close that crosses a request
 _CLOSE_S = 1.0  # what closing every connection may take
@@ -157,7 +160,7 @@ class Outbound(asyncio.Protocol):
         if attempt is None:
             return
         if isinstance(self._body, EndlessBody) and exc is None and self._ended:
-            attempt.completed()
+            self._complete(attempt)
         elif self.reused and not self._heard and self._pool.died_at_rest(self):
             attempt.lost(outcome.KEPT_CLOSED)
         elif isinstance(exc, ssl.SSLError) and not self._heard:
@@ -185,6 +188,10 @@ class Outbound(asyncio.Protocol):
         except (head.HeadError, FramingError):
             self.abort()
             attempt.lost(outcome.BAD_FRAMING)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever an answer brings about, somebody waits for an outcome
+            self.abort()
+            attempt.broke(error)
             return
         if rest is not None and self.attempt is attempt:
             self._settle(attempt, keep=not rest)  # bytes behind a whole answer: nobody asked for those
@@ -251,7 +258,13 @@ class Outbound(asyncio.Protocol):
                 self._pool.give_back(self)
             else:
                 transport.close()
-        attempt.completed()
+        self._complete(attempt)
+
+    def _complete(self, attempt: Attempt) -> None:
+        try:
+            attempt.completed()
+        except Exception as error:  # noqa: BLE001 - as in data_received
+            attempt.broke(error)
 
 
 class Pool:

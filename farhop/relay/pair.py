@@ -69,14 +69,12 @@ def where_is_it(answer: bytes) -> bytes | None:
     """The object in a prefill's answer that says where its KV is, as JSON; None if there is none."""
     try:
         return msgspec.json.encode(_answer.decode(answer).kv_transfer_params)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 
 
 def id_line(journey: Journey) -> bytes:
     """A header line. Both engines must know the request by one name: some vLLM let go of KV by its fetcher's word."""
-    if b"x-request-id: " in journey.exchange.head.onward:
-        return b""
     return b"x-request-id: %b\r\n" % journey.request.id.encode()
 
 
@@ -105,6 +103,11 @@ class PrefillRun:
     def abort(self) -> None:
         """Stop the work upstream at once; tells nobody."""
         self._collector.abort()
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return self._collector.held_bytes
 
     def pause(self) -> None:
         """The client is behind, and is sent nothing."""

@@ -5,21 +5,23 @@ A reader turns a body into a Prompt or raises a BodyError that names the field. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 import xxhash
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.relay.guard import Guard
+
 # Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
 ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in range(7))
-TOKEN_MAX = (1 << 31) - 1  # so that a token's first byte is none of them
-
-BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
-OURS = ("kv_transfer_params", *BOOTSTRAP)
+TOKEN_MAX = (1 << 31) - 1
 
 NO_OUTPUT = 0  # `max_tokens` of what generates nothing
 
@@ -47,7 +49,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
     `canonical` is the text that a prefix cache would hold, b"" where there is none. `unspelled_bytes` is the rest of
     what an engine computes before its first token, in bytes of text that cost as much: images and audio, a query
-    repeated for each document. `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
+    repeated for each document; less than 0 where the canonical text is longer than what it costs (token ids in digits).
+    `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
     of its stream, so that we ask (`openai.ask_for_usage`) and keep the answer to ourselves. `divisible`: one prompt and
     one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `said` is None where
     it cannot be told how the next turn's text will go on from this one.
@@ -64,51 +67,22 @@ class Prompt(msgspec.Struct, frozen=True):
     said: Said | None = None
 
 
-# Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.head). A reader raises
-# BodyError, or msgspec's errors.
-Reader: TypeAlias = Callable[[bytes, bytes, bytes], Prompt]
+# Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.head), and what engines
+# may be told. A reader raises BodyError, or msgspec's errors.
+Reader: TypeAlias = "Callable[[bytes, bytes, bytes, Guard], Prompt]"
 
 
-class JsonBody(msgspec.Struct):
-    """What every JSON body is looked at for. `kv_transfer_params` (vLLM) and `bootstrap_host`, `_port`, `_room`
-    (SGLang) name hosts whose memory an engine shall read: that is ours to write, and never a client's. vLLM adds what
-    is in `vllm_xargs` to the same arguments."""
-
-    kv_transfer_params: Any = None
-    vllm_xargs: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-T = TypeVar("T", bound=JsonBody)
-
-
-def json_reader(shape: type[T], understand: Callable[[T], Prompt]) -> Reader:
+def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Reader:
     """The reader of a kind whose body is a JSON object that says everything. `shape` is what of it is looked at."""
     decode = msgspec.json.Decoder(shape).decode
 
-    def read(body: bytes, _path: bytes, _headers: bytes) -> Prompt:
-        asked = decode(body)
-        keep_to_ours(asked)
-        return understand(asked)
+    def read(body: bytes, _path: bytes, _headers: bytes, guard: Guard) -> Prompt:
+        return understand(decode(body), guard)
 
     return read
-
-
-def keep_to_ours(asked: JsonBody) -> None:
-    """Raises BodyError where a client says what is ours to say."""
-    more = asked.vllm_xargs
-    if asked.kv_transfer_params is not None or (isinstance(more, dict) and "kv_transfer_params" in more):
-        raise not_yours("kv_transfer_params")
-    if asked.bootstrap_host is None and asked.bootstrap_port is None and asked.bootstrap_room is None:
-        return
-    raise not_yours(next(name for name in BOOTSTRAP if getattr(asked, name) is not None))
-
-
-def not_yours(param: str) -> BodyError:
-    """A client says where an engine shall fetch KV from."""
-    return invalid(param, f"`{param}` is not for clients to set: leave it out")
 
 
 def invalid(param: str, detail: str) -> BodyError:
@@ -136,21 +110,91 @@ def medium(value: Any) -> tuple[bytes, int]:
     return MEDIA + xxhash.xxh3_128_hexdigest(blob).encode(), len(blob)
 
 
-def texts(value: str | list[Any], param: str) -> bytes:
-    """One text, one list of token ids, or a list of either. Raises BodyError."""
-    if not value:
-        raise invalid(param, f"`{param}` must not be empty")
-    if isinstance(value, str):
-        return value.encode()
-    # A list of token ids is one prompt; anything else is a list of prompts.
-    return ITEM.join(_item(item, param) for item in ([value] if isinstance(value[0], int) else value))
+class Texts(NamedTuple):
+    """Prompts as they go into a chain. `one`: there is one of them. `words`: it is text, not token ids.
+
+    `surplus_bytes` are those by which ids in digits are longer than the text that they stand for.
+    """
+
+    canonical: bytes
+    one: bool
+    words: bool
+    surplus_bytes: int = 0
 
 
-def _item(item: object, param: str) -> bytes:
-    if isinstance(item, str):
-        return item.encode()
-    if isinstance(item, list) and all(type(t) is int and 0 <= t <= TOKEN_MAX for t in item):
-        # Four bytes each, so that equal ids give equal prefixes.
-        return TOKENS + b"".join(t.to_bytes(4, "big") for t in item)
-    detail = f"`{param}` must be a string, a list of strings, or lists of token ids within 0..{TOKEN_MAX}"
-    raise invalid(param, detail)
+_TOKEN_DIGITS = len(str(TOKEN_MAX))
+_LONG_IDS_MAX = 1 << 16  # of so many digits: no vocabulary has any
+_LARGEST = str(TOKEN_MAX).encode()
+_TOKEN_BYTES = 4  # of text that a token stands for, until its model is known better
+_BLANKS = b" \t\r\n"
+_text = msgspec.json.Decoder(str).decode
+_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def texts(value: bytes | msgspec.Raw, param: str) -> Texts:
+    """One text, one list of token ids, or a list of either, as JSON. Raises BodyError.
+
+    Token ids are never built: their digits are the text of the chain, so that equal ids give equal prefixes.
+    """
+    raw = bytes(value)
+    if raw[:1] == b'"':
+        canonical = _text(raw).encode()
+        if not canonical:
+            raise _empty(param)
+        return Texts(canonical, one=True, words=True)
+    if raw[:1] != b"[":
+        raise _no_texts(param)
+    first = raw[1:64].lstrip(_BLANKS)[:1] or raw[1:].lstrip(_BLANKS)[:1]
+    if first == b"]":
+        raise _empty(param)
+    if first.isdigit():
+        return _ids(raw, param)
+    items = [_item(bytes(item), param) for item in _list(raw)]
+    surplus_bytes = sum(item.surplus_bytes for item in items)
+    return Texts(ITEM.join(item.canonical for item in items), len(items) == 1, first == b'"', surplus_bytes)
+
+
+def _item(raw: bytes, param: str) -> Texts:
+    if raw[:1] == b'"':
+        return Texts(_text(raw).encode(), one=True, words=True)
+    return _ids(raw, param)
+
+
+def _ids(raw: bytes, param: str) -> Texts:
+    """A list of token ids."""
+    digits = raw.translate(None, _BLANKS)[1:-1]
+    if raw[:1] != b"[" or digits.translate(None, b"0123456789,"):
+        raise _no_texts(param)
+    commas = np.frombuffer(digits, np.uint8) == 0x2C
+    if not _in_range(digits, commas):
+        raise _no_texts(param)
+    count = int(np.count_nonzero(commas)) + 1 if digits else 0
+    return Texts(TOKENS + digits, one=True, words=False, surplus_bytes=len(digits) - _TOKEN_BYTES * count)
+
+
+def _in_range(digits: bytes, commas: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
+    """Whether no number between the commas is above TOKEN_MAX; none begins with a 0 but 0. `commas` by byte."""
+    near = commas
+    for step in (1, 2, 4, 2):  # whether there is one among two bytes, four, eight, ten
+        near = near[:-step] | near[step:]
+    long = len(near) - int(np.count_nonzero(near))
+    if not 0 < long <= _LONG_IDS_MAX:
+        return not long
+    starts = np.concatenate(([0], np.flatnonzero(commas) + 1))
+    lengths = np.diff(starts, append=len(digits) + 1) - 1
+    if int(lengths.max()) != _TOKEN_DIGITS:
+        return int(lengths.max()) < _TOKEN_DIGITS
+    # As many digits as the largest: they compare as text does, eight of them and two.
+    longest = starts[lengths == _TOKEN_DIGITS]
+    eight = np.ndarray((len(digits) - 7,), ">u8", digits, 0, (1,))[longest]
+    two = np.ndarray((len(digits) - 1,), ">u2", digits, 0, (1,))[longest + 8]
+    most, rest = int.from_bytes(_LARGEST[:8], "big"), int.from_bytes(_LARGEST[8:], "big")
+    return not bool(np.any((eight > most) | ((eight == most) & (two > rest))))
+
+
+def _empty(param: str) -> BodyError:
+    return invalid(param, f"`{param}` must not be empty")
+
+
+def _no_texts(param: str) -> BodyError:
+    return invalid(param, f"`{param}` must be a string, a list of strings, or lists of token ids within 0..{TOKEN_MAX}")

@@ -17,6 +17,7 @@ from farhop.balance.inquiry import ASKED_MAX
 from farhop.balance.machine import Address
 from farhop.relay import answers
 from farhop.relay.attempt import AttemptRun
+from farhop.relay.guard import engine_headers
 from farhop.relay.listener import SWEEP_S
 from farhop.relay.pair import DecodeRun, PrefillRun
 from farhop.relay.together import TogetherRun
@@ -24,6 +25,7 @@ from farhop.relay.together import TogetherRun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Command, Event, Flow, Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.inbound import Exchange
@@ -129,7 +131,7 @@ class Journey:
             host,
             body_bytes,
             _ALWAYS,
-            head.onward,
+            head.onward if self._relay.upstream_is_tier else engine_headers(head.onward),
             self._relay.tier.upstream_headers(self),
             more,
         )
@@ -145,13 +147,24 @@ class Journey:
 
 
 class Relay:
-    """Drives one machine. `clock` gives monotonic seconds, the machine's `now`."""
+    """Drives one machine. `clock` gives monotonic seconds, the machine's `now`.
+
+    The `budget` is told what answers hold.
+    """
 
     def __init__(
-        self, name: bytes, flow: Flow, tier: Tier, pool: Pool, clock: Callable[[], float], *, upstream_is_tier: bool
+        self,
+        name: bytes,
+        flow: Flow,
+        tier: Tier,
+        pool: Pool,
+        clock: Callable[[], float],
+        *,
+        upstream_is_tier: bool,
+        budget: ByteBudget | None = None,
     ) -> None:
         self.name, self._flow, self.tier, self.pool, self.clock = name, flow, tier, pool, clock
-        self.upstream_is_tier = upstream_is_tier
+        self.upstream_is_tier, self._budget = upstream_is_tier, budget
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, Journey] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
@@ -238,6 +251,8 @@ class Relay:
         """The first byte is here. False if it is no longer wanted."""
         journey, now = attempt.journey, self.clock()
         journey.began_at, journey.status, journey.streams = now, status, attempt.streams
+        journey.body = b""  # what has begun is never sent again
+        journey.exchange.let_go()
         self.react(machine.AttemptBegan(journey.request.id, attempt.number, status), now)
         return journey.attempt is attempt
 
@@ -432,17 +447,20 @@ class Relay:
 
     def _sweep(self) -> None:
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        now, quiet = self.clock(), dict[Address, list[AttemptRun]]()
+        now, held_bytes, quiet = self.clock(), 0, dict[Address, list[AttemptRun]]()
         for journey in tuple(self._live.values()):
             self._arm(journey, now)
             attempt = journey.attempt
             if attempt is None:
                 continue
+            held_bytes += attempt.held_bytes + journey.exchange.unsent_bytes
             attempt.check(now, self.pool.limits)
             if self.upstream_is_tier and isinstance(attempt, AttemptRun) and attempt.is_quiet(now):
                 assert journey.forward is not None  # it is where the attempt went
                 quiet.setdefault(journey.forward.address, []).append(attempt)
         self._quiet = quiet
+        if self._budget is not None:
+            self._budget.note(held_bytes)  # of answers: small for each, so that looking now and then is enough
         self.pool.sweep(self._loop.time())
 
     async def close(self) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EVENT_BYTES_MAX = 256 * 1024  # an event longer than this passes in pieces: it is not usage, and memory is bounded
 BODY_BYTES_MAX = 256 * 1024  # of a longer body only the end is kept: where usage is the last member, it is found there
 TAIL_BYTES = 4 * 1024
+KEPT_BYTES_MAX = 16 * 1024  # of a segment's events, for the error that may be in it
+_END_BYTES_MAX = 4
 _END = b"\n\n"
 _ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
 _ERROR = b'"error"'
@@ -34,36 +36,56 @@ class StreamTap:
     for `[DONE]`, so the last two segments' events are kept and looked at then: searching each would cost every chunk.
     """
 
-    __slots__ = ("_before", "_hide", "_last", "_tail", "_transcript", "fault", "usage")
+    __slots__ = ("_before", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage")
 
     def __init__(self, hide_usage: bool, transcript: Transcript | None = None) -> None:
         self._hide, self._transcript = hide_usage, transcript
-        self._tail = self._before = self._last = b""
+        self._tail = bytearray()
+        self._searched = 0  # of it: no event ends before here
+        self._before = self._last = b""
         self.usage: Usage | None = None
         self.fault: Outcome | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._tail) + len(self._before) + len(self._last)
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, bytes to pass on (maybe none)."""
         # Nearly always a segment is a whole number of events without usage: two comparisons, no copy.
         if not self._tail and data.endswith(_END) and not _has_usage(data):
-            self._before, self._last = self._last, data
-            if self._transcript is not None:
-                self._transcript.hear(data)
+            self._keep(data)
             return data
         return self._slow(data)
 
+    def _keep(self, events: bytes) -> None:
+        if self._transcript is not None:
+            self._transcript.hear(events)
+        # An error is small: of a long segment its end is enough.
+        self._before, self._last = self._last, events if len(events) <= KEPT_BYTES_MAX else events[-KEPT_BYTES_MAX:]
+
     def _slow(self, data: bytes) -> bytes:
-        data = self._tail + data if self._tail else data
-        events, self._tail = _split(data)
+        # However small the pieces, each byte is copied and searched once.
+        tail = self._tail
+        tail += data
+        events, start = [], 0
+        for end in _ANY_END.finditer(tail, max(0, self._searched - _END_BYTES_MAX + 1)):
+            events.append(bytes(tail[start : end.end()]))
+            start = end.end()
+        del tail[:start]
+        self._searched = len(tail)
         if events:
-            self._before, self._last = self._last, b"".join(events)
-            if self._transcript is not None:
-                self._transcript.hear(self._last)
-        if len(self._tail) > EVENT_BYTES_MAX:
-            events, self._tail = [*events, self._tail], b""
+            self._keep(b"".join(events))
+        if len(tail) > EVENT_BYTES_MAX:
+            events.append(self._drain())
             if self._transcript is not None:
                 self._transcript.miss()
         return b"".join(event for event in events if not self._is_ours(event))
+
+    def _drain(self) -> bytes:
+        tail, self._tail, self._searched = bytes(self._tail), bytearray(), 0
+        return tail
 
     def _is_ours(self, event: bytes) -> bool:
         if not _has_usage(event):
@@ -77,7 +99,7 @@ class StreamTap:
 
     def rest(self) -> bytes:
         """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
-        tail, self._tail = self._tail, b""
+        tail = self._drain()
         for segment in (self._before, self._last, tail):
             if _ERROR in segment:  # in a text it would be escaped
                 for event in _ANY_END.split(segment):
@@ -91,25 +113,15 @@ def _has_usage(data: bytes) -> bool:
     return b'"usage"' in data and _USAGE.search(data) is not None
 
 
-def _split(data: bytes) -> tuple[list[bytes], bytes]:
-    """Whole events, each with its own ending, and what is left of the last."""
-    events: list[bytes] = []
-    start = 0
-    for end in _ANY_END.finditer(data):
-        events.append(data[start : end.end()])
-        start = end.end()
-    return events, data[start:]
-
-
 class BodyTap:
     """For one JSON answer: keeps a bounded copy until its usage can be read. `fault`: a failure has another tap."""
 
-    __slots__ = ("_parts", "_size", "_transcript", "usage")
+    __slots__ = ("_kept", "_size", "_transcript", "usage")
 
     fault = None
 
     def __init__(self, transcript: Transcript | None = None) -> None:
-        self._parts: list[bytes] = []
+        self._kept = bytearray()
         self._transcript = transcript
         self._size = 0
         self.usage: Usage | None = None
@@ -117,21 +129,26 @@ class BodyTap:
     def feed(self, data: bytes) -> bytes:
         """Bytes in, the same bytes out."""
         self._size += len(data)
-        if self._size <= BODY_BYTES_MAX:
-            self._parts.append(data)
-        else:
-            self._parts = [b"".join((*self._parts, data))[-TAIL_BYTES:]]
+        kept = self._kept
+        kept += data
+        if self._size > BODY_BYTES_MAX and len(kept) > 2 * TAIL_BYTES:  # cut now and then, not at every piece
+            del kept[:-TAIL_BYTES]
         return data
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._kept)
 
     def rest(self) -> bytes:
         """Read the usage; nothing is held back."""
-        if self._parts:
-            document = b"".join(self._parts)
+        if self._kept:
+            document = bytes(self._kept)
+            self._kept = bytearray()
             if self._size > BODY_BYTES_MAX:
                 # Valid JSON again only if `usage` was a member of the outermost object: nobody's text can imitate it.
                 document = b"{" + document[document.rfind(b'"usage"') :]
             elif self._transcript is not None:
                 self._transcript.read(document)
             self.usage = usage_of(document)
-            self._parts.clear()
         return b""

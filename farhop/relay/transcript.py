@@ -56,6 +56,11 @@ class Transcript:
         self._pieces = bytearray()  # as the engine wrote them, escapes and all
         self._text = b""
 
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._pieces) + len(self._text)
+
     def hear(self, events: bytes) -> None:
         """Whole events of a stream."""
         pieces = self._pieces
@@ -88,5 +93,5 @@ def _unescaped(pieces: bytes) -> bytes:
         return pieces
     try:
         return _string.decode(b'"%b"' % pieces).encode()
-    except (msgspec.DecodeError, UnicodeDecodeError, UnicodeEncodeError):
+    except openai.UNREADABLE:
         return b""

@@ -12,6 +12,7 @@ import fcntl
 import sys
 import termios
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance import outcome
@@ -19,12 +20,39 @@ from farhop.relay import answers
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from farhop.balance.limits import ByteBudget
     from farhop.relay.answers import Reply
     from farhop.relay.cork import Cork
     from farhop.relay.exchange import Exchange
     from farhop.relay.inbound import InboundLimits
+
+
+_READING = 5
+_SMALL_BYTES = 64 * 1024
+
+
+class Heavy:
+    """Large bodies are read one in a turn of the loop: whoever else has come is served between them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Do it in a turn of its own, after those that wait."""
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        try:
+            self._waiting[0]()
+        finally:
+            self._waiting.popleft()
+            if self._waiting:
+                self._loop.call_soon(self._next)
 
 
 class Gate(Protocol):
@@ -43,6 +71,10 @@ class Port(Protocol):
     stopping: bool
     is_hop: bool
     cork: Cork
+    heavy: Heavy
+
+    def uncounted(self, exchange: Exchange) -> None:
+        """A request that was counted to its tenant's share is over."""
 
 
 class Turns:
@@ -105,6 +137,8 @@ class Turns:
         self._abandon_waiting()
         if active is not None:
             self.give_back(active)
+            if active.waits:
+                active.abandon(outcome.CLIENT_LEFT, 0)
             if active.journey is not None:
                 active.journey.client_left()
 
@@ -164,6 +198,24 @@ class Turns:
         if exchange.early is not None:
             exchange.reply(exchange.early)
             return
+        if len(exchange.body) > _SMALL_BYTES:
+            exchange.waits = True
+            self._port.heavy.add(partial(self._arrive, exchange))
+        else:
+            self._arrive(exchange)
+
+    def _arrive(self, exchange: Exchange) -> None:
+        """Have the gate read the request."""
+        if self.active is not exchange:
+            return  # its client left meanwhile
+        exchange.waits = False
+        # What reading takes beside the body, at most: texts at four bytes a character, and the chain's copy of them.
+        reading_bytes = _READING * len(exchange.body) if len(exchange.body) > _SMALL_BYTES else 0
+        if reading_bytes and not self._budget.take(reading_bytes, exchange.tenant):
+            refused = "this balancer's buffers are full: retry shortly"
+            exchange.abandon(outcome.NO_BUFFER, answers.status_of(outcome.NO_BUFFER))
+            exchange.reply(answers.refusal(outcome.NO_BUFFER, refused, retry_after_s=1.0))
+            return
         try:
             self._gate.arrived(exchange)
         except Exception as error:  # noqa: BLE001 - one request's bug must not take its neighbours', nor leave it unanswered
@@ -174,6 +226,9 @@ class Turns:
                 exchange.reply(reply)
             elif self.active is exchange:
                 self.abort()
+        finally:
+            if reading_bytes:
+                self._budget.give(reading_bytes, exchange.tenant)
 
     def over(self, exchange: Exchange) -> None:
         """The exchange has its whole answer: give back what it held and serve the next, or close."""
@@ -278,9 +333,24 @@ class Turns:
             exchange.abandon(outcome.CLIENT_LEFT, 0)
 
     def give_back(self, exchange: Exchange) -> None:
-        """Return what the exchange held of the budget."""
-        self._budget.give(exchange.held_bytes)
+        """Return what the exchange held of the budget, and its place among the requests under way."""
+        self._budget.give(exchange.held_bytes, exchange.tenant)
         exchange.held_bytes = 0
+        if exchange.counted:
+            exchange.counted = False
+            self._port.uncounted(exchange)
+
+    def let_go(self, exchange: Exchange) -> None:
+        """Return what the exchange's body held of the budget."""
+        body_bytes = exchange.held_bytes - len(exchange.head.onward)
+        if body_bytes > 0:
+            self._budget.give(body_bytes, exchange.tenant)
+            exchange.held_bytes -= body_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def bug(self, error: Exception) -> Reply:
         """The gate failed: say so where the process logs, and what the client is told."""

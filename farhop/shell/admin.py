@@ -6,7 +6,9 @@ Never on the data path, never authenticated (bind it to a private address), neve
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 from aiohttp import web
@@ -18,6 +20,8 @@ from farhop.telemetry.metrics import CONTENT_TYPE
 from topology.law import narrowing
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     from farhop.balance.machine import Request
     from farhop.relay.tls import ListenerTls
     from farhop.shell.decisions import Decisions
@@ -26,6 +30,25 @@ if TYPE_CHECKING:
     from farhop.telemetry.metrics import TierMetrics
 
 EXPLAIN_BYTES_MAX = 16 * 1024 * 1024
+EXPLAINS_MAX = 4  # at a time, one of which is worked on
+
+
+class _Quiet(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp's own log: what could not be read of a request, and why, would quote it."""
+
+    def process(self, _msg: object, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        """Keep the kind of fault."""
+        told = kwargs.pop("exc_info", None)
+        error = told if isinstance(told, BaseException) else sys.exc_info()[1]
+        return f"a request to the admin port failed: {type(error).__name__ if error is not None else 'malformed'}", {}
+
+    def log(self, level: int, msg: object, *_args: object, **kwargs: Any) -> None:
+        """Without what the line would be filled with."""
+        super().log(level, msg, **kwargs)
+
+    def exception(self, msg: object, *_args: object, **kwargs: Any) -> None:
+        """As an error without its trace."""
+        self.error(msg, **kwargs)
 
 
 class ExplainError(Exception):
@@ -44,8 +67,11 @@ class Desk(Protocol):
     def status(self) -> dict[str, Any]:
         """The tier's state, JSON-ready."""
 
-    def explain(self, question: Question) -> dict[str, Any]:
-        """Where a request would go now. Raises ExplainError."""
+    def compose(self, question: Question) -> Request:
+        """The request that a question stands for; in a thread, as it may take long. Raises ExplainError."""
+
+    def explain(self, request: Request) -> dict[str, Any]:
+        """Where it would go now."""
 
     def law(self) -> dict[str, Any]:
         """The law in force, whole: of keys the hashes."""
@@ -69,7 +95,7 @@ def composed(door: Door, keeper: KeyKeeper, question: Question) -> Request:
     try:
         caller = keeper.trusted(question.tenant, narrowing(question.allow))
         body = bytes(question.body)
-        return door.spelled(kind, *door.compose(caller, kind, body, path), body)
+        return door.spelled(caller, kind, *door.compose(caller, kind, body, path), body)
     except bodies.BodyError as error:
         raise ExplainError(error.detail) from None
 
@@ -83,6 +109,7 @@ class Admin:
         self._server: asyncio.Server | None = None
         self._tls = tls
         self._handshakes: Handshakes | None = None
+        self._explaining, self._one = 0, asyncio.Semaphore(1)
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises PortTakenError."""
@@ -94,7 +121,8 @@ class Admin:
         app.router.add_get("/law", self._show_law)
         app.router.add_get("/decisions/{id}", self._show_decision)
         app.router.add_post("/explain", self._explain)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        quiet = cast("logging.Logger", _Quiet(logging.getLogger("farhop.admin")))
+        self._runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=1.0)
         await self._runner.setup()
         make = self._runner.server
         assert make is not None  # set up above
@@ -142,13 +170,19 @@ class Admin:
         return _json(record)
 
     async def _explain(self, request: web.Request) -> web.Response:
+        if self._explaining >= EXPLAINS_MAX:
+            return _json({"error": "others ask at this moment: ask again shortly"}, 503)
+        self._explaining += 1
         try:
             question = msgspec.json.decode(await request.read(), type=Question)
-            return _json(self._desk.explain(question))
+            async with self._one:
+                return _json(self._desk.explain(await asyncio.to_thread(self._desk.compose, question)))
         except (msgspec.DecodeError, UnicodeDecodeError, ExplainError) as error:
             return _json({"error": str(error)}, 400)
         except RecursionError:
             return _json({"error": "the question is nested too deeply"}, 400)
+        finally:
+            self._explaining -= 1
 
 
 def _json(data: dict[str, Any], status: int = 200) -> web.Response:

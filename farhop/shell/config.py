@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from farhop.identity.hop import HopSigner
+from farhop.relay.guard import Guard
 from farhop.relay.inbound import InboundLimits
 from farhop.relay.outbound import OutboundLimits
 from farhop.shell import certificates
@@ -21,6 +22,7 @@ from farhop.shell.clock import wall
 from farhop.store import envelope
 from farhop.store.etcd_link import EtcdSettings
 
+_HOST_PORT = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?(:[0-9]{1,5})?$"
 DAY_S = 86_400.0  # no wait is longer; the hop token says so, too
 
 
@@ -239,7 +241,10 @@ class Limits(Part):
     head_s: Seconds = _IN.head_s
     body_s: Seconds = _IN.body_s
     upload_s: Seconds = _IN.upload_s
+    upload_bytes_per_s_min: Annotated[int, Field(ge=0, le=1 << 20)] = _IN.upload_bytes_per_s_min
     send_s: Seconds = _IN.send_s
+    requests_max: Count = 20_000
+    traced_per_s_max: Annotated[float, Field(ge=0, le=1e6)] = 100.0
     upstream_idle_s: Seconds = _OUT.idle_s
     request_s: Seconds = 600.0
     connect_s: Seconds = _OUT.connect_s
@@ -248,6 +253,20 @@ class Limits(Part):
     between_bytes_s: Seconds = _OUT.between_bytes_s
     drain_s: Annotated[float, Field(ge=0, le=DAY_S)] = 30.0
     drain_idle_s: Annotated[float, Field(ge=0, le=DAY_S)] = _IN.drain_idle_s
+
+
+class Requests(Part):
+    """What of a request may reach an engine, beyond what always may. The same in both tiers, or the stricter holds.
+
+    `media_hosts` are `host` or `host:port`; engines may follow a redirect from there, so name none that redirects.
+    """
+
+    media_hosts: Annotated[list[Annotated[str, Field(pattern=_HOST_PORT)]], Field(max_length=1024)] = []
+    unknown_fields: Literal["pass", "refuse"] = "pass"
+
+    def guard(self) -> Guard:
+        """As the relay has it."""
+        return Guard(map(str.lower, self.media_hosts), refuse_unknown=self.unknown_fields == "refuse")
 
 
 class Process(Part):
@@ -269,6 +288,7 @@ class Process(Part):
     fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "fleet"
     state_dir: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     limits: Limits = Limits()
+    requests: Requests = Requests()
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"
 
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
 
 from farhop.balance import chain, outcome
 from farhop.balance.machine import Request
 from farhop.identity import passes
 from farhop.relay import answers, bodies, openai, paths
+from farhop.relay.guard import DEFAULT
 from farhop.relay.paths import Kind, PathRefusal
 from farhop.relay.transcript import continuation
 from farhop.shell.marks import VERSION_HEADER
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Tokens
     from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
+    from farhop.relay.guard import Guard
     from farhop.relay.head import Head
     from farhop.relay.inbound import Exchange
     from farhop.relay.prompt import Prompt
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
     from farhop.shell.session import SessionReader
     from farhop.shell.tokens import Tokenizers
 
+# Of these it is known that engines take a salt.
+_SALTED = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.EMBEDDINGS))
+_SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
 NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
 _MODELS = Kind.MODELS  # to look up an enum's member is a call, and this is asked for every request
@@ -90,7 +97,8 @@ class Advisor(Protocol):
 
 class Door:
     """A listener's gate. `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone
-    may be asked for here, too. `listens`: what engines answer is of use here, as they hold it behind its prompt."""
+    may be asked for here, too. `guard` says what engines may be told. `to_engines`: they are asked from here, so that
+    what they answer is of use, as they hold it behind its prompt, and what they cache is kept apart."""
 
     def __init__(
         self,
@@ -102,25 +110,27 @@ class Door:
         marks: MarkReader | None = None,
         tokenizers: Tokenizers | None = None,
         advisor: Advisor | None = None,
+        guard: Guard = DEFAULT,
         *,
-        listens: bool = False,
+        to_engines: bool = False,
     ) -> None:
-        self._advisor, self._listens = advisor, listens
+        self._advisor, self._guard, self._to_engines = advisor, guard, to_engines
         self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
         self._session, self._marks, self._tokenizers = session, marks, tokenizers
         self.relay: Relay | None = None
 
     def head(self, exchange: Exchange) -> Reply | None:
         """Everything that can be said before the body is read."""
-        visit = exchange.context = self._observer.begin(exchange.head)
-        reply = self._judge(exchange.head, visit)
+        visit = exchange.context = self._observer.begin()
+        reply = self._judge(exchange, visit)
         if reply is not None:
             self._observer.turned_away(visit, reply.outcome, reply.status)
         else:
             exchange.on_abandoned = partial(self._observer.turned_away, visit)
         return reply
 
-    def _judge(self, head: Head, visit: Visit) -> Reply | None:
+    def _judge(self, exchange: Exchange, visit: Visit) -> Reply | None:
+        head = exchange.head
         if passes.PARAMETER in head.target:
             head.target, token = passes.parted(head.target)  # nobody behind us is to see it
             if token is not None:
@@ -138,9 +148,11 @@ class Door:
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
         caller = self._keeper.caller(head)
+        head.known.pop(b"authorization", None)  # it has said who asks: nobody needs to hold it any longer
         if not isinstance(caller, Caller):
             return caller
-        visit.kind, visit.caller = kind, caller
+        visit.kind, visit.caller, exchange.tenant = kind, caller, caller.tenant
+        self._observer.admitted(visit, head, outside=not exchange.is_hop)
         if caller.attempt:
             self._observer.came(visit, caller)
         visit.decision_id = caller.decision_id or f"{self._rng.getrandbits(64):016x}"
@@ -184,7 +196,7 @@ class Door:
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             self._start(exchange, request, prompt)
         elif len(exchange.body) <= INLINE_BYTES_MAX:
-            self._start(exchange, self.spelled(kind, request, prompt, exchange.body), prompt)
+            self._start(exchange, self.spelled(caller, kind, request, prompt, exchange.body), prompt)
         else:
             _Reading(self, exchange, request, prompt).begin(self._tokenizers, kind)
         return None
@@ -192,19 +204,30 @@ class Door:
     def _start(self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0) -> None:
         """Begin the journey; `since` when it would have begun, had its prompt not been read before, else 0."""
         assert self.relay is not None
-        body = openai.ask_for_usage(exchange.body) if prompt.hide_usage else exchange.body
         visit: Visit = exchange.context
         assert visit.caller is not None  # `head` let it pass
-        more = continuation(prompt, request.chain, _seed(visit.caller, prompt)) if self._listens else None
+        assert visit.kind is not None
+        salt = self._salt(visit.caller, visit.kind, prompt)
+        change = openai.ask_for_usage if prompt.hide_usage else openai.salted
+        body = change(exchange.body, salt)
+        more = continuation(prompt, request.chain, _seed(visit.caller, prompt)) if self._to_engines else None
         self.relay.start(
             exchange, request, body, hide_usage=prompt.hide_usage, context=visit, arrived_at=since, continuation=more
         )
 
-    def spelled(self, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
+    def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
+        """The `cache_salt` for engines, "" for none: who may not share prefixes must not learn of them by timing
+        either, and a client's own salt is one among its tenant's only."""
+        if not self._to_engines or kind not in _SALTED or not (caller.hint_scope or prompt.cache_salt):
+            return ""
+        apart = f"{len(caller.hint_scope)}:{caller.hint_scope}{prompt.cache_salt}"
+        return sha256(apart.encode()).hexdigest()[:_SALT_DIGITS]
+
+    def spelled(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
         """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             return request
-        tokens = self._tokenizers.now(kind, request.model, body, prompt.cache_salt)
+        tokens = self._tokenizers.now(kind, request.model, body, self._salt(caller, kind, prompt))
         return replace(request, tokens=tokens) if tokens is not None else request
 
     def _broke(self, exchange: Exchange) -> None:
@@ -227,7 +250,7 @@ class Door:
 
         Raises bodies.BodyError.
         """
-        prompt, marks = bodies.read(kind, body, path, headers), self._marks
+        prompt, marks = bodies.read(kind, body, path, headers, self._guard), self._marks
         request = Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
             id=f"{self._rng.getrandbits(64):016x}",
@@ -235,6 +258,7 @@ class Door:
             model=prompt.model,
             prompt_bytes=len(prompt.canonical) + prompt.unspelled_bytes,
             body_bytes=len(body),
+            body_hash=xxh3_64_intdigest(body),
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
             deadline=self._clock.now() + caller.deadline_s,
             max_tokens=prompt.max_tokens,
@@ -265,7 +289,10 @@ class _Reading:
     def begin(self, tokenizers: Tokenizers, kind: Kind) -> None:
         """Start, now or when it is read."""
         exchange, model, self._since = self._exchange, self._request.model, self._door._clock.now()
-        self._future = tokenizers.later(kind, model, exchange.body, self._prompt.cache_salt, self._read)
+        visit: Visit = exchange.context
+        assert visit.caller is not None  # `head` let it pass
+        salt = self._door._salt(visit.caller, kind, self._prompt)
+        self._future = tokenizers.later(kind, model, exchange.body, salt, self._read)
         if self._future is None:
             self._door._start(exchange, self._request, self._prompt)
         else:

@@ -14,6 +14,7 @@ from farhop.balance import outcome
 from farhop.balance.outcome import Source
 from farhop.telemetry import attributes as a
 from farhop.telemetry import context
+from farhop.telemetry.spans import RequestTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
-    from farhop.telemetry.spans import RequestTrace, Span, Tracing
+    from farhop.telemetry.spans import Span, Tracing
 
 MODEL_CHARS_MAX = 128
+_UNTRACED = RequestTrace(b"", None)
 _WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
 
 
@@ -138,7 +140,8 @@ class Record(msgspec.Struct, frozen=True, eq=False):
 
 
 class Observer:
-    """Sees every request of one tier. `name` is the root span's: `farhop.global`, `farhop.regional`."""
+    """Sees every request of one tier. `name` is the root span's: `farhop.global`, `farhop.regional`. Of requests whose
+    clients ask to have them traced, `traced_per_s_max` are; the others go by our own sampling."""
 
     def __init__(
         self,
@@ -150,8 +153,10 @@ class Observer:
         clock: Clock,
         rng: Random,
         reasons: Reasons,
+        traced_per_s_max: float = 100.0,
     ) -> None:
         self._name, self._decide = name, decide
+        self._asks_per_s, self._asks, self._asked_at = traced_per_s_max, traced_per_s_max, 0.0
         self._tracing, self._metrics, self._decisions = tracing, metrics, decisions
         self._clock, self._rng, self._reasons = clock, rng, reasons
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
@@ -160,14 +165,28 @@ class Observer:
 
     # -- before the journey
 
-    def begin(self, head: Head) -> Visit:
-        """A head is here."""
-        now, known = self._clock.now(), head.known
+    def begin(self) -> Visit:
+        """A head is here. Nothing is traced of those who are not let in."""
         self._metrics.begun()
-        trace = self._tracing.begin(
-            known.get(b"traceparent"), known.get(b"tracestate"), self._name, self._clock.wall_ns(now), self._rng
+        return Visit(_UNTRACED, self._clock.now())
+
+    def admitted(self, visit: Visit, head: Head, *, outside: bool) -> None:
+        """It is known who asks. Whoever comes from `outside` may have only so many requests traced by asking for it."""
+        parent, known = head.known.get(b"traceparent"), head.known
+        if parent is not None and outside and context.asks(parent) and not self._may_ask(visit.arrived_at):
+            parent = context.unasked(parent)
+        visit.trace = self._tracing.begin(
+            parent, known.get(b"tracestate"), self._name, self._clock.wall_ns(visit.arrived_at), self._rng
         )
-        return Visit(trace, now)
+
+    def _may_ask(self, now: float) -> bool:
+        """A bucket that holds a second's worth."""
+        self._asks = min(self._asks_per_s, self._asks + (now - self._asked_at) * self._asks_per_s)
+        self._asked_at = now
+        if self._asks < 1.0:
+            return False
+        self._asks -= 1.0
+        return True
 
     def came(self, visit: Visit, caller: Caller) -> None:
         """It is an attempt of another balancer, which may ask later whether it is here."""

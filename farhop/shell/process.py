@@ -11,7 +11,7 @@ import gc
 import resource
 import signal
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _GC_ALLOCATIONS = 50_000
 
 # What an operator can mend: said in a line.
+_FAULT_EVERY_S = 10.0
 _FAULTS = (ConfigError, TopologyError, PortTakenError, StoreError, logs.LogError)
 
 
@@ -56,6 +57,7 @@ def run(name: str, make: Callable[[], Balancer]) -> None:
 async def _serve(name: str, make: Callable[[], Balancer]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_logged(name, loop))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     balancer = make()
@@ -70,6 +72,22 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
         gc.set_threshold(_GC_ALLOCATIONS)
         await stop.wait()
     await balancer.close()
+
+
+def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """What nobody caught is told with its trace, but not at the rate at which somebody can bring it about."""
+    log = logs.Throttled(logs.get(name), _FAULT_EVERY_S, loop.time)
+
+    def handle(_loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
+        error = told.get("exception")
+        what = str(told.get("message", "unhandled"))
+        key = f"{what} {type(error).__name__}"
+        if isinstance(error, BaseException):
+            log.error("uncaught", key, what=what, error=type(error).__name__, exc_info=error)
+        else:
+            log.error("uncaught", key, what=what)
+
+    return handle
 
 
 async def _unless(stop: asyncio.Event, balancer: Balancer) -> str | None:

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
     from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Address
+    from farhop.relay.guard import Guard
     from farhop.relay.listener import Listener
     from farhop.shell.certificates import Cabinet, Certificates, Files
     from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
+    from farhop.shell.lag import LoopLag
     from farhop.store.contract import Store
     from farhop.store.envelope import Keys
     from farhop.store.etcd_link import EtcdSettings
@@ -172,6 +174,7 @@ def inbound(limits: Limits) -> InboundLimits:
         head_s=limits.head_s,
         body_s=limits.body_s,
         upload_s=limits.upload_s,
+        upload_bytes_per_s_min=limits.upload_bytes_per_s_min,
         send_s=limits.send_s,
     )
 
@@ -283,11 +286,25 @@ async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]
     return await listener.open(entry.host, entry.port, reuse_port=entry.reuse_port)
 
 
-def observe(metrics: TierMetrics, budget: ByteBudget, pool: Pool, *listeners: Listener) -> None:
+def observe(
+    metrics: TierMetrics,
+    budget: ByteBudget,
+    requests: SlotLimit,
+    pool: Pool,
+    lag: LoopLag,
+    guard: Guard,
+    *listeners: Listener,
+) -> None:
     """Show what the data plane holds and what it turned away unread, as both tiers do."""
     gauge = metrics.gauge
     gauge("buffered_bytes", "Request bytes held.", lambda: float(budget.used_bytes))
+    gauge("answer_bytes", "Answer bytes held, as last looked at.", lambda: float(budget.noted))
+    gauge("buffering_tenants", "Tenants with something buffered.", lambda: float(budget.holders))
+    gauge("requests_counted", "Requests under way, against limits.requests_max.", lambda: float(requests.used))
+    gauge("loop_lag_seconds", "The longest that the event loop was late of late.", lag.worst_s)
+    gauge("loop_late_seconds", "By how much it was late since the start, in all.", lambda: lag.total_s)
     gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
+    gauge("unknown_body_fields", "Requests with a body field that nobody knows.", lambda: dict(guard.unknown), "field")
     gauge("upstream_connections", "Open connections upstream.", lambda: float(pool.connections))
 
     def clients() -> dict[str, float]:

@@ -37,6 +37,19 @@ def plainly_unsampled(traceparent: bytes) -> bool:
     return _PLAIN_UNSAMPLED.fullmatch(traceparent) is not None
 
 
+def asks(traceparent: bytes) -> bool:
+    """Whether a valid parent says that it is sampled."""
+    parent = read(traceparent)
+    return parent is not None and bool(parent.flags & SAMPLED)
+
+
+def unasked(traceparent: bytes) -> bytes:
+    """The same parent without the sampled flag. `traceparent` is valid."""
+    parent = read(traceparent)
+    assert parent is not None
+    return write(parent.trace_id, parent.span_id, parent.flags & ~SAMPLED)
+
+
 def read(traceparent: bytes | None) -> Parent | None:
     """The parent named by a `traceparent` header, or None: missing, malformed, all zeros or of version ff (§3.2.2)."""
     if not traceparent or len(traceparent) > TRACEPARENT_BYTES_MAX:

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from farhop_cli import bench
-from farhop_lab.bench import relay, soak
+from farhop_lab.bench import hostile, relay, soak
 from farhop_lab.bench.decide import Row as Decided
 from farhop_lab.bench.intake import Intake
 from farhop_lab.bench.intake import Row as Taken
@@ -74,7 +74,9 @@ def test_json_is_all_there_is(cli):
 
 
 def test_what_nobody_measures(cli):
-    assert "there is decide, relay, soak, scrape, intake, hits, trie" in cli.failed(cli.run("bench", "nonsense"), 2)
+    assert "there is decide, relay, soak, hostile, scrape, intake, hits, trie" in cli.failed(
+        cli.run("bench", "nonsense"), 2
+    )
 
 
 def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
@@ -125,6 +127,20 @@ def test_soak(cli, monkeypatch, as_json):
     else:
         assert "2.0 bytes per request; 0 errors" in result.stdout
         assert "1,000 of 2,000 requests" in result.stdout
+
+
+def test_hostile_bodies(cli, monkeypatch):
+    told = hostile.Told([hostile.Row("plain prompt", 2.0, 200), hostile.Row("objects", 1.0, 400)], 1.0, 2.0, 3.0)
+
+    async def measure(*, quick, say):
+        return told
+
+    monkeypatch.setattr(hostile, "measure", measure)
+    assert "bounds: 3 x the cost, 2 x the delay: hold" in " ".join(cli.run("bench", "hostile").stdout.split())
+    told = hostile.Told([*told.rows, hostile.Row("dear", 6.1, 200)], 1.0, 2.0, 3.0)
+    result = cli.run("bench", "hostile", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["holds"] is False
 
 
 def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):

@@ -72,11 +72,17 @@ async def test_a_wiped_replica_is_not_preferred(tmp_path: Path) -> None:
         assert (await here.ask(shared)).headers["x-farhop-replica"] == name
         body = {"model": MODEL, "messages": [{"role": "user", "content": shared}]}
         asked = Question(msgspec.Raw(msgspec.json.encode(body)), "anywhere")
-        told = {c["replica"]: c for c in here.balancer.desk.explain(asked)["reasons"]["candidates"]}
+        told = {
+            c["replica"]: c
+            for c in here.balancer.desk.explain(here.balancer.desk.compose(asked))["reasons"]["candidates"]
+        }
         assert told[name]["hit_tokens"] > 500
         await here.reset(int(name[1]))
         await until(lambda: here.flow.blocks.held_tokens(name) == 0.0)
-        told = {c["replica"]: c for c in here.balancer.desk.explain(asked)["reasons"]["candidates"]}
+        told = {
+            c["replica"]: c
+            for c in here.balancer.desk.explain(here.balancer.desk.compose(asked))["reasons"]["candidates"]
+        }
         assert {(c["hit_tokens"], c["hit_exact"]) for c in told.values()} == {(0.0, True)}
         assert len(told) == 2
         assert here.flow.trie.bytes_held(name) == 0

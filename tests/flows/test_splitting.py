@@ -322,7 +322,7 @@ async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Bot
 async def test_explain_tells_the_version_and_takes_no_version_for_a_model(up: Both) -> None:
     def told(model: str, tenant: str) -> Any:
         body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "hello"}]})
-        return up.regional.desk.explain(Question(msgspec.Raw(body), tenant))["reasons"]
+        return up.regional.desk.explain(up.regional.desk.compose(Question(msgspec.Raw(body), tenant)))["reasons"]
 
     assert (told(SERVED, "acme")["version"], told(SERVED, "acme")["split"]) == ("v2", "rule 3: v2")
     assert told(SERVED, "anywhere")["split"] == "request: v1"

@@ -62,6 +62,9 @@ class Listening:
     def forget(self, _connection: Inbound) -> None:
         pass
 
+    def counts(self, _connection: Inbound, _exchange: Exchange) -> bool:
+        return True
+
     def head(self, _exchange: Exchange) -> Reply | None:
         return None
 

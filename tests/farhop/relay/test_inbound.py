@@ -41,6 +41,9 @@ class Echo(asyncio.Transport):
     def forget(self, connection: Inbound) -> None:
         pass
 
+    def counts(self, connection: Inbound, exchange: Exchange) -> bool:
+        return True
+
     def head(self, exchange: Exchange) -> Reply | None:
         return None
 

@@ -81,7 +81,10 @@ async def test_one_engine_computes_and_the_other_is_told_where(stage: Any) -> No
     assert _json(second) == {**BODY, "kv_transfer_params": WHERE}
     same = ("x-request-id", "authorization", "content-type", "via")
     assert [first.get(name) for name in same] == [second.get(name) for name in same]
-    assert (first.get("x-request-id"), first.get("authorization")) == ("7", "Bearer engine-key")
+    assert (first.get("x-request-id"), first.get("authorization")) == (
+        "r1",
+        "Bearer engine-key",
+    )  # never a client's own
     assert s.flow.words() == ["RequestArrived", "PrefillEnded", "AttemptBegan", "AttemptEnded"]
     assert s.tier.attempts == [(1, "served")]
 

@@ -125,9 +125,9 @@ def test_of_a_body_too_long_to_keep_only_the_end_is_kept(end: bytes, usage: Usag
     made.feed(b'{"data":[')
     for _ in range(5):
         made.feed(b" " * (tap.BODY_BYTES_MAX // 4))
-    assert sum(map(len, made._parts)) == tap.TAIL_BYTES
+    assert made.held_bytes == tap.TAIL_BYTES
     for at in range(0, len(end), 7):
         made.feed(end[at : at + 7])
     made.rest()
     assert made.usage == usage
-    assert made._parts == []
+    assert made.held_bytes == 0

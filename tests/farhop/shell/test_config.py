@@ -61,8 +61,12 @@ def test_every_limit_is_explained(tmp_path: Path) -> None:
     assert [name for name in Limits.model_fields if f"`{name}`" not in page] == []
 
 
+# Of the process, or of requests.
+NOT_OF_A_CONNECTION = ("buffered_bytes_max", "request_s", "drain_s", "requests_max", "traced_per_s_max")
+
+
 def test_a_limit_reaches_what_it_bounds(tmp_path: Path) -> None:
-    names = [name for name in Limits.model_fields if name not in ("buffered_bytes_max", "request_s", "drain_s")]
+    names = [name for name in Limits.model_fields if name not in NOT_OF_A_CONNECTION]
     limits = loaded(tmp_path, document(limits={name: 2000 + i for i, name in enumerate(names)})).limits
     put = [*msgspec.structs.astuple(wiring.inbound(limits)), *msgspec.structs.astuple(wiring.outbound(limits))]
     assert {2000 + i for i in range(len(names))} <= set(put)

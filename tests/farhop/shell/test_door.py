@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, topology, until
+from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
 
 from farhop.balance import outcome
 from farhop.balance.machine import AttemptEnded, Event, RequestArrived
@@ -47,6 +47,27 @@ async def test_a_stream_is_asked_for_its_usage_and_keeps_it_to_itself(up: Both, 
     assert engine.seen[-1][1]["stream_options"] == {"include_usage": True}
     asked = await send(up.entry, chat(body={**streaming(), "stream_options": {"include_usage": True}}))
     assert b'"usage"' in asked.body
+
+
+async def test_engines_keep_the_caches_of_tenants_apart_that_do_not_share(engine: Engine) -> None:
+    """Of equal prompts, whoever does not share gets a salt of its own; a client's own salt is one within it."""
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+    bodies = (asked, {**asked, "cache_salt": "mine"}, {**streaming(), "cache_salt": None})
+    salts: dict[str, list[str | None]] = {}
+    async with both(engine, topology(tenant("a"), tenant("b"), tenant("shares", share_prefixes=True))) as running:
+        for port in (running.entry, running.client):
+            for name in ("a", "b", "shares", "anywhere"):
+                for body in bodies:
+                    assert (await send(port, chat(f"sk-farhop-{name}", body))).status == 200
+                seen = [body.get("cache_salt") for _, body in engine.seen[-3:]]
+                assert salts.setdefault(name, seen) == seen, "the same through either listener"
+        await running.at_rest()
+    assert salts["shares"][0] is salts["anywhere"][0] is None
+    assert salts["shares"][1] == salts["anywhere"][1] != "mine"
+    apart = [salt for name in ("a", "b") for salt in salts[name][:2]] + [salts["shares"][1]]
+    assert len(set(apart)) == 5
+    assert all(salt is not None and len(salt) == 32 for salt in apart)
+    assert [salts[name][2] == salts[name][0] for name in ("a", "b")] == [True, True]
 
 
 @pytest.mark.parametrize(("stream", "said"), [(False, "hello"), (True, "onetwothree")])
@@ -145,14 +166,21 @@ async def test_models_are_listed_in_openais_shape(up: Both) -> None:
 
 
 async def test_headers_of_our_own_do_not_pass_from_or_to_a_client(up: Both, engine: Engine) -> None:
-    sent = {"x_farhop_hop": "v1.k1.forged.x", "x_farhop_lawful": "cn", "x_farhop_outcome": "served", "x_mine": "kept"}
+    sent = {
+        "x_farhop_hop": "v1.k1.forged.x",
+        "x_farhop_lawful": "cn",
+        "x_farhop_outcome": "served",
+        "accept_language": "ga",
+        "x_mine": "7",
+    }
     for port in (up.entry, up.client):
         answer = await send(port, chat(**sent))
         assert answer.status == 200  # a client's hop token is no token, and no offence
         ours = {name for name in answer.headers if name.startswith("x-farhop-")}
         assert ours <= {"x-farhop-region", "x-farhop-decision"} | ({"x-farhop-replica"} if port == up.client else set())
         got, _ = engine.seen[-1]
-        assert got["x-mine"] == "kept"
+        assert got["accept-language"] == "ga"
+        assert "x-mine" not in got, "what engines may see of a head is an allow-list"
         assert not [name for name in got if name.startswith("x-farhop-")]
         assert "authorization" not in got
 

@@ -14,7 +14,6 @@ from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, te
 
 from farhop.balance import outcome
 from farhop.balance.machine import Address, Forward, Request, Usage
-from farhop.relay.head import UNREAD
 from farhop.shell.decisions import Decisions
 from farhop.shell.observe import MODEL_CHARS_MAX, Observer
 from farhop.telemetry.metrics import TierMetrics
@@ -276,7 +275,7 @@ def test_whatever_happens_a_request_is_counted_exactly_once(
 ) -> None:
     metrics, clock = TierMetrics("global", "virginia", "g1"), Ticking()
     watched = observer(metrics, clock=clock)
-    visit = watched.begin(UNREAD)
+    visit = watched.begin()
     journey: Any = Passage(visit, stream)
     usage = Usage(10, 5, 2)
     for step in [*steps, "leave"]:
@@ -305,7 +304,7 @@ def test_whatever_happens_a_request_is_counted_exactly_once(
 def test_the_times_of_a_stream_and_its_promise() -> None:
     metrics, clock = TierMetrics("global", "virginia", "g1"), Ticking()
     watched = observer(metrics, clock=clock)
-    visit = watched.begin(UNREAD)
+    visit = watched.begin()
     journey: Any = Passage(visit, stream=True)
     journey.reasons, journey.forwarded_at = object(), visit.arrived_at + 0.1
     watched.forwarded(journey)
@@ -322,7 +321,7 @@ def test_the_times_of_a_stream_and_its_promise() -> None:
 def test_a_record_keeps_little_of_a_large_request() -> None:
     decisions = Decisions()
     watched = observer(TierMetrics("global", "virginia", "g1"), decisions)
-    visit = watched.begin(UNREAD)
+    visit = watched.begin()
     visit.decision_id = "d"
     watched.concluded(Passage(visit, stream=False, model="m" * 100_000), outcome.UNKNOWN_MODEL, 404, None)  # type: ignore[arg-type]
     record = decisions.get("d")
@@ -334,7 +333,7 @@ def test_what_a_version_served_and_how_soon() -> None:
     metrics = TierMetrics("regional", "virginia", "r1")
     watched = observer(metrics)
     for status, began in ((200, True), (500, True), (503, False)):
-        visit = watched.begin(UNREAD)
+        visit = watched.begin()
         journey: Any = Passage(visit, stream=True)
         if began:
             journey.began_at, journey.status = visit.arrived_at + 0.25, status

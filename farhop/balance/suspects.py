@@ -1,0 +1,79 @@
+"""Which bodies may have ended the processes they were under way at: a query of death must not be handed on to the next.
+
+A process counts against a body if the body was under way there when it broke off, and nothing was heard of the process
+afterwards, by any path, for SILENCE_S. One that is heard of again meanwhile had its link cut, and nothing is held
+against anybody. Invariants: bounded; nothing is held longer than HOLD_S; only the same body of the same tenant is
+concerned, and not once it was answered. Never sees a body: a hash stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from farhop.balance import outcome
+
+HOLD_S = 60.0
+# How an attempt ends that was under way at a process: not one without a connection, nor one that was answered.
+BROKE_OFF = (outcome.DIED_BEFORE_START, outcome.DIED_MID_STREAM, outcome.FIRST_BYTE_TIMEOUT, outcome.STALLED)
+SILENCE_S = 3.0  # three reports missed, as for a region's liveness
+PROCESSES = 2  # one may be chance
+BODIES_MAX = 4096
+
+Body: TypeAlias = tuple[str, int]  # tenant, hash of the body
+Process: TypeAlias = tuple[str, ...]
+Heard: TypeAlias = Callable[
+    [Process], float
+]  # when it was last heard of, by any path; -inf if it is not known any more
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Not to be sent before `until`, and if not `sure`, only until it is known whether the processes live."""
+
+    until: float
+    sure: bool
+
+
+class Suspects:
+    """What is held against whom. Times are monotonic seconds."""
+
+    __slots__ = ("_against",)
+
+    def __init__(self) -> None:
+        self._against: dict[Body, dict[Process, tuple[float, bool]]] = {}  # since when, and whether that is sure
+
+    def __len__(self) -> int:
+        return len(self._against)
+
+    def broke_off(self, body: Body, process: Process, heard_at: float, now: float) -> None:
+        """An attempt with this body ended without an answer at a process last heard of at `heard_at`."""
+        held = self._against.pop(body, {})
+        held[process] = (now, now - heard_at >= SILENCE_S)
+        self._against[body] = held  # the last: the first is the one quiet for longest
+        if len(self._against) > BODIES_MAX:
+            del self._against[next(iter(self._against))]
+
+    def answered(self, body: Body) -> None:
+        """A process took it, and lives: whatever ended the others, it was not this."""
+        self._against.pop(body, None)
+
+    def verdict(self, body: Body, heard: Heard, now: float) -> Verdict | None:
+        """Whether the body may be sent to another process: None, or until when not."""
+        held = self._against.get(body)
+        if held is None:
+            return None
+        for process, (since, sure) in list(held.items()):
+            if now >= since + HOLD_S or (not sure and heard(process) > since):
+                del held[process]
+            elif not sure and now >= since + SILENCE_S:
+                held[process] = (since, True)
+        if not held:
+            del self._against[body]
+        if len(held) < PROCESSES:
+            return None
+        sure_until = sorted((since + HOLD_S for since, sure in held.values() if sure), reverse=True)
+        if len(sure_until) >= PROCESSES:
+            return Verdict(sure_until[PROCESSES - 1], sure=True)
+        return Verdict(min(since + SILENCE_S for since, sure in held.values() if not sure), sure=False)

@@ -1,0 +1,47 @@
+"""How late the event loop is: whatever holds it, everybody waits for. Looked at ten times a second.
+
+Never holds the loop itself, and never judges: it is a metric, and the first one to look at when all is slow at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+EVERY_S = 0.1
+_KEPT = 150  # looks: 15 s, so that no scrape at the usual 15 s misses the worst
+
+
+class LoopLag:
+    """Measures from `open` to `close`, in the loop's own time."""
+
+    def __init__(self) -> None:
+        self._late_s: deque[float] = deque(maxlen=_KEPT)
+        self._timer: asyncio.TimerHandle | None = None
+        self.total_s = 0.0
+
+    def open(self) -> None:
+        """Begin. Call it on the loop."""
+        self._again(asyncio.get_running_loop())
+
+    def _again(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_at(loop.time() + EVERY_S, self._look, loop, loop.time() + EVERY_S)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self.looked(loop.time() - due)
+        self._again(loop)
+
+    def looked(self, late_s: float) -> None:
+        """The loop came this much after it was due."""
+        late_s = max(0.0, late_s)
+        self._late_s.append(late_s)
+        self.total_s += late_s
+
+    def worst_s(self) -> float:
+        """The longest of the last 15 s."""
+        return max(self._late_s, default=0.0)
+
+    async def close(self) -> None:
+        """End."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,131 @@
+"""A query of death: what a body costs is counted in objects and bytes, and is bounded by its size."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from functools import partial
+from typing import Any
+
+import pytest
+from relay_wire import post, until
+
+from farhop.balance.limits import ByteBudget
+from farhop.relay import bodies
+from farhop.relay.body import ChunkedBody, FramingError
+from farhop.relay.inbound import _gather
+from farhop.relay.paths import Kind
+from farhop.relay.prompt import BodyError
+from farhop.relay.turns import Heavy
+from farhop_lab.bench.hostile import crafted
+
+SIZE = 1 << 18
+KINDS = {
+    "/v1/chat/completions": Kind.CHAT,
+    "/v1/completions": Kind.COMPLETION,
+    "/v1/rerank": Kind.RERANK,
+}
+# A text of one wide character takes four bytes for each, and its copy in the chain's form one more; the items of a body
+# of this size as much again.
+PARSED_MAX = 14
+
+
+def _peak(path: str, body: bytes) -> int:
+    tracemalloc.start()
+    try:
+        bodies.read(KINDS[path], body)
+    except BodyError:
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("what", list(crafted(4096)))
+def test_reading_allocates_in_proportion_to_the_body(what: str) -> None:
+    path, body = crafted(SIZE)[what]
+    assert _peak(path, body) < PARSED_MAX * len(body) + (3 << 20), what
+
+
+@pytest.mark.parametrize("item", [b"{}", b"[]", b'""', b"null", b'{"type":"text","text":""}'])
+def test_a_megabyte_of_items_is_refused_before_any_is_built(item: bytes) -> None:
+    body = b'{"model":"m","messages":[{"role":"u","content":[' + b",".join([item] * ((1 << 20) // len(item))) + b"]}]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyError, match="too many values"):
+            bodies.read(Kind.CHAT, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 * len(body)  # the objects of it were 100 MB
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_tiny_chunks_are_held_as_what_they_say(size: int) -> None:
+    """However small the pieces in which a body comes, an object for each would be 20 times its bytes."""
+    parts: list[bytes | bytearray] = []
+    for _ in range(20_000):
+        _gather(parts, b"x" * size)
+    assert sum(map(len, parts)) == 20_000 * size
+    assert len(parts) <= 1 + 20_000 * size // (16 * 1024)
+
+
+def test_tiny_chunks_of_one_read_are_one_piece() -> None:
+    made, parts = ChunkedBody(of_request=True), list[bytes]()
+    made.feed(b"2\r\nab\r\n" * 5000, parts)
+    assert b"".join(parts) == b"ab" * 5000
+    assert len(parts) < 10
+
+
+def test_tiny_chunks_of_many_sizes_end_before_they_cost_much() -> None:
+    made, parts, turns = ChunkedBody(of_request=True), list[bytes](), 0
+    with pytest.raises(FramingError, match="too many chunks"):
+        for _ in range(100_000):
+            turns += 1
+            made.feed(b"1\r\na\r\n2\r\nbc\r\n", parts)
+    assert turns < 2000
+
+
+@pytest.mark.parametrize("cut", range(1, 23))
+def test_runs_of_chunks_are_read_the_same_however_they_are_cut(cut: int) -> None:
+    wire = b"2\r\nab\r\n" * 40 + b"3\r\n\r\n2\r\n" + b"1\r\nx\r\n" * 30 + b"10\r\n" + b"y" * 16 + b"\r\n0\r\n\r\nrest"
+    made, parts, rest = ChunkedBody(of_request=True), list[bytes](), None
+    for at in range(0, len(wire), 97 + cut):
+        rest = made.feed(wire[at : at + 97 + cut], parts) if rest is None else rest + wire[at : at + 97 + cut]
+    assert b"".join(parts) == b"ab" * 40 + b"\r\n2" + b"x" * 30 + b"y" * 16
+    assert rest == b"rest"
+
+
+async def test_reading_is_in_the_budget(stage: Any) -> None:
+    """What parsing takes beside a body is taken from the budget while it is read."""
+    s = await stage(budget_bytes=1 << 20)
+    assert (await s.ask(post(b"x" * 100_000))).status == 200
+    assert (await s.ask(post(b"x" * 400_000))).status == 503
+    assert isinstance(s.budget, ByteBudget)
+
+
+async def test_large_bodies_are_read_one_in_a_turn_of_the_loop() -> None:
+    loop, done = asyncio.get_running_loop(), list[str]()
+    heavy = Heavy(loop)
+    for name in ("a", "b", "c"):
+        heavy.add(partial(done.append, name))
+    seen = []
+    while len(done) < 3:
+        await asyncio.sleep(0)
+        seen.append(len(done))
+    assert done == ["a", "b", "c"]
+    assert seen == [1, 2, 3]  # others came between them
+
+
+async def test_a_client_that_leaves_before_its_body_is_read_is_counted_once(stage: Any) -> None:
+    s = await stage()
+    held: list[Any] = []
+    s.listener.heavy.add = held.append
+    c = await s.client()
+    await c.send(post(b"x" * 100_000))
+    await until(lambda: held)
+    c.abort()
+    await until(lambda: s.gate.abandoned)
+    held[0]()
+    assert (s.gate.abandoned, s.gate.exchanges) == ([("client_left", 0)], [])

@@ -1,0 +1,132 @@
+"""One tenant starves nobody: what is bounded has a share for each, which others may borrow while it is not wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from relay_wire import Line, post, until
+
+from farhop.balance.limits import SHARE, ByteBudget, Limit, SlotLimit
+from farhop.relay.inbound import InboundLimits
+
+TENANTS = "abcdef"
+
+
+def test_who_is_alone_borrows_and_leaves_room_for_the_next() -> None:
+    limit = SlotLimit(1000)
+    alone = sum(limit.take(1, "a") for _ in range(1000))
+    assert alone == 1000 * SHARE // (1 + SHARE)
+    assert sum(limit.take(1, "b") for _ in range(1000)) == (1000 - alone) * SHARE // (1 + SHARE)
+
+
+@given(st.lists(st.tuples(st.sampled_from(TENANTS), st.booleans(), st.integers(0, 40)), max_size=200))
+def test_nobody_has_more_than_its_share_and_the_books_balance(calls: list[tuple[str, bool, int]]) -> None:
+    limit, held = ByteBudget(400), dict.fromkeys(TENANTS, 0)
+    for who, takes, n in calls:
+        if takes and limit.take(n, who):
+            held[who] += n
+            free = limit.capacity - limit.used
+            assert n == 0 or held[who] <= max(SHARE * free, limit.capacity // 64)
+        elif not takes and n <= held[who]:
+            limit.give(n, who)
+            held[who] -= n
+        assert limit.used == sum(held.values()) <= limit.capacity
+        assert {who: limit.held(who) for who in TENANTS} == held
+
+
+def test_the_greedy_come_to_have_equal_shares_and_the_modest_get_all_they_want() -> None:
+    """Max-min fairness: each takes what it can get and gives back one in turn, as requests come and go."""
+    limit, greedy = Limit(1200), ("a", "b", "c")
+    modest = 50
+    for _ in range(1000):
+        limit.take(1, "a")  # who came first has as much as one alone may
+    assert sum(limit.take(1, "m") for _ in range(modest)) == modest
+    for _ in range(2000):
+        for who in greedy:
+            if limit.held(who):
+                limit.give(1, who)
+        for who in greedy:
+            while limit.take(1, who):
+                pass
+    shares = [limit.held(who) for who in greedy]
+    assert max(shares) - min(shares) <= 0.05 * limit.capacity
+    assert min(shares) > 3 * modest
+
+
+def test_a_place_moves_to_whom_it_turns_out_to_be() -> None:
+    limit = SlotLimit(10)
+    assert limit.take(1, "")
+    assert limit.move(1, "", "a")
+    assert (limit.held(""), limit.held("a"), limit.used) == (0, 1, 1)
+    while limit.take(1, "a"):
+        pass
+    assert limit.take(1, "")
+    assert not limit.move(1, "", "a")
+    assert (limit.held(""), limit.used) == (1, limit.held("a") + 1)
+
+
+class Tenants:
+    """The scripted gate, with a tenant by header."""
+
+    def __init__(self, gate: Any) -> None:
+        self._gate = gate
+
+    def head(self, exchange: Any) -> Any:
+        exchange.tenant = "bad" if b"x-bad" in exchange.head.onward else "good"
+        return self._gate.head(exchange)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gate, name)
+
+
+async def test_one_tenants_bodies_leave_room_for_anothers(stage: Any) -> None:
+    s = await stage(budget_bytes=1_000_000)
+    s.listener._gate = Tenants(s.gate)
+    unfinished = post(b"x" * 500_000, headers=b"X-Bad: 1\r\n")[:-100]
+    first, second = await s.client(), await s.client()
+    await first.send(unfinished)
+    await until(lambda: s.budget.held("bad") > 400_000)
+    await second.send(unfinished)
+    refused = await second.read()
+    assert refused.status == 429
+    assert b"tenant_over_its_share" in refused.body
+    assert (await s.ask(post(b"y" * 30_000))).status == 200
+
+
+async def test_one_tenants_requests_leave_room_for_anothers(stage: Any) -> None:
+    s = await stage()
+    s.listener._gate, s.listener._requests = Tenants(s.gate), SlotLimit(5)
+    go = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        asked = await s.upstream.request(line)
+        if asked.get("accept-language") == "bad":
+            await go.wait()
+        await line.send(s.upstream.answer(asked))
+
+    s.upstream.script = script
+    bad = [asyncio.create_task(s.ask(post(headers=b"X-Bad: 1\r\nAccept-Language: bad\r\n"))) for _ in range(6)]
+    await until(lambda: s.relay.under_way == 4 and sum(task.done() for task in bad) == 2)
+    assert (await s.ask(post())).status == 200
+    go.set()
+    assert sorted([(await task).status for task in bad]) == [200] * 4 + [429] * 2
+    assert s.listener._requests.used == 0
+
+
+@pytest.mark.parametrize(("sent", "after_s", "slow"), [(2000, 11.0, False), (900, 11.0, True), (2000, 13.0, True)])
+async def test_an_upload_has_a_least_rate(stage: Any, sent: int, after_s: float, slow: bool) -> None:
+    """1,024 bytes a second once ten seconds are over; the clock is told, not waited for."""
+    s = await stage(inbound=InboundLimits())
+    c = await s.client()
+    await c.send(post(b"x" * 50_000)[: sent - 50_000])
+    await until(lambda: any(i._reading and i._reading.body_bytes >= sent for i in s.listener._connections))
+    (inbound,) = s.listener._connections
+    inbound.check(inbound._request_since + after_s, 75.0)
+    if slow:
+        assert b"bytes a second" in (await c.read()).body
+    else:
+        assert inbound._reading is not None
