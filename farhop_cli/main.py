@@ -339,6 +339,60 @@ def hash_key(
     raise typer.Exit(run(key, generate, as_json))
 
 
+certs_app = typer.Typer(
+    help="Make certificates and keys for a fleet.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example:  farhop certs init --dir certs",
+)
+app.add_typer(certs_app, name="certs")
+Folder = Annotated[Path, typer.Option("--dir", help="Where the authority's files are, and new ones go.")]
+Domain = Annotated[str, typer.Option("--trust-domain", help="As in the configurations: whose names count.")]
+CERTS_FOLDER, TRUST_DOMAIN = Path("certs"), "farhop.internal"
+
+
+@certs_app.command("init", epilog="Example:  farhop certs init --dir certs")
+def certs_init(folder: Folder = CERTS_FOLDER, trust_domain: Domain = TRUST_DOMAIN) -> None:
+    """Make an authority for the fleet: ca.pem and ca.key. Nothing is written over."""
+    from farhop_cli.certs import init
+
+    raise typer.Exit(init(folder, trust_domain))
+
+
+@certs_app.command("issue", epilog="Example:  farhop certs issue regional paris --host 10.1.0.7")
+def certs_issue(
+    tier: Annotated[str, typer.Argument(help="global or regional.")],
+    region: Annotated[str, typer.Argument(help="The balancer's region.")],
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name or address that clients use, too; repeat for several.")
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=825, help="How long it is good for.")] = 90,
+    folder: Folder = CERTS_FOLDER,
+    trust_domain: Domain = TRUST_DOMAIN,
+) -> None:
+    """Issue a certificate that names a balancer's tier and region, and its key."""
+    from farhop_cli.certs import issue
+
+    raise typer.Exit(issue(folder, tier, region, host or [], days, trust_domain))
+
+
+@certs_app.command("hop-key", epilog="Example:  farhop certs hop-key --root hop.root --to paris > paris-hop.key")
+def certs_hop_key(
+    root: Annotated[
+        Path | None, typer.Option("--root", help="The file of the fleet's root; without one, a new root is made.")
+    ] = None,
+    to: Annotated[str | None, typer.Option("--to", help="For this region's balancers, to check tokens with.")] = None,
+    of: Annotated[
+        str | None, typer.Option("--from", help="For this region's global balancers, to sign tokens with.")
+    ] = None,
+    regions: Annotated[str, typer.Option("--regions", help="With --from: those it sends requests to.")] = "",
+) -> None:
+    """Print a key of the hop token: a new root, or what one region is given of it."""
+    from farhop_cli.certs import hop_key
+
+    raise typer.Exit(hop_key(root, to, of, [name for name in regions.split(",") if name]))
+
+
 def main() -> None:
     """The entry point."""
     try:

@@ -54,7 +54,7 @@ class Authority:
         good_for: timedelta = _DAY,
         key_of: Pair | None = None,
     ) -> Pair:
-        """Write `name`.crt and `name`.key, over what is there. `hosts` are names and addresses.
+        """Write `name`.crt and `name`.key, over what is there. `hosts` are names, addresses and URIs.
 
         A negative `good_for` gives one that has expired. `key_of` keeps the key of another pair, as some renewals do.
         """
@@ -96,6 +96,8 @@ def _named(name: str) -> x509.Name:
 
 
 def _general(host: str) -> x509.GeneralName:
+    if "://" in host:
+        return x509.UniformResourceIdentifier(host)
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

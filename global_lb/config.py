@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from farhop.balance.machine import Address
-from farhop.shell.config import ConnectTls, Entry, Limits, Part, Process, Seconds, Session
+from farhop.identity import names
+from farhop.identity.hop import HopSigner
+from farhop.shell.config import ConnectTls, Entry, Limits, Part, Process, Seconds, Session, is_loopback
 
 ROUTES_MAX = 4096
 # Each policy, and the options it takes: global_lb.policy reads them.
@@ -113,16 +116,46 @@ class RouteConfig(Part):
 class TierTls(ConnectTls):
     """TLS to the regions' tier and control ports. Nothing that a region reports can turn it off.
 
-    `server_name` is the name their certificates must bear instead of the host they advertise; `{region}` stands for
-    the region's. `plaintext_regions` do not speak TLS yet.
+    Their certificates must bear the region's name in the trust domain (farhop.identity.names), or `server_name`, where
+    `{region}` stands for the region's: that of the host they advertise proves nothing, as they say themselves what it
+    is. `plaintext_regions` do not speak TLS yet.
     """
 
     ca_file: str
     server_name: Annotated[str, Field(pattern=r"^([A-Za-z0-9_.\-]|\{region\})+$")] | None = None
     plaintext_regions: list[str] = Field(default_factory=list)
 
+    @field_validator("server_name")
+    @classmethod
+    def _of_one_region(cls, name: str | None) -> str | None:
+        if name is not None and "{region}" not in name:
+            raise ValueError("must hold {region}: else any region's certificate would do for any other's prompts")
+        return name
+
 
 Proxy = Annotated[str, Field(pattern=r"^http://[A-Za-z0-9.\-]+:[0-9]{1,5}$")]
+
+
+def _sound_place(place: str) -> str:
+    if "/" in place:
+        ip_network(place)
+    return place.lower()
+
+
+HostPattern = Annotated[str, Field(pattern=r"^(\*\.)?[A-Za-z0-9:._/-]{1,253}$"), AfterValidator(_sound_place)]
+
+
+def _matches(host: str, place: str) -> bool:
+    """Whether a host is the one named, is below `*.name`, or is an address in the network."""
+    host = host.lower()
+    if place.startswith("*."):
+        return host.endswith(place[1:]) and len(host) > len(place) - 1
+    if "/" not in place:
+        return host == place
+    try:
+        return ip_address(host) in ip_network(place)
+    except ValueError:
+        return False
 
 
 class OuterLimits(Limits):
@@ -141,6 +174,8 @@ class GlobalConfig(Process):
     """One global balancer. `trie_bytes` is the prompt text mirrored per region, not memory.
 
     `proxies` gives, by region, the HTTP proxy (CONNECT) through which its balancers are reached; others directly.
+    Without `tier_tls` regions are reached on loopback, where `region_hosts` (host names, `*.name`, networks) says that
+    they are, or, with `tier_insecure`, wherever a report says.
     Of the `routes` the narrowest that matches a request decides, whole; without any the policy is predictive.
     """
 
@@ -150,6 +185,10 @@ class GlobalConfig(Process):
     spill: Spill = Spill()
     proxies: dict[str, Proxy] = Field(default_factory=dict)
     tier_tls: TierTls | None = None
+    tier_insecure: bool = False
+    region_hosts: dict[RegionName, Annotated[tuple[HostPattern, ...], Field(min_length=1, max_length=64)]] = Field(
+        default_factory=dict, max_length=1024
+    )
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
     routes: Annotated[list[RouteConfig], Field(max_length=ROUTES_MAX)] = Field(default_factory=list)
     session: Session = Session()
@@ -162,12 +201,34 @@ class GlobalConfig(Process):
         host, _, port = url.removeprefix("http://").rpartition(":")
         return Address(host, int(port))
 
-    def certified_name(self, region: str, host: str) -> str | None:
-        """The name that the certificates of a region's balancer at `host` must bear; None if it speaks plaintext."""
+    def certified_name(self, region: str) -> str | None:
+        """The name that the certificates of a region's balancers must bear; None if it speaks plaintext."""
         tls = self.tier_tls
         if tls is None or region in tls.plaintext_regions:
             return None
-        return tls.server_name.replace("{region}", region) if tls.server_name is not None else host
+        if tls.server_name is not None:
+            return tls.server_name.replace("{region}", region)
+        return names.host(self.trust_domain, "regional", region)
+
+    def allows(self, region: str, host: str) -> bool:
+        """Whether a balancer of that region may be where a report of it says.
+
+        Where `region_hosts` says where they are, there; else anywhere if its certificate must say that it is one.
+        """
+        places = self.region_hosts.get(region)
+        if places is not None:
+            return any(_matches(host, place) for place in places)
+        return self.certified_name(region) is not None or self.tier_insecure or is_loopback(host)
+
+    def mutual(self, region: str) -> bool:
+        """Whether a region's balancers and we prove to each other by TLS who we are."""
+        tls = self.tier_tls
+        return tls is not None and tls.cert_file is not None and region not in tls.plaintext_regions
+
+    @model_validator(mode="after")
+    def _signs(self) -> GlobalConfig:
+        HopSigner(self.hop.secrets(), self.hop.active, self.region)
+        return self
 
     @property
     def balancer(self) -> str:

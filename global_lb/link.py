@@ -185,7 +185,7 @@ class Link:
 
     async def _law(self, laws: LawBook) -> None:
         """Where its law is another epoch's than ours, whoever has the later one gives it; until then both go on."""
-        proven = self._config.certified_name(self._name[0], address_of(self.address).host) is not None
+        proven = self._config.certified_name(self._name[0]) is not None
         while True:
             await self._unlike.wait()
             self._unlike.clear()
@@ -266,7 +266,7 @@ def _channel(config: GlobalConfig, region: str, address: str, certificates: Cert
     waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     options = (*_OPTIONS, *((name, idle_ms) for name in waits), *_proxy_options(config.proxy(region)))
     host = address_of(address).host
-    certified = config.certified_name(region, host)
+    certified = config.certified_name(region)
     if certified is None:
         return grpc.aio.insecure_channel(address, options=options)
     assert certificates is not None  # where there is a name to verify there is whom to believe

@@ -82,12 +82,15 @@ class GlobalBalancer:
             "farhop.global", "farhop.global.decide", self.tracing, self.metrics, self.decisions, self.clock, rng,
             DecisionReasons(config.region), config.limits.traced_per_s_max,
         )  # fmt: skip
-        signer = HopSigner(config.hop.secrets(), config.hop.active)
+        signer = HopSigner(config.hop.secrets(), config.hop.active, config.region)
+        if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
+            remedy = f"derive it anew with: farhop certs hop-key --from {config.region}"
+            raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
         self.secrecy = wiring.Secrecy(Cabinet(logs.get("global"), wall), self.metrics, log)
         regions = self.secrecy.upstream("tier_tls", config.tier_tls)
         pool = self.secrecy.pool(config.limits, regions)
-        passes = Passes(PassSigner(config.hop.secrets(), config.hop.active), self.flow, self.clock)
-        tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock, passes)
+        passes = Passes(PassSigner(config.hop.secrets(), config.hop.active, config.region), self.flow, self.clock)
+        tier = GlobalTier(self.observer, log, self.flow, signer, config.balancer, self.clock, passes, config.mutual)
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
         self.lag = LoopLag()
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)

@@ -5,9 +5,10 @@ Who may come in is `shell.keeper`'s to say. Never picks a region: that is the fl
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
-from farhop.identity.hop import BUDGET_MAX_MS, HopClaims
+from farhop.identity.hop import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop import HEADER as HOP_HEADER
 from farhop.shell.admin import composed
 from farhop.shell.marks import VERSION_HEADER
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from global_lb.view import Instance, Region
     from global_lb.watch import Watcher
 
-TOKEN_LIFE_MS = 30_000.0  # a token is used at once; this covers a slow connect and the error of the receiver's clock
-
 
 class GlobalTier(ObservedTier):
     """What the relay writes for this tier."""
@@ -52,9 +51,11 @@ class GlobalTier(ObservedTier):
         instance: str,
         clock: Clock,
         passes: Passes | None = None,
+        mutual: Callable[[str], bool] = lambda _region: False,
     ) -> None:
+        """`mutual`: whether a region and we prove to each other by TLS who we are."""
         super().__init__(observer, log)
-        self._passes = passes
+        self._passes, self._mutual = passes, mutual
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
 
     def forwarded(self, journey: Journey) -> None:
@@ -65,11 +66,15 @@ class GlobalTier(ObservedTier):
             self.observer.spilled(decision.chosen.region)
 
     def upstream_headers(self, journey: Journey) -> bytes:
-        """The hop token, stamped in the receiver's own clock, a version asked for, and the trace context."""
+        """The hop token, stamped in the receiver's own clock, a version asked for, and the trace context.
+
+        Each attempt, and each time it is sent again, has a token of its own: one is good for one use.
+        """
         visit: Visit = journey.context
         forward, request = journey.forward, journey.request
         assert forward is not None
         now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
+        head, body = journey.exchange.head, journey.body
         token = self._signer.sign(
             HopClaims(
                 audience=forward.target,
@@ -80,13 +85,15 @@ class GlobalTier(ObservedTier):
                 epoch=self._flow.law.epoch,
                 priority=request.priority,
                 deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
-                expires_ms=now_ms + self._clock_offset_ms(journey) + TOKEN_LIFE_MS,
+                expires_ms=now_ms + self._clock_offset_ms(journey) + LIFE_MS,
                 decision_id=visit.decision_id,
                 promised_ttft_ms=None if promised_ms is None else min(promised_ms, BUDGET_MAX_MS),
                 narrow=request.narrow,
                 key=request.key,
+                body=b"" if self._mutual(forward.target) else hashlib.sha256(body).digest(),
                 attempt=f"{request.id}/{forward.attempt}",
-            )
+            ),
+            request_line(head.method, head.target, len(body)),
         )
         pin = b"%b: %b\r\n" % (VERSION_HEADER, request.version.encode()) if request.version else b""
         return HOP_HEADER + b": " + token + b"\r\n" + pin + self.observer.upstream_context(visit)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 import grpc
 from farhop_wire import region_pb2
@@ -180,6 +181,8 @@ class Watcher:
             return self._doubt("unknown_region")
         name = (report.region, report.instance)
         known = self._reports.get(name)
+        if not (known is not None and _as_before(known[0], report)) and not self._in_place(report):
+            return self._doubt("address_not_allowed")
         if known is None and len(self._reports) >= INSTANCES_MAX:
             return self._doubt("too_many_instances")
         now = self._clock()
@@ -207,6 +210,8 @@ class Watcher:
         name = (report.region, report.instance)
         if report.region not in self._topology.regions:
             return self._doubt("unknown_region")
+        if not self._in_place(report):
+            return self._doubt("address_not_allowed")  # what may be dialled is said now, not when it was kept
         if self._closed or name in self._reports or len(self._reports) >= INSTANCES_MAX:
             return None
         at = self._clock() - self._config.watch.report_age_s
@@ -222,6 +227,14 @@ class Watcher:
         self._past[name] = max(before, at) if before is not None else at
         silent = now - received_at > self._config.watch.report_age_s
         return silent and before is not None and before[0] == at[0] and at[1] > before[1]
+
+    def _in_place(self, report: RegionReport) -> bool:
+        """Whether it names addresses where balancers of its region may be: who can write a report cannot have prompts
+        sent to himself."""
+        hosts = [address_of(one).host for one in (report.tier_address, report.control_address)]
+        if report.client_url and report.region in self._config.region_hosts:
+            hosts.append(urlsplit(report.client_url).hostname or "")
+        return all(self._config.allows(report.region, host) for host in hosts)
 
     def _doubt(self, reason: str) -> str:
         self._refused(reason)
@@ -253,7 +266,7 @@ class Watcher:
         known = self._tiers.get((region, address))
         if known is None:
             at = address_of(address)
-            known = Address(at.host, at.port, self._config.proxy(region), self._config.certified_name(region, at.host))
+            known = Address(at.host, at.port, self._config.proxy(region), self._config.certified_name(region))
             if len(self._tiers) >= INSTANCES_MAX:
                 self._tiers.clear()
             self._tiers[region, address] = known
@@ -337,3 +350,12 @@ class Watcher:
     def jitter(self) -> float:
         """0.8 to 1.2, so that many balancers do not ask one region in step."""
         return 0.8 + 0.4 * self._rng.random()
+
+
+def _as_before(known: RegionReport, report: RegionReport) -> bool:
+    """Whether it names the addresses that an earlier one did, which was let in."""
+    return (report.tier_address, report.control_address, report.client_url) == (
+        known.tier_address,
+        known.control_address,
+        known.client_url,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from farhop.relay.listener import Listener, PortTakenError
 from farhop.relay.relay import Relay
 from farhop.shell import wiring
 from farhop.shell.admin import Admin
+from farhop.shell.callers import callers_of
 from farhop.shell.certificates import Cabinet
 from farhop.shell.clock import Clock, wall
 from farhop.shell.config import load
@@ -163,10 +165,11 @@ class RegionalBalancer:
         )
         self._tasks = Tasks()
         assert self.flow.shares is not None  # it has a name
+        self.callers = callers_of(config.control, config.trust_domain)
         self.peers = Peers(
             config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
             self.clock.now, rng, self._incarnation, self.secrecy.upstream("peers.tls", config.peers.tls),
-            self.secrecy.trouble, self.laws,
+            self.secrecy.trouble, self.laws, self.callers,
         )  # fmt: skip
 
     def _adopt(self, law: Law) -> None:
@@ -190,7 +193,8 @@ class RegionalBalancer:
     def _doors(self, rng: Random) -> None:
         config, limits = self.config, wiring.inbound(self.config.limits)
         verifier = HopVerifier(config.hop.secrets(), config.region)
-        self.hop_keeper = HopKeeper(verifier, self.flow, self.clock)
+        above = callers_of(config.tier, config.trust_domain)
+        self.hop_keeper = HopKeeper(verifier, self.flow, self.clock, names_body=not above.mutual)
         policies, splits = self.flow.policies, self.flow.splits
         session = SessionReader(
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
@@ -208,7 +212,7 @@ class RegionalBalancer:
         self.hop_door.relay = self.key_door.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_door, limits, self.budget, self._slots, self.requests, is_hop=True,
-            tls=self.secrecy.listener("tier", config.tier),
+            tls=self.secrecy.listener("tier", config.tier, partial(above.admits, "global") if above.mutual else None),
         )  # fmt: skip
         self.client_listener = Listener(
             "client", self.key_door, limits, self.budget, self._slots, self.requests,
@@ -295,6 +299,8 @@ class RegionalBalancer:
             client_url=(config.client.url or "") if config.client is not None else "",
             quiet_s=self.observer.quiet_s,
             laws=self.laws,
+            callers=self.callers,
+            signer=config.report_signer,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()

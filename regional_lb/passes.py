@@ -51,6 +51,7 @@ def vouched(claims: HopClaims | Pass, law: Law, region: str, issuer: str = "", a
         lawful=frozenset(claims.lawful),
         narrow=claims.narrow,
         promised_ttft_ms=claims.promised_ttft_ms,
+        body_hash=claims.body,
     )
 
 

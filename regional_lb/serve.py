@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.hop import HEADER as HOP_HEADER
+from farhop.identity.hop import request_line
 from farhop.relay import answers
 from farhop.shell.admin import composed
 from farhop.shell.door import Caller
@@ -20,7 +21,7 @@ from farhop.shell.observe import ObservedTier
 from farhop.store.kept import notice
 from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
-from regional_lb.passes import vouched
+from regional_lb.passes import RETRY_AFTER_S, vouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,24 +48,36 @@ _HOP_SAYS = {
     outcome.HOP_FORGED: "the hop token is not genuine",
     outcome.HOP_EXPIRED: "the hop token has expired",
     outcome.HOP_MISADDRESSED: "the hop token is addressed to another region",
+    outcome.HOP_USED: "the hop token was used already",
+    outcome.NO_BUFFER: "too many requests at once to remember which hop tokens were used",
 }
+_UNBOUND = "the hop token names no body: this listener asks for no certificate; give it tier.tls.client_ca_file"
 
 
 class HopKeeper:
-    """Callers by hop token. `newest_epoch` is the latest law that a token was signed under, 0 before the first."""
+    """Callers by hop token. `newest_epoch` is the latest law that a token was signed under, 0 before the first.
 
-    def __init__(self, verifier: HopVerifier, flow: RegionalFlow, clock: Clock) -> None:
-        self._verifier, self._flow, self._clock = verifier, flow, clock
+    `names_body`: a token must, as no mutual TLS keeps others from sending it with another body.
+    """
+
+    def __init__(self, verifier: HopVerifier, flow: RegionalFlow, clock: Clock, *, names_body: bool) -> None:
+        self._verifier, self._flow, self._clock, self._names_body = verifier, flow, clock, names_body
         self.newest_epoch = 0
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who the global tier asks for. The law here is evaluated again, in admission."""
-        claims = self._verifier.verify(head.get(HOP_HEADER), self._clock.now() * 1e3)
+        request = request_line(head.method, head.target, head.content_length)
+        claims = self._verifier.use(head.get(HOP_HEADER), self._clock.now() * 1e3, request)
         if isinstance(claims, Outcome):
-            return answers.refusal(claims, _HOP_SAYS[claims])
-        if len(claims.issuer) > TEXT_LIMIT or not claims.issuer.isprintable():
-            # It will stand in our reports, and one that cannot be read would silence the region.
+            retry_after_s = RETRY_AFTER_S if claims is outcome.NO_BUFFER else None
+            return answers.refusal(claims, _HOP_SAYS[claims], retry_after_s=retry_after_s)
+        issuer = claims.issuer
+        if len(issuer) > TEXT_LIMIT or not issuer.isprintable() or not issuer.startswith(f"{claims.entry_region}/"):
+            # It will stand in our reports: one that cannot be read would silence the region, and nobody acknowledges
+            # what another region's balancer sent.
             return answers.refusal(outcome.HOP_FORGED, _HOP_SAYS[outcome.HOP_FORGED])
+        if self._names_body and not claims.body:
+            return answers.refusal(outcome.HOP_FORGED, _UNBOUND)
         region, law = self._flow.config.region, self._flow.law
         self.newest_epoch = max(self.newest_epoch, claims.epoch)
         if claims.epoch < law.epoch:

@@ -69,6 +69,7 @@ HOP_MISSING = _declare(Source.CLIENT, "hop_token_missing")
 HOP_FORGED = _declare(Source.CLIENT, "hop_token_forged")
 HOP_EXPIRED = _declare(Source.CLIENT, "hop_token_expired")
 HOP_MISADDRESSED = _declare(Source.CLIENT, "hop_token_misaddressed")
+HOP_USED = _declare(Source.CLIENT, "hop_token_used")
 
 # Of the token by which a client that was redirected comes to a region (farhop.identity.passes).
 PASS_FORGED = _declare(Source.CLIENT, "redirect_token_forged")

@@ -8,16 +8,14 @@ token has expired, and what cannot be remembered is refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import msgspec
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.hop import HopClaims, HopSigner, HopVerifier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 PARAMETER = b"farhop-pass"
 HEADER = b"x-farhop-pass"  # where it stands once it is out of the target; a client may send it so as well
@@ -49,47 +47,31 @@ class PassSigner(HopSigner):
     """Signs them. See HopSigner."""
 
     __slots__ = ()
-    VERSION: ClassVar[bytes] = b"r1"
+    VERSION: ClassVar[bytes] = b"r2"
 
 
 class PassVerifier(HopVerifier):
     """Checks those addressed to one process of one region, and counts their uses."""
 
-    __slots__ = ("_holder", "_used")
-    VERSION: ClassVar[bytes] = b"r1"
-    DECODE: ClassVar[Callable[[bytes], HopClaims]] = msgspec.msgpack.Decoder(Pass).decode
+    __slots__ = ("_holder",)
+    VERSION: ClassVar[bytes] = b"r2"
+    DECODE: ClassVar[Callable[[memoryview], HopClaims]] = msgspec.msgpack.Decoder(Pass).decode
+    LIFE_MAX_MS: ClassVar[float] = _LIFE_MAX_MS
+    USED: ClassVar[Outcome] = outcome.PASS_USED
 
-    def __init__(self, keys: Mapping[str, bytes], audience: str, holder: str) -> None:
-        super().__init__(keys, audience)
+    def __init__(self, keys: Mapping[str, bytes], audience: str, holder: str, uses_max: int = USES_MAX) -> None:
+        super().__init__(keys, audience, uses_max)
         self._holder = holder
-        self._used: dict[bytes, float] = {}  # by mac, until when: one token has one text
 
-    def use(self, token: bytes, clock_ms: float) -> Pass | Outcome:
+    def use(self, token: bytes | None, clock_ms: float, request: bytes = b"") -> Pass | Outcome:
         """The claims of a genuine, timely token for this process at its first use, or why not."""
-        claims = self.verify(token, clock_ms)
+        claims = self.verify(token, clock_ms, request)
         if isinstance(claims, Outcome):
             return _WORDS[claims]
         assert isinstance(claims, Pass)  # DECODE makes no other
         if claims.holder != self._holder:
             return outcome.PASS_MISADDRESSED
-        if claims.expires_ms - clock_ms > _LIFE_MAX_MS:
-            return outcome.PASS_EXPIRED  # stamped in another clock than ours
-        mac = token.rpartition(b".")[2]
-        if mac in self._used:
-            return outcome.PASS_USED
-        self._forget(clock_ms)
-        if len(self._used) >= USES_MAX:
-            return outcome.NO_BUFFER
-        self._used[mac] = claims.expires_ms
-        return claims
-
-    def _forget(self, clock_ms: float) -> None:
-        """Those used first have expired first but for what clocks are off: the rest goes when the memory is full."""
-        used = self._used
-        while used and used[oldest := next(iter(used))] <= clock_ms:
-            del used[oldest]
-        if len(used) >= USES_MAX:
-            self._used = {mac: until for mac, until in used.items() if until > clock_ms}
+        return self._used(token, claims, clock_ms) or claims
 
 
 def parted(target: bytes) -> tuple[bytes, bytes | None]:

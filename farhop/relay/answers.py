@@ -35,6 +35,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.HOP_FORGED: (401, "authentication_error"),
     outcome.HOP_EXPIRED: (401, "authentication_error"),
     outcome.HOP_MISADDRESSED: (421, "authentication_error"),
+    outcome.HOP_USED: (401, "authentication_error"),
     outcome.PASS_FORGED: (401, "authentication_error"),
     outcome.PASS_EXPIRED: (401, "authentication_error"),
     outcome.PASS_MISADDRESSED: (403, "authentication_error"),
@@ -169,7 +170,9 @@ def status_line(status: int) -> bytes:
     return _LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
 
 
-_TOKEN_REFUSALS = (outcome.HOP_MISSING, outcome.HOP_FORGED, outcome.HOP_EXPIRED, outcome.HOP_MISADDRESSED)
+_TOKEN_REFUSALS = (
+    outcome.HOP_MISSING, outcome.HOP_FORGED, outcome.HOP_EXPIRED, outcome.HOP_MISADDRESSED, outcome.HOP_USED,
+)  # fmt: skip
 
 
 def hop_outcome(reason: Outcome, wait_ms: float | None) -> bytes:

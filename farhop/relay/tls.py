@@ -12,6 +12,7 @@ import asyncio
 import os
 import socket
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
@@ -36,15 +37,19 @@ _REASONS = {
     "VERSION_TOO_LOW": "version",
     "NO_SHARED_CIPHER": "cipher",
 }
-REASONS = frozenset((*_REASONS.values(), "alert", "timeout", "left", "too_many", "other"))
+REASONS = frozenset((*_REASONS.values(), "alert", "timeout", "left", "too_many", "wrong_name", "other"))
 
 
 class ListenerTls(msgspec.Struct, frozen=True):
-    """How a listener speaks TLS. `context` is asked before each handshake; `refused` counts, by a word of REASONS."""
+    """How a listener speaks TLS. `context` is asked before each handshake; `refused` counts, by a word of REASONS.
+
+    `admits` is asked of the certificate (DER) that was verified, before anything is read; None: everybody is let in.
+    """
 
     context: Callable[[], ssl.SSLContext]
     handshake_s: float
     refused: Callable[[str], None]
+    admits: Callable[[bytes | None], bool] | None = None
 
 
 def reason_of(error: Exception) -> str:
@@ -106,7 +111,7 @@ class Handshakes:
     async def _shake(self, accepted: socket.socket) -> None:
         try:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                self._make,
+                self._make if self._tls.admits is None else partial(_Named, self._make, self._tls, self._tls.admits),
                 accepted,
                 ssl=self._tls.context(),
                 ssl_handshake_timeout=self._tls.handshake_s,
@@ -131,6 +136,25 @@ class Handshakes:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class _Named(asyncio.Protocol):
+    """A connection after its handshake: whose certificate names somebody else is not read from."""
+
+    def __init__(
+        self, make: Callable[[], asyncio.BaseProtocol], tls: ListenerTls, admits: Callable[[bytes | None], bool]
+    ) -> None:
+        self._make, self._tls, self._admits = make, tls, admits
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        spoken: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if not self._admits(None if spoken is None else spoken.getpeercert(binary_form=True)):
+            self._tls.refused("wrong_name")
+            cast("asyncio.Transport", transport).abort()
+            return
+        protocol = self._make()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
 
 
 class _Accepted(asyncio.Protocol):

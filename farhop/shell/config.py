@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from farhop.identity.hop import HopSigner
+from farhop.identity import names
+from farhop.identity.hop_keys import HopError, read_keys
 from farhop.relay.guard import Guard
 from farhop.relay.inbound import InboundLimits
 from farhop.relay.outbound import OutboundLimits
@@ -115,12 +118,35 @@ class ConnectTls(Part):
         return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine is reached there; a name counts only if it is `localhost`."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Listen(Part):
-    """Where to listen. Port 0 lets the system choose."""
+    """Where to listen. Port 0 lets the system choose. Off loopback it is with TLS, or `insecure` is said out loud."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)]
     tls: ListenTls | None = None
+    insecure: bool = False
+
+    @property
+    def exposed(self) -> bool:
+        """Whether others than this machine reach it, and it was not said that this may be without proof."""
+        return not self.insecure and not is_loopback(self.host)
+
+    @model_validator(mode="after")
+    def _encrypted_or_said(self) -> Listen:
+        if self.exposed and self.tls is None:
+            raise ValueError(
+                "tls: is not given, and the host is not loopback; give it (`farhop certs issue` makes certificates), "
+                "listen on 127.0.0.1, or say insecure: true"
+            )
+        return self
 
 
 class Entry(Listen):
@@ -136,14 +162,17 @@ class Entry(Listen):
 
 
 class Hop(Part):
-    """Keys of the hop token between the tiers, by key id. `active` signs; all verify, so that keys can rotate."""
+    """Keys of the hop token between the tiers, by key id: the fleet's root, or what this region was given of it.
+    `active` signs; all verify, so that keys can rotate."""
 
     keys: Annotated[dict[str, Secret], Field(min_length=1)]
     active: str
 
     @model_validator(mode="after")
     def _signs(self) -> Hop:
-        HopSigner(self.secrets(), self.active)  # its HopError is a ValueError that names the key id, never the key
+        known = read_keys(self.secrets())  # its HopError is a ValueError that names the key id, never the key
+        if self.active not in known:
+            raise HopError(f"hop keys: the active key id {self.active!r} is not among {', '.join(sorted(known))}")
         return self
 
     def secrets(self) -> dict[str, bytes]:
@@ -195,6 +224,11 @@ def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
+def host_of(endpoint: str) -> str:
+    """The host of `host:port` or of a URL."""
+    return urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
+
+
 class Etcd(Part):
     """How to reach an etcd cluster; without endpoints it is the topology's hubs, each at the endpoints named there."""
 
@@ -204,6 +238,7 @@ class Etcd(Part):
     key_file: str | None = None
     username: str | None = None
     password: Secret | None = None
+    insecure: bool = False
 
     @model_validator(mode="after")
     def _sound(self) -> Etcd:
@@ -212,14 +247,24 @@ class Etcd(Part):
 
     def settings(self, hub: tuple[str, ...]) -> EtcdSettings:
         """For the store; `hub` are the endpoints to use where none are configured. ValueError if they make no sense."""
-        return EtcdSettings(
-            endpoints=tuple(self.endpoints) or hub,
+        endpoints = tuple(self.endpoints) or hub
+        made = EtcdSettings(
+            endpoints=endpoints,
             ca_file=_path(self.ca_file),
             cert_file=_path(self.cert_file),
             key_file=_path(self.key_file),
             username=self.username,
             password=self.password.get_secret_value() if self.password else None,
         )
+        if not all(made.tls(one) or is_loopback(host_of(one)) for one in endpoints):
+            if self.password is not None:
+                raise ValueError("ca_file: is not given, and a password never travels in plaintext; give it")
+            if not self.insecure:
+                raise ValueError(
+                    "ca_file: is not given, and etcd is not on loopback; give it (with cert_file and key_file where "
+                    "etcd asks for them), or say insecure: true"
+                )
+        return made
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -285,6 +330,7 @@ class Process(Part):
     hubs: dict[str, Etcd] = Field(default_factory=dict, max_length=64)
     hop: Hop
     signing: Signing = Signing()
+    trust_domain: Annotated[str, Field(pattern=f"^{names.DOMAIN}$")] = names.TRUST_DOMAIN
     fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "fleet"
     state_dir: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     limits: Limits = Limits()

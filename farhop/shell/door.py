@@ -6,6 +6,7 @@ see the same prompt, chain and tokens. Never forwards anything itself.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import partial
 from hashlib import sha256
@@ -57,7 +58,7 @@ class Caller(msgspec.Struct, frozen=True):
     """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
 
     `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
-    with a hop token.
+    with a hop token, and so may the SHA-256 of the one body that it lets in.
     """
 
     tenant: str
@@ -73,6 +74,7 @@ class Caller(msgspec.Struct, frozen=True):
     lawful: frozenset[str] | None = None
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
+    body_hash: bytes = b""
 
 
 class Keeper(Protocol):
@@ -179,6 +181,8 @@ class Door:
         assert caller is not None  # `head` let it pass
         assert kind is not None
         assert self.relay is not None
+        if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
+            return answers.refusal(outcome.HOP_FORGED, "the hop token was signed for another body")
         if kind is _MODELS:
             return _model_list(self._keeper.models(caller))
         try:

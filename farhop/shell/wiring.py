@@ -236,8 +236,10 @@ class Secrecy:
             return None
         return self.certificates(f"{name}.tls", listen.tls.files)
 
-    def listener(self, name: str, listen: Listen | None) -> ListenerTls | None:
-        """As `listened`, for a listener, whose failed handshakes are counted and told."""
+    def listener(
+        self, name: str, listen: Listen | None, admits: Callable[[bytes | None], bool] | None = None
+    ) -> ListenerTls | None:
+        """As `listened`, for a listener, whose failed handshakes are counted and told; `admits`: see ListenerTls."""
         certificates = self.listened(name, listen)
         if certificates is None or listen is None or listen.tls is None:
             return None
@@ -246,7 +248,7 @@ class Secrecy:
             self._metrics.handshake_refused(name, reason)
             self._log.warning("TLS handshake refused", f"{name} {reason}", listener=name, reason=reason)
 
-        return ListenerTls(certificates.context, listen.tls.handshake_s, refused)
+        return ListenerTls(certificates.context, listen.tls.handshake_s, refused, admits)
 
     def trouble(self, address: Address, why: str) -> None:
         """TLS towards an upstream failed."""

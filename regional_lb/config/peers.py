@@ -13,7 +13,8 @@ PEERS_MAX = 64
 
 
 class PeersTls(ConnectTls):
-    """TLS to the peers' control ports. `server_name` is the name their certificates must bear instead of their host."""
+    """TLS to the peers' control ports. `server_name` is the name their certificates must bear instead of the region's
+    in the trust domain."""
 
     ca_file: str
     server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,253}$")] | None = None

@@ -8,7 +8,10 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from farhop.shell.config import ConnectTls, Entry, Listen, Process, Secret, Session
+from farhop.identity.hop import HopVerifier
+from farhop.shell.config import ConnectTls, Entry, Listen, Part, Process, Secret, Session
+from farhop.store import envelope
+from farhop.store.contract import report_key
 from farhop.store.report import CLIENT_URL, GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.config.bounds import Foreign, Queue, Watch
 from regional_lb.config.discovery import SourceConfig
@@ -34,6 +37,22 @@ class ClientEntry(Entry):
         if self.url is not None and self.reuse_port:
             raise ValueError("url: a token is for one instance; give each its own port, or leave reuse_port out")
         return self
+
+
+class ReportKey(Part):
+    """The key that seals our reports in etcd: its name under `signing.keys`, and its private half (Ed25519, PEM)."""
+
+    name: str
+    private: Secret
+
+    @model_validator(mode="after")
+    def _sound(self) -> ReportKey:
+        self.signer()
+        return self
+
+    def signer(self) -> envelope.Signer:
+        """For farhop.store. Raises ValueError."""
+        return envelope.Signer(self.name, self.private.get_secret_value().encode())
 
 
 class RegionalConfig(Process):
@@ -68,6 +87,7 @@ class RegionalConfig(Process):
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     session: Session = Session()
     tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
+    report_key: ReportKey | None = None
     prefix_nodes_per_s: Annotated[int, Field(ge=1000, le=10_000_000)] = 50_000
 
     @field_validator("advertise")
@@ -104,6 +124,39 @@ class RegionalConfig(Process):
         if not text.isascii() or not text.isprintable() or " " in text:
             raise ValueError("must be printable ASCII without spaces: it is sent as a bearer token")
         return key
+
+    @property
+    def report_signer(self) -> envelope.Signer | None:
+        """What seals our reports in etcd; None: nothing does."""
+        return None if self.report_key is None else self.report_key.signer()
+
+    @model_validator(mode="after")
+    def _counts(self) -> RegionalConfig:
+        """What we sign must count here, too: all balancers of a fleet know the same keys."""
+        place, document, signer = report_key(self.region, self.instance), b"{}", self.report_signer
+        try:
+            self.signing.made().open(place, document if signer is None else signer.seal(place, document))
+        except envelope.EnvelopeError as error:
+            raise ValueError(
+                f"report_key: our own reports would not count: {error}; give the private half of a key under "
+                f"signing.keys that may sign report/{self.region}"
+            ) from None
+        return self
+
+    @model_validator(mode="after")
+    def _proven(self) -> RegionalConfig:
+        for name, listen in (("tier", self.tier), ("control", self.control)):
+            if listen.exposed and (listen.tls is None or listen.tls.client_ca_file is None):
+                raise ValueError(
+                    f"{name}.tls.client_ca_file: balancers must prove who they are to be believed off loopback; give "
+                    f"the authority of their certificates (`farhop certs init` makes one), or say {name}.insecure: true"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _checks_tokens(self) -> RegionalConfig:
+        HopVerifier(self.hop.secrets(), self.region)
+        return self
 
     @model_validator(mode="after")
     def _encrypted(self) -> RegionalConfig:

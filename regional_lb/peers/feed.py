@@ -8,11 +8,12 @@ goes on from where it was as long as that is remembered. Never leaves the region
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from farhop_wire import peers_pb2, peers_pb2_grpc
 
+from farhop.shell.callers import ANYBODY
 from regional_lb.config.peers import PEERS_MAX
 from regional_lb.peers.news import cached_to_wire, load_to_wire
 from regional_lb.view import model_of
@@ -20,6 +21,7 @@ from regional_lb.view import model_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from farhop.shell.callers import Callers
     from regional_lb.flow import RegionalFlow
     from regional_lb.peers.shares import Shares
 
@@ -29,8 +31,14 @@ SLICE_NODES = 2000
 SLICES = 4  # at a time, while one catches up: 400,000 nodes a second, for two seconds at most
 
 
+class Met(Protocol):
+    """Who is told the instance and the control address of whoever asks; `proven`: TLS says that it is a peer."""
+
+    def __call__(self, instance: str, address: str, /, *, proven: bool) -> None: ...
+
+
 class PeerFeed(peers_pb2_grpc.PeersServicer):
-    """The streams of one balancer. `met` is told the instance and the control address of whoever asks."""
+    """The streams of one balancer. `met` is told of whoever asks, `callers` know who that is."""
 
     def __init__(
         self,
@@ -38,9 +46,10 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
         shares: Shares,
         incarnation: int,
         clock: Callable[[], float],
-        met: Callable[[str, str], None],
+        met: Met,
+        callers: Callers = ANYBODY,
     ) -> None:
-        self._flow, self._shares, self._clock, self._met = flow, shares, clock, met
+        self._flow, self._shares, self._clock, self._met, self._callers = flow, shares, clock, met, callers
         self.incarnation = incarnation
         self.draining = False
         self.readers = 0
@@ -53,7 +62,8 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {PEERS_MAX} peers")
         if request.region != self._flow.config.region:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: peers are balancers of one region")
-        self._met(request.instance, request.control_address)
+        peer = await self._callers.proven(context, "regional", request.region)
+        self._met(request.instance, request.control_address, proven=peer is not None)
         self.readers += 1
         self._shares.watched = True
         try:

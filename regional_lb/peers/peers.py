@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from farhop_wire import peers_pb2
 
+from farhop.identity import names
+from farhop.shell.callers import ANYBODY
 from farhop.shell.tasks import Tasks
 from farhop.store.contract import REGION_PREFIX, ChangeKind, StoreError
 from farhop.store.report import TEXT_LIMIT, ReportError, check_address, decode
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Address, Event
+    from farhop.shell.callers import Callers
     from farhop.shell.certificates import Certificates
     from farhop.shell.lawbook import LawBook
     from farhop.store.contract import Change, Store
@@ -86,11 +89,12 @@ class Peers:
         certificates: Certificates | None = None,
         trouble: Callable[[Address, str], None] = lambda _address, _why: None,
         laws: LawBook | None = None,
+        callers: Callers = ANYBODY,
     ) -> None:
         self._config, self._flow, self.shares, self._store = config, flow, shares, store
         self._react, self.refused, self.clock, self.rng = react, refused, clock, rng
         self._certificates, self.trouble, self._laws = certificates, trouble, laws
-        self.feed = PeerFeed(flow, shares, incarnation, clock, self._met)
+        self.feed = PeerFeed(flow, shares, incarnation, clock, self._met, callers)
         self._known: dict[str, _Instance] = {}
         self._links: dict[str, Link] = {}
         self._taking_part: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
@@ -171,8 +175,8 @@ class Peers:
         known.address = report.control_address
         self._link(report.control_address)
 
-    def _met(self, instance: str, address: str) -> None:
-        """Somebody follows us: follow them."""
+    def _met(self, instance: str, address: str, *, proven: bool) -> None:
+        """Somebody follows us: follow them, where they are if they proved who they are, else where we know them."""
         if instance == self._config.instance or not address:
             return
         try:
@@ -180,7 +184,10 @@ class Peers:
         except ReportError:
             self.refused("peer_address")
             return
-        self._link(address)
+        if proven:
+            self._link(address)
+        elif address not in self._links:
+            self.refused("peer_unproven_address")
         if address in self._links:
             self._links[address].hurry()
 
@@ -255,9 +262,9 @@ class Peers:
         if tls is None or self._certificates is None:
             self.trouble(address_of(address), "control.tls is given and peers.tls is not: add it, to share with peers")
             return None
-        name = tls.server_name
-        other = () if name is None else (("grpc.ssl_target_name_override", name),)
-        return grpc.aio.secure_channel(address, self._certificates.material.channel(), options=(*_OPTIONS, *other))
+        name = tls.server_name or names.host(self._config.trust_domain, "regional", self._config.region)
+        other = ("grpc.ssl_target_name_override", name)
+        return grpc.aio.secure_channel(address, self._certificates.material.channel(), options=(*_OPTIONS, other))
 
     def spoken_to_by(self, link: Link, news: peers_pb2.PeerNews) -> bool:
         """A stream began: whether it is worth following. Raises NewsError."""

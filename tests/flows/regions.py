@@ -72,6 +72,7 @@ class Clock:
 def config(**more: Any) -> GlobalConfig:
     return GlobalConfig.model_validate({
         "region": "virginia", "instance": "g1", "admin": {"port": 0}, "listen": {"port": 0}, "hop": HOP,
+        "tier_insecure": True,
         "watch": {"ping_s": 0.05, "ping_timeout_s": 0.3, "report_age_s": 0.5, **more},
     })  # fmt: skip
 

@@ -63,7 +63,8 @@ async def test_the_second_turn_through_another_instance_finds_the_first_ones_rep
 
 async def test_peers_speak_mutual_tls_as_the_control_port_does(etcd: str, tmp_path: Path) -> None:
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
-    server = authority.issue("server")
+    names = ("virginia.regional.farhop.internal", "spiffe://farhop.internal/farhop/regional/virginia")
+    server = authority.issue("server", ("127.0.0.1", *names))
     files = {"cert_file": server.cert_file, "key_file": server.key_file}
     listen = {"port": 0, "tls": {**files, "client_ca_file": authority.ca_file}}
     async with region(etcd, n_engines=2) as west:

@@ -39,9 +39,12 @@ class Pki:
 
     def __init__(self, folder: Path) -> None:
         self.authority, self.stranger = Authority(folder), Authority(folder, "stranger")
-        self.client = self.authority.issue("client")
+        here = ("127.0.0.1", "localhost")
+        above = ("virginia.global.farhop.internal", "spiffe://farhop.internal/farhop/global/virginia")
+        below = ("virginia.regional.farhop.internal", "spiffe://farhop.internal/farhop/regional/virginia")
+        self.client = self.authority.issue("client", (*here, *above))
         self.names = self.authority.issue("names", ("virginia.tiers.example",))
-        self.server = self.authority.issue("server")
+        self.server = self.authority.issue("server", (*here, *below))
         self.intruder = self.stranger.issue("intruder")
 
     def listens(self, port: str, pair: Pair | None = None) -> dict[str, Any]:
@@ -139,7 +142,7 @@ async def test_regions_are_known_by_the_name_in_their_certificate(pki: Pki) -> N
 
 @pytest.mark.parametrize("wrong", ["authority", "name", "certificate"])
 async def test_tiers_that_do_not_believe_each_other_say_so_in_the_log(pki: Pki, told: Any, wrong: str) -> None:
-    setting = everywhere(pki, **({"server_name": "tokyo.example"} if wrong == "name" else {}))
+    setting = everywhere(pki, **({"server_name": "{region}.example"} if wrong == "name" else {}))
     if wrong != "name":
         ours = (pki.client, pki.stranger) if wrong == "authority" else (pki.intruder,)
         setting["global_"]["tier_tls"] = pki.connects(*ours)

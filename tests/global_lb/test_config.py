@@ -55,13 +55,14 @@ def test_whether_a_region_speaks_tls_and_by_what_name_is_the_configurations_to_s
     ca = {"ca_file": Authority(tmp_path).ca_file}
 
     def name(**more: Any) -> str | None:
-        return GlobalConfig.model_validate(document(**more)).certified_name("tokyo", "10.0.0.1")
+        return GlobalConfig.model_validate(document(**more)).certified_name("tokyo")
 
     assert name() is None
-    assert name(tier_tls=ca) == "10.0.0.1"
+    assert name(tier_tls=ca) == "tokyo.regional.farhop.internal"
+    assert name(tier_tls=ca, trust_domain="f.example") == "tokyo.regional.f.example"
     assert name(tier_tls={**ca, "server_name": "{region}.tiers.example"}) == "tokyo.tiers.example"
     assert name(tier_tls={**ca, "plaintext_regions": ["tokyo"]}) is None
-    assert name(tier_tls={**ca, "plaintext_regions": ["virginia"]}) == "10.0.0.1"
+    assert name(tier_tls={**ca, "plaintext_regions": ["virginia"]}) == "tokyo.regional.farhop.internal"
     for wrong in ({}, {**ca, "server_name": "{host}"}, {**ca, "cert_file": "/none"}, {**ca, "verify": False}):
         with pytest.raises(ValidationError):
             name(tier_tls=wrong)

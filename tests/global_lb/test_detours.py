@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from random import Random
 
 import msgspec
@@ -227,9 +228,9 @@ def pinged(balancer: GlobalBalancer) -> None:
 
 async def test_two_balancers_tell_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-    cluster = MemoryCluster()
+    cluster, plaintext = MemoryCluster(), partial(global_config, tier_insecure=True)
     here, there = (
-        GlobalBalancer(global_config(region), topology(), Random(n), MemoryStore(Random(n), cluster))
+        GlobalBalancer(plaintext(region), topology(), Random(n), MemoryStore(Random(n), cluster))
         for n, region in enumerate(("virginia", "tokyo"))
     )
 

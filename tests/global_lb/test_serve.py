@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, global_config, s
 from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Forward, Request
-from farhop.identity.hop import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier
+from farhop.identity.hop import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier, request_line
 from farhop.relay.listener import PortTakenError
 from farhop.store.memory import MemoryStore
 from farhop.telemetry import logs
@@ -71,6 +72,9 @@ class Observed:
 
 class Passage:
     def __init__(self, **forward: Any) -> None:
+        self.body = b"{}"
+        head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions")
+        self.exchange = SimpleNamespace(head=head)
         self.context = type("Visit", (), {"decision_id": "d" * 16})()
         self.request = Request(
             "1", "anywhere", MODEL, 100, 200, (), 1012.0, priority=3, narrow=(("jp", "us"),), key="demo"
@@ -84,14 +88,17 @@ class Passage:
 
 
 def tier() -> GlobalTier:
-    signer = HopSigner({"k1": HOP_KEY.encode()}, "k1")
+    signer = HopSigner({"k1": HOP_KEY.encode()}, "k1", "virginia")
     log = logs.Throttled(logs.get("test"), 1.0, Clock().now)
     return GlobalTier(Observed(), log, Flow(), signer, "virginia/g1", Clock())  # type: ignore[arg-type]
 
 
+REQUEST = request_line(b"POST", b"/v1/chat/completions", 2)
+
+
 def claims(written: bytes, audience: str = "tokyo", clock_ms: float = 993_000.0) -> HopClaims:
     line = next(line for line in written.split(b"\r\n") if line.startswith(b"x-farhop-hop: "))
-    read = HopVerifier({"k1": HOP_KEY.encode()}, audience).verify(line.partition(b": ")[2], clock_ms)
+    read = HopVerifier({"k1": HOP_KEY.encode()}, audience).verify(line.partition(b": ")[2], clock_ms, REQUEST)
     assert isinstance(read, HopClaims), read
     return read
 
@@ -104,8 +111,8 @@ def test_the_token_says_all_that_the_region_needs() -> None:
     assert (said.tenant, said.lawful, said.epoch, said.priority) == ("anywhere", ("tokyo", "virginia"), 1, 3)
     assert (said.deadline_ms, said.decision_id, said.narrow) == (12_000.0, "d" * 16, (("jp", "us"),))
     assert said.promised_ttft_ms == 42.0
-    # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 30 s.
-    assert said.expires_ms == 1_000_000.0 - 7_000.0 + 30_000.0
+    # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 10 s.
+    assert said.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
 
 
 def test_a_version_asked_for_goes_on_to_the_region() -> None:
@@ -117,7 +124,7 @@ def test_a_version_asked_for_goes_on_to_the_region() -> None:
 
 def test_each_instance_gets_an_expiry_in_its_own_clock() -> None:
     first = claims(tier().upstream_headers(Passage(address=Address("10.0.0.1", 1))), clock_ms=1_005_000.0)  # type: ignore[arg-type]
-    assert first.expires_ms == 1_000_000.0 + 5_000.0 + 30_000.0
+    assert first.expires_ms == 1_000_000.0 + 5_000.0 + 10_000.0
 
 
 def test_a_promise_beyond_all_bounds_does_not_make_the_token_a_forgery() -> None:

@@ -10,7 +10,6 @@ from inprocess import HOP_KEY, MODEL, topology
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
-from farhop.identity import passes
 from farhop.identity.passes import HEADER, LIFE_MS, Pass, PassSigner, PassVerifier, holder
 from farhop.relay.answers import Reply
 from farhop.shell.door import Caller
@@ -35,9 +34,9 @@ class Keys:
         return model == MODEL
 
 
-def keeper(region: str = "frankfurt") -> PassKeeper:
+def keeper(region: str = "frankfurt", uses_max: int = 8) -> PassKeeper:
     flow = SimpleNamespace(law=Law(WORLD), config=SimpleNamespace(region=region))
-    verifier = PassVerifier(KEYS, region, holder("r1", 3))
+    verifier = PassVerifier(KEYS, region, holder("r1", 3), uses_max)
     return PassKeeper(Keys(), verifier, flow, SimpleNamespace(now=lambda: NOW_S))  # type: ignore[arg-type]
 
 
@@ -52,7 +51,7 @@ def token(n: int = 0, **changed: Any) -> bytes:
         "expires_ms": NOW_S * 1e3 + LIFE_MS, "decision_id": f"{n:016x}", "promised_ttft_ms": 50.0,
         "narrow": (("eu",),), "key": "demo", "holder": holder("r1", 3), **changed,
     }  # fmt: skip
-    return PassSigner(KEYS, "k1").sign(Pass(**fields))
+    return PassSigner(KEYS, "k1", "virginia").sign(Pass(**fields))
 
 
 def test_a_token_says_all_that_a_caller_is() -> None:
@@ -80,11 +79,10 @@ def test_what_is_no_good_is_told_with_the_remedy(text: bytes, status: int, reaso
     assert b"token in the URL" in reply.body
 
 
-def test_a_token_is_used_up_and_what_cannot_be_remembered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "USES_MAX", 1)
-    known = keeper()
-    assert isinstance(known.caller(head(token())), Caller)
-    used, full = known.caller(head(token())), known.caller(head(token(1)))
+def test_a_token_is_used_up_and_what_cannot_be_remembered_is_refused() -> None:
+    known, text = keeper(uses_max=1), token()
+    assert isinstance(known.caller(head(text)), Caller)
+    used, full = known.caller(head(text)), known.caller(head(token(1)))
     assert isinstance(used, Reply)
     assert isinstance(full, Reply)
     assert (used.status, used.outcome) == (403, outcome.PASS_USED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
@@ -26,7 +27,7 @@ from inprocess import (
 )  # fmt: skip
 from msgspec.structs import replace
 
-from farhop.identity.hop import HopClaims, HopSigner
+from farhop.identity.hop import HopClaims, HopSigner, request_line
 from farhop.relay.listener import PortTakenError
 from farhop.store.memory import MemoryStore
 from farhop.store.report import check
@@ -61,14 +62,27 @@ async def up(engine: Engine) -> AsyncIterator[Both]:
         await running.at_rest()
 
 
-def token(up: Both, key: str = HOP_KEY, **claims: Any) -> str:
+POST = (b"POST", b"/v1/chat/completions")
+BODY = chat().partition(b"\r\n\r\n")[2]
+
+
+def token(
+    up: Both,
+    key: str = HOP_KEY,
+    body: bytes = BODY,
+    line: tuple[bytes, bytes] = (b"POST", b"/v1/chat/completions"),
+    **claims: Any,
+) -> str:
     now_ms = up.regional.clock.now() * 1e3
     told = {
         "audience": "virginia", "entry_region": "tokyo", "issuer": "tokyo/g1", "tenant": "anywhere",
         "lawful": ("virginia", "tokyo"), "epoch": 1, "priority": 0, "deadline_ms": 10_000.0,
-        "expires_ms": now_ms + 5_000.0, "decision_id": "d" * 16, **claims,
+        "expires_ms": now_ms + 5_000.0, "decision_id": "d" * 16, "body": hashlib.sha256(body).digest(), **claims,
     }  # fmt: skip
-    return HopSigner({"k1": key.encode()}, "k1").sign(HopClaims(**told)).decode()
+    if claims.pop("unbound", False):
+        del told["unbound"], told["body"]
+    request = request_line(*line, len(body))
+    return HopSigner({"k1": key.encode()}, "k1", "tokyo").sign(HopClaims(**told), request).decode()
 
 
 async def _ask(up: Both, hop: str | None, **headers: str) -> Any:
@@ -98,8 +112,11 @@ async def test_a_token_lets_a_request_in(up: Both, engine: Engine) -> None:
         (lambda up: token(up, expires_ms=up.regional.clock.now() * 1e3 - 1), 401, "hop_token_expired"),
         (lambda up: token(up, expires_ms=up.global_.clock.now() * 1e3), 401, "hop_token_expired"),
         (lambda up: token(up, audience="tokyo"), 421, "hop_token_misaddressed"),
-        (lambda up: token(up, issuer="a\x00b"), 401, "hop_token_forged"),
-        (lambda up: token(up, issuer="a" * 300), 401, "hop_token_forged"),
+        (lambda up: token(up, issuer="tokyo/a\x00b"), 401, "hop_token_forged"),
+        (lambda up: token(up, issuer="paris/g1"), 401, "hop_token_forged"),
+        (lambda up: token(up, entry_region="paris"), 401, "hop_token_forged"),
+        (lambda up: token(up, unbound=True), 401, "hop_token_forged"),
+        (lambda up: token(up, issuer="tokyo/" + "a" * 300), 401, "hop_token_forged"),
     ],
 )
 async def test_without_a_good_one_nothing_gets_in(up: Both, engine: Engine, make: Any, status: int, code: str) -> None:
@@ -150,14 +167,16 @@ async def test_what_may_not_be_recorded_here_is_not(up: Both) -> None:
 
 
 async def test_an_issuer_that_was_let_in_can_be_reported(up: Both) -> None:
-    for issuer in ("a" * 256, "ü", "a b"):
+    for issuer in ("tokyo/" + "a" * 250, "tokyo/ü", "tokyo/a b"):
         assert (await _ask(up, token(up, issuer=issuer))).status == 200
     assert up.regional.reporter is not None
     check(up.regional.reporter.build())
 
 
 async def test_models_of_the_tier_listener_are_those_served_here(up: Both) -> None:
-    answer = await send(up.tier, head("GET", "/v1/models", x_farhop_hop=token(up)))
+    answer = await send(
+        up.tier, head("GET", "/v1/models", x_farhop_hop=token(up, line=(b"GET", b"/v1/models"), body=b""))
+    )
     assert [model["id"] for model in answer.json["data"]] == [MODEL]
 
 

@@ -11,7 +11,7 @@ from farhop.balance.outcome import Outcome
 from farhop.relay import answers
 
 ALL = outcome.catalogue()
-TOKEN = (outcome.HOP_MISSING, outcome.HOP_FORGED, outcome.HOP_EXPIRED, outcome.HOP_MISADDRESSED)
+TOKEN = (outcome.HOP_MISSING, outcome.HOP_FORGED, outcome.HOP_EXPIRED, outcome.HOP_MISADDRESSED, outcome.HOP_USED)
 
 
 @pytest.mark.parametrize("reason", ALL, ids=lambda r: r.reason)

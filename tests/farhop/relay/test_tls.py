@@ -49,7 +49,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     return Pki(tmp_path_factory.mktemp("pki"))
 
 
-class Door(ListenerTls, frozen=True):
+class Door(ListenerTls, frozen=True, kw_only=True):
     """A listener's TLS whose refusals can be read."""
 
     counts: Counter[str]
@@ -57,7 +57,7 @@ class Door(ListenerTls, frozen=True):
 
 def door(certificates: Certificates, handshake_s: float = 5.0) -> Door:
     counts: Counter[str] = Counter()
-    return Door(certificates.context, handshake_s, lambda reason: counts.update((reason,)), counts)
+    return Door(certificates.context, handshake_s, lambda reason: counts.update((reason,)), counts=counts)
 
 
 # -- a listener

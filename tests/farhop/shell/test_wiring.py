@@ -29,6 +29,7 @@ from topology.law import Law
 if TYPE_CHECKING:
     from topology.model import Topology
 
+ONE = {"endpoints": ["10.9.9.9:1"], "insecure": True}
 HOMES = {"virginia": "atlantic", "frankfurt": "europe", "tokyo": "pacific"}
 HUBS = {"atlantic": ["10.0.0.1:2379"], "europe": ["10.0.1.1:2379"], "pacific": ["10.0.2.1:2379"]}
 
@@ -56,7 +57,9 @@ def made(folder: Path, hubs: dict[str, list[str]]) -> Topology:
 
 def process(region: str = "virginia", **more: Any) -> Process:
     hop = {"keys": {"k1": "env:FARHOP_TEST_HOP"}, "active": "k1"}
-    return Process.model_validate({"region": region, "instance": "i", "admin": {"port": 0}, "hop": hop, **more})
+    return Process.model_validate(
+        {"region": region, "instance": "i", "admin": {"port": 0}, "hop": hop, "etcd": {"insecure": True}, **more}
+    )
 
 
 def test_without_an_etcd_of_ones_own_every_hub_is_used(world: Topology) -> None:
@@ -65,9 +68,9 @@ def test_without_an_etcd_of_ones_own_every_hub_is_used(world: Topology) -> None:
 
 
 def test_one_etcd_given_is_the_only_one_and_goes_by_the_hubs_name(world: Topology) -> None:
-    found = wiring.hubs(process(etcd={"endpoints": ["10.9.9.9:1"]}), world)
+    found = wiring.hubs(process(etcd=ONE), world)
     assert {name: one.endpoints for name, one in found.items()} == {"atlantic": ("10.9.9.9:1",)}
-    assert wiring.home_hubs(process(etcd={"endpoints": ["10.9.9.9:1"]}), world, wiring.NEAREST) == found
+    assert wiring.home_hubs(process(etcd=ONE), world, wiring.NEAREST) == found
 
 
 @pytest.mark.parametrize(
@@ -90,13 +93,13 @@ def test_a_region_publishes_at_home_and_at_one_remote(
 def test_each_hub_has_its_own_way_to_be_reached_and_others_the_common_one(world: Topology) -> None:
     config = process(
         etcd={"ca_file": "/common-ca"},
-        hubs={"pacific": {"endpoints": ["10.5.5.5:1"], "username": "u", "password": "env:FARHOP_TEST_ETCD"}},
+        hubs={"pacific": {"endpoints": ["https://10.5.5.5:1"], "username": "u", "password": "env:FARHOP_TEST_ETCD"}},
     )
     found = wiring.hubs(config, world)
     assert (found["atlantic"].ca_file, found["atlantic"].username) == (Path("/common-ca"), None)
     pacific = found["pacific"]
     assert (pacific.endpoints, pacific.ca_file, pacific.username, pacific.password) == (
-        ("10.5.5.5:1",), None, "u", "right",
+        ("https://10.5.5.5:1",), None, "u", "right",
     )  # fmt: skip
 
 
@@ -107,7 +110,11 @@ def test_what_cannot_be_meant_is_refused_by_name(world: Topology, tmp_path: Path
             "nearest",
             r"^hubs\.baltic: .* has no hub of this name; it has atlantic",
         ),
-        (process(etcd={"endpoints": ["h:1"]}, hubs={"europe": {}}), "nearest", r"^etcd\.endpoints: .*one cluster"),
+        (
+            process(etcd=ONE, hubs={"europe": {}}),
+            "nearest",
+            r"^etcd\.endpoints: .*one cluster",
+        ),
         (process(), "baltic", r"^remote_hub: no hub 'baltic' with endpoints; there is atlantic, europe, pacific"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -23,7 +23,7 @@ async def feeding() -> AsyncIterator[tuple[RegionalFlow, PeerFeed, peers_pb2_grp
     flow = regional(replica("g1"), replica("g2"), instance="r1")
     assert flow.shares is not None
     met: list[tuple[str, str]] = []
-    feed = PeerFeed(flow, flow.shares, 7, asyncio.get_running_loop().time, lambda *who: met.append(who))
+    feed = PeerFeed(flow, flow.shares, 7, asyncio.get_running_loop().time, lambda *who, proven: met.append(who))
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     peers_pb2_grpc.add_PeersServicer_to_server(feed, server)

@@ -75,7 +75,7 @@ async def test_ourselves_and_an_older_build_are_left_alone(monkeypatch: pytest.M
 async def test_a_namesake_is_told_of_and_not_followed() -> None:
     async with stage(peers={"addresses": ["127.0.0.1:1"]}) as here:
         async with _running(Other("r1", incarnation=8)) as other:
-            here.peers._met("r3", other.address)
+            here.peers._met("r3", other.address, proven=True)
             await until(lambda: here.troubles)
         assert "give each its own" in here.troubles[0]
         assert here.refused["peer_namesake"] == 1
@@ -84,7 +84,7 @@ async def test_a_namesake_is_told_of_and_not_followed() -> None:
 
 async def test_one_peer_at_two_addresses_is_followed_once() -> None:
     async with stage(other := Other(), peers={"addresses": []}) as here, _running(Other()) as twin:
-        here.peers._met("r3", twin.address)
+        here.peers._met("r3", twin.address, proven=True)
         await until(lambda: twin.asked)
         await until(lambda: here.peers._links[twin.address].settled)
         assert here.peers.up == 1

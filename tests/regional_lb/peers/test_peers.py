@@ -48,8 +48,8 @@ async def test_who_follows_us_is_followed_though_no_store_tells_of_it() -> None:
     await other.start()
     try:
         async with stage() as here:
-            here.peers._met("r3", other.address)
-            here.peers._met("r9", "nonsense")
+            here.peers._met("r3", other.address, proven=True)
+            here.peers._met("r9", "nonsense", proven=True)
             await until(lambda: here.one().get("takes_part"))
             assert other.asked[0].control_address == "127.0.0.1:1"
             assert here.refused["peer_address"] == 1
@@ -142,7 +142,7 @@ async def test_how_many_are_known_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(peers, "PEERS_MAX", 2)
     async with stage() as here:
         for n in range(4):
-            here.peers._met(f"x{n}", f"127.0.0.1:{n + 1}")
+            here.peers._met(f"x{n}", f"127.0.0.1:{n + 1}", proven=True)
         assert len(here.peers._links) == 2
         assert here.refused["peer_too_many"] == 2
 

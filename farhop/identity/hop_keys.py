@@ -1,0 +1,148 @@
+"""Keys of the hop token: one secret for the fleet, from which each region is given only what it needs.
+
+    root                                          any text; whoever holds it signs for, and checks, every region
+    farhop-hop-to:<region>:<key>                  checks tokens to this region, whoever issued them
+    farhop-hop-from:<region>:<to>=<key>,<to>=...  signs tokens of this region's global balancers, to those regions
+
+HKDF (RFC 5869) with SHA-256: the key of an audience from the root, that of an (issuer, audience) from the audience's.
+Invariant: of what a region holds nothing can be forged for another: not as its issuer, nor to its address, but to
+itself. Never writes a key into a message.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+KEY_BYTES_MIN = 16
+DERIVED_BYTES = 32
+
+_TO, _FROM = "farhop-hop-to:", "farhop-hop-from:"
+_KID = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class HopError(ValueError):
+    """A key or a claim that cannot be used, said in one line with its remedy."""
+
+
+class HopKey(msgspec.Struct, frozen=True):
+    """One key id's secret: the root (`region` is empty), or what one region has of it. `by_audience`: derived keys.
+
+    Of a region that checks tokens (`signs` is False) the one under its own name is what pairs are derived from; of one
+    that signs them they are the pairs themselves.
+    """
+
+    root: bytes = b""
+    region: str = ""
+    signs: bool = False
+    by_audience: dict[str, bytes] = {}
+
+    def __repr__(self) -> str:
+        return "HopKey(...)"  # never the key
+
+    def pair(self, issuer: str, audience: str) -> bytes | None:
+        """The key of tokens from `issuer` to `audience`, 32 bytes; None if it is not ours to have."""
+        if not self.region:
+            return _derive(_derive(self.root, "to", audience), "from", issuer)
+        known = self.by_audience.get(audience)
+        if known is None or (self.signs and issuer != self.region):
+            return None
+        return known if self.signs else _derive(known, "from", issuer)
+
+    def check_issuer(self, kid: str, region: str) -> None:
+        """Raise HopError if it cannot sign for a region's global balancers."""
+        if self.region and (not self.signs or self.region != region):
+            raise HopError(
+                f"hop keys: key {kid!r} does not sign tokens of region {region!r}; "
+                f"derive one with: farhop certs hop-key --from {region}"
+            )
+
+    def check_audience(self, kid: str, region: str) -> None:
+        """Raise HopError if it cannot check tokens to a region."""
+        if self.region and (self.signs or self.region != region):
+            raise HopError(
+                f"hop keys: key {kid!r} does not check tokens to region {region!r}; "
+                f"derive one with: farhop certs hop-key --to {region}"
+            )
+
+
+def read_keys(keys: Mapping[str, bytes]) -> dict[str, HopKey]:
+    """Keys by key id, from the texts of a configuration. Raises HopError."""
+    if not keys:
+        raise HopError("hop keys: none given; configure at least one key id with its secret")
+    for kid in keys:
+        if not _KID.fullmatch(kid):
+            raise HopError(f"hop keys: key id {kid!r} must be 1 to 32 of A-Z a-z 0-9 _ -; rename it")
+    return {kid: _read(kid, text) for kid, text in keys.items()}
+
+
+def _read(kid: str, text: bytes) -> HopKey:
+    words = text.decode("latin-1")
+    try:
+        if words.startswith(_TO):
+            region, _, key = words.removeprefix(_TO).partition(":")
+            return HopKey(region=_region(region), by_audience={region: _key(key)})
+        if words.startswith(_FROM):
+            region, _, rest = words.removeprefix(_FROM).partition(":")
+            pairs = (one.partition("=") for one in rest.split(","))
+            by_audience = {_region(to): _key(key) for to, _, key in pairs}
+            return HopKey(region=_region(region), signs=True, by_audience=by_audience)
+    except ValueError:
+        raise HopError(
+            f"hop keys: key {kid!r} begins as a derived key and is none; derive it anew with: farhop certs hop-key"
+        ) from None
+    if len(text) < KEY_BYTES_MIN:
+        raise HopError(
+            f"hop keys: key {kid!r} has {len(text)} bytes, at least {KEY_BYTES_MIN} are needed; "
+            "make one with: farhop certs hop-key"
+        )
+    return HopKey(root=text)
+
+
+def key_to(root: bytes, region: str) -> str:
+    """What a region is given to check tokens with."""
+    return f"{_TO}{_region(region)}:{_text(_derive(root, 'to', region))}"
+
+
+def key_from(root: bytes, region: str, audiences: Iterable[str]) -> str:
+    """What a region's global balancers are given to sign tokens to those regions with."""
+    whole = HopKey(root=root)
+    pairs = ((to, whole.pair(region, _region(to))) for to in sorted(audiences))
+    return f"{_FROM}{_region(region)}:" + ",".join(f"{to}={_text(key)}" for to, key in pairs if key is not None)
+
+
+def is_derived(text: str) -> bool:
+    """Whether it is what a region is given, and no root."""
+    return text.startswith((_TO, _FROM))
+
+
+def _derive(key: bytes, role: str, region: str) -> bytes:
+    info = f"farhop hop v2 {role} ".encode() + region.encode()
+    return HKDF(SHA256(), DERIVED_BYTES, salt=None, info=info).derive(key)
+
+
+def _region(name: str) -> str:
+    if not _REGION.fullmatch(name):
+        raise HopError(f"{name[:64]!r} is not the name of a region")
+    return name
+
+
+def _text(key: bytes) -> str:
+    return urlsafe_b64encode(key).rstrip(b"=").decode()
+
+
+def _key(text: str) -> bytes:
+    try:
+        key = urlsafe_b64decode(text + "==")
+    except Base64Error:
+        key = b""
+    if len(key) != DERIVED_BYTES or _text(key) != text:
+        raise ValueError
+    return key

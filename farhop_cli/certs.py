@@ -1,0 +1,200 @@
+"""`farhop certs`: a small authority for a fleet, certificates that name tier and region, and keys of the hop token.
+
+EC P-256; an authority is good for ten years, a certificate for 90 days unless told otherwise (balancers take up renewed
+files as they are). Invariants: private keys are readable by their owner alone; nothing is written over; nothing is left
+half written. Never sends anything anywhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from farhop.identity import hop_keys, names
+from farhop_cli.exits import fail
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop.identity.names import Tier
+
+AUTHORITY_DAYS = 3650
+DAYS, DAYS_MAX = 90, 825
+ROOT_BYTES = 32
+CLOCKS_APART = timedelta(minutes=5)  # a certificate begins before now: its readers' clocks may be behind ours
+_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def init(folder: Path, trust_domain: str) -> int:
+    """Make an authority: `ca.pem`, which everybody is given, and `ca.key`, which nobody is; the exit code."""
+    _domain(trust_domain)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _subject(f"farhop {trust_domain}")
+    certificate = (
+        _builder(subject, subject, key, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write(folder, "ca", _pem(certificate), _private(key))
+    typer.echo(f"authority of {trust_domain}: {folder / 'ca.pem'}; keep {folder / 'ca.key'} off the balancers")
+    return 0
+
+
+def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int, trust_domain: str) -> int:
+    """Issue `<tier>-<region>.pem` and its key, by the authority in `folder`; the exit code."""
+    _domain(trust_domain)
+    if tier not in names.TIERS:
+        fail(f"TIER: {tier!r} is unknown; give {' or '.join(names.TIERS)}")
+    if not _REGION.fullmatch(region):
+        fail("REGION: give the name of a region, at most 63 letters, digits, '.', '_', '-'")
+    authority, signing = _authority(folder)
+    known: Tier = "global" if tier == "global" else "regional"
+    said = [
+        x509.UniformResourceIdentifier(names.uri(trust_domain, known, region)),
+        x509.DNSName(names.host(trust_domain, known, region)),
+        *map(_host, hosts),
+    ]
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _builder(_subject(f"{tier} {region}"), authority.subject, key, days)
+        .add_extension(x509.SubjectAlternativeName(said), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
+        .sign(signing, hashes.SHA256())
+    )
+    stem = f"{tier}-{region}"
+    _write(folder, stem, _pem(certificate), _private(key))
+    typer.echo(f"{folder / stem}.pem, good for {days} days: {said[0].value}")
+    return 0
+
+
+def hop_key(root_file: Path | None, to: str | None, of: str | None, audiences: Sequence[str]) -> int:
+    """Print a new root, or what a region is given of one; the exit code."""
+    if root_file is None:
+        if to is not None or of is not None:
+            fail("--root: name the file that holds the fleet's root; without --to and --from a new one is made")
+        typer.echo(secrets.token_urlsafe(ROOT_BYTES))
+        return 0
+    if (to is None) == (of is None):
+        fail("give --to REGION (what it checks tokens with) or --from REGION (what its global balancers sign with)")
+    try:
+        root = root_file.read_bytes().strip()
+    except OSError as error:
+        fail(f"--root: {root_file}: {error.strerror}")
+    try:
+        hop_keys.read_keys({"root": root})
+        if hop_keys.is_derived(root.decode("latin-1")):
+            fail("--root: this is what one region was given; give the fleet's root")
+        if to is not None:
+            typer.echo(hop_keys.key_to(root, to))
+            return 0
+        if not audiences:
+            fail("--regions: name the regions to which it sends requests, such as --regions paris,tokyo")
+        assert of is not None
+        typer.echo(hop_keys.key_from(root, of, audiences))
+    except hop_keys.HopError as error:
+        fail(str(error))
+    return 0
+
+
+def _domain(trust_domain: str) -> None:
+    if not re.fullmatch(names.DOMAIN, trust_domain):
+        fail("--trust-domain: give a domain in lower case, such as farhop.example")
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"(\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})", host):
+        fail(f"--host: {host[:64]!r} is neither a host name nor an address")
+    return x509.DNSName(host)
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}; make an authority with: farhop certs init --dir {folder}")
+    except (ValueError, TypeError):
+        fail(f"{folder}: ca.pem and ca.key are not those of an authority; make one with: farhop certs init")
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
+        fail(f"{folder}: ca.key is not the key of ca.pem")
+    return authority, key
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_APART)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(folder: Path, stem: str, certificate: bytes, key: bytes) -> None:
+    """Both files or neither, the key first."""
+    made: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, data, mode in ((folder / f"{stem}.key", key, 0o600), (folder / f"{stem}.pem", certificate, 0o644)):
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                made.append(path)
+                file.write(data)
+    except FileExistsError as error:
+        _unmake(made)
+        fail(f"{error.filename} is there already, and is not written over; move it away, or give another --dir")
+    except OSError as error:
+        _unmake(made)
+        fail(f"{error.filename or folder}: {error.strerror}")
+
+
+def _unmake(made: list[Path]) -> None:
+    for path in made:
+        path.unlink(missing_ok=True)

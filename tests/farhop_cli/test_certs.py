@@ -1,0 +1,74 @@
+"""`farhop certs`: an authority, certificates that balancers believe, keys of the hop token; nothing is written over."""
+
+from __future__ import annotations
+
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from farhop.identity import names
+from farhop.identity.hop_keys import read_keys
+from farhop.shell.callers import Callers
+from farhop.shell.certificates import Files, load
+
+
+def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    assert cli.run("certs", "init", "--dir", str(folder)).exit_code == 0
+    made = cli.run("certs", "issue", "regional", "paris", "--dir", str(folder), "--host", "10.1.0.7", "--days", "30")
+    assert "spiffe://farhop.internal/farhop/regional/paris" in made.stdout
+    for name in ("ca.key", "regional-paris.key"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+    files = Files(True, str(folder / "regional-paris.pem"), str(folder / "regional-paris.key"), str(folder / "ca.pem"))
+    until = load(files, datetime.now(UTC)).not_after
+    assert until is not None
+    assert 29.9 < (until - datetime.now(UTC).timestamp()) / 86_400 <= 30
+    certificate = x509.load_pem_x509_certificate((folder / "regional-paris.pem").read_bytes())
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()))
+    said = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert said.get_values_for_type(x509.DNSName) == [names.host("farhop.internal", "regional", "paris")]
+    der = certificate.public_bytes(Encoding.DER)
+    callers = Callers("farhop.internal", mutual=True)
+    assert (callers.admits("regional", der), callers.admits("global", der)) == (True, False)
+    assert not Callers("other.example", mutual=True).admits("regional", der)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for again in (["init"], ["issue", "regional", "paris"]):
+        assert "not written over" in cli.failed(cli.run("certs", *again, "--dir", str(folder)), 2)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["issue", "regional", "paris"], "farhop certs init"),
+        (["issue", "engine", "paris"], "give global or regional"),
+        (["issue", "regional", "no region"], "REGION"),
+        (["init", "--trust-domain", "Not A Domain"], "--trust-domain"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(cli: Any, tmp_path: Path, words: list[str], says: str) -> None:
+    assert says in cli.failed(cli.run("certs", *words, "--dir", str(tmp_path / "none")), 2)
+
+
+def test_keys_of_the_hop_token(cli: Any, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.write_text(cli.run("certs", "hop-key").stdout)
+    to = cli.run("certs", "hop-key", "--root", str(root), "--to", "paris").stdout.strip()
+    of = cli.run("certs", "hop-key", "--root", str(root), "--from", "tokyo", "--regions", "paris,tokyo").stdout.strip()
+    keys = read_keys({"to": to.encode(), "from": of.encode(), "root": root.read_bytes().strip()})
+    assert len({key.pair("tokyo", "paris") for key in keys.values()}) == 1
+    (derived := tmp_path / "derived").write_text(to)
+    for words, says in (
+        (["--root", str(derived), "--to", "paris"], "give the fleet's root"),
+        (["--root", str(root)], "give --to"),
+        (["--root", str(root), "--from", "tokyo"], "--regions"),
+        (["--to", "paris"], "--root"),
+        (["--root", str(tmp_path / "none"), "--to", "paris"], "No such file"),
+        (["--root", str(root), "--to", "no region"], "not the name of a region"),
+    ):
+        assert says in cli.failed(cli.run("certs", "hop-key", *words), 2)
