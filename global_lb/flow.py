@@ -152,6 +152,8 @@ class GlobalFlow:
         counted = counted and event.outcome is not outcome.UNLAWFUL_UNREAD
         if event.wait_ms is not None:
             live.waits_ms[live.region] = event.wait_ms
+        if event.outcome is outcome.QUEUE_TIMEOUT:
+            live.waited_s += now - live.sent_at
         if live.instance is not None and event.outcome.source is Source.REGION:
             self._regions.refused(live.instance, live.request.model, event.outcome, event.wait_ms)
         return self._came_back(live, event.outcome, now, counted=counted)
@@ -361,6 +363,7 @@ class GlobalFlow:
             self._over(live)
             return [self.answering.redirect(request, decision, instance, lawful, self._regions, now)]
         live.attempts += 1
+        live.sent_at = now
         live.region, live.reckoning = chosen.region, self._regions.reckoning_of(instance)
         live.instance, promised_ms = instance, None if live.last_resort else chosen.ttft_ms
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
@@ -368,7 +371,16 @@ class GlobalFlow:
         live.reckoning.sent(request.prompt_bytes, live.uncached_bytes)
         return [
             self._timer(live, live.look_again(now)),
-            machine.Forward(request.id, live.attempts, chosen.region, instance.tier, promised_ms, lawful, decision),
+            machine.Forward(
+                request.id,
+                live.attempts,
+                chosen.region,
+                instance.tier,
+                promised_ms,
+                lawful,
+                decision,
+                waited_s=live.waited_s,
+            ),
         ]
 
     def _nowhere(self, live: Live, decision: Decision, now: float) -> list[Command]:

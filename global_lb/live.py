@@ -28,7 +28,8 @@ class Live:
     reckoned with; `instance` was asked last; `last_resort`: no promise is made any more; `doubted`: it waits until it
     is known whether the processes live at which it broke off; `due` is what its timer is set
     for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions that
-    refused it, by their own word.
+    refused it, by their own word. `sent_at` is when the attempt under way was sent, `waited_s` what it waited in queues
+    of regions that let it go.
     """
 
     request: Request
@@ -47,6 +48,8 @@ class Live:
     refusals: dict[str, Outcome] = field(default_factory=dict)
     waits_ms: dict[str, float] = field(default_factory=dict)
     held_until: float | None = None
+    sent_at: float = 0.0
+    waited_s: float = 0.0
     due: float = 0.0
 
     def look_again(self, now: float) -> float:

@@ -91,6 +91,7 @@ class GlobalTier(ObservedTier):
                 narrow=request.narrow,
                 key=request.key,
                 body=b"" if self._mutual(forward.target) else hashlib.sha256(body).digest(),
+                waited_ms=min(forward.waited_s * 1e3, BUDGET_MAX_MS),
                 attempt=f"{request.id}/{forward.attempt}",
             ),
             request_line(head.method, head.target, len(body)),

@@ -1,8 +1,10 @@
 """Whether a request may enter this region at all: the law once more, the model, the time left.
 
-The law is this region's own copy; with the hop token's set the intersection holds. Work from other regions enters only
-beside a reserve for this region's own, and only if the promise it was sent on can be kept; without a promise nobody
-else would take it, and it enters as own work does. Never fails open: what is unknown is refused.
+The law is this region's own copy; with the hop token's set the intersection holds. Work from other regions is served
+only beside a reserve for this region's own, however it came. Sent on a promise, it could go elsewhere: it enters only
+if it fits beside the whole reserve and the promise can be kept. Without one nobody else would take it: it may wait, and
+the reserve that it is then kept from is the smaller one configured for that. Never fails open: what is unknown is
+refused.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ _HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked
 
 
 class Foreign(msgspec.Struct, frozen=True):
-    """`reserve_share` of slots and KV tokens is kept for own work; a promise is broken beyond factor * it + slack."""
+    """`reserve_share` of slots and KV tokens is kept for own work when a guest comes that others could take, and
+    `last_resort_reserve_share` from guests who wait here and those whom nobody else would take. A promise is broken
+    beyond factor * it + slack."""
 
     reserve_share: float = 0.1
+    last_resort_reserve_share: float = 0.05
     promise_factor: float = 2.0
     promise_slack_ms: float = 500.0
 
@@ -40,6 +45,11 @@ class Headroom(msgspec.Struct, frozen=True):
     slots: int
     kv_tokens: float
     idle: bool
+
+    def takes(self, kv_tokens: float) -> bool:
+        """Whether a guest that would take so much of the cache fits beside the reserve. An idle engine takes anything,
+        as for own work: what it can never hold it refuses itself."""
+        return self.slots >= 1 and (kv_tokens <= self.kv_tokens or self.idle)
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -87,24 +97,20 @@ def headroom(table: Table, reserve_share: float) -> Headroom:
 
 
 def is_guest(request: Request, region: str) -> bool:
-    """Whether it comes from another region, and another one could take it, too."""
-    return request.promised_ttft_ms is not None and request.entry_region not in ("", region)
+    """Whether it comes from another region."""
+    return request.entry_region not in ("", region)
 
 
 def guest(
-    request: Request,
-    kv_tokens: float,
-    left: Headroom,
-    queued: int,
-    expected_ttft_ms: float,
-    terms: Foreign,
+    promised_ms: float, kv_tokens: float, left: Headroom, expected_ttft_ms: float, terms: Foreign
 ) -> Refusal | None:
-    """Why a guest may not enter; None if it may. `kv_tokens`: what it would take of the cache."""
-    # An idle engine takes anything, as for own work: what it can never hold it refuses itself.
-    if queued or left.slots < 1 or (kv_tokens > left.kv_tokens and not left.idle):
+    """Why a guest that others could take may not enter; None if it may. `kv_tokens`: what it would take of the cache.
+
+    That others wait here is no reason: it is sent where it is expected to wait least, that being counted.
+    """
+    if not left.takes(kv_tokens):
         return Refusal(outcome.FOREIGN_FULL, "what is free is kept for this region's own requests")
-    promised_ms = request.promised_ttft_ms
-    if promised_ms is not None and expected_ttft_ms > terms.promise_factor * promised_ms + terms.promise_slack_ms:
+    if expected_ttft_ms > terms.promise_factor * promised_ms + terms.promise_slack_ms:
         detail = f"its first token would take {expected_ttft_ms:.0f} ms, and {promised_ms:.0f} ms were promised"
         return Refusal(outcome.BROKEN_PROMISE, detail)
     return None

@@ -115,8 +115,13 @@ class Fleet:
         if known is None:
             return name
         before = known.sample
-        if sample.waiting == 1 and before is not None and sample.at - before.at < SAMPLE_FRESH_S:
-            sample = replace(sample, queued=min(1, before.waiting))
+        # What we sent and it has not begun is on its way, is bounded by tokens (Table.room), and is over within a step,
+        # long before the next scrape: held against the engine it would idle until then.
+        queued = max(0, sample.waiting - self.ledger.load(name).prefills)
+        if queued == 1 and before is not None and sample.at - before.at < SAMPLE_FRESH_S:
+            queued = min(1, before.waiting)
+        if queued != sample.waiting:
+            sample = replace(sample, queued=queued)
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
         if sample.lora is not None:

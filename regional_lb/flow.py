@@ -54,7 +54,7 @@ class FlowConfig(msgspec.Struct, frozen=True):
     queue_tokens_max: int = 4_000_000
     queue_wait_s: float = 30.0
     queue_stands_s: float = 2.0
-    queue_standing_wait_s: float = 0.5
+    queue_standing_wait_s: float = 3.0
     starvation_s: float = 10.0
     health: HealthConfig = HealthConfig()
     foreign: admission.Foreign = admission.Foreign()
@@ -130,7 +130,9 @@ class RegionalFlow(Placing):
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
-        live = self._live[request.id] = Live(request, self.outlook.need_of(request), request.model)
+        live = self._live[request.id] = Live(
+            request, self.outlook.need_of(request), request.model, admission.is_guest(request, self.config.region)
+        )
         self._budget.began()
         if (suspected := self._suspected(live, now)) is not None:
             return [suspected]

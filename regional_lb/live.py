@@ -19,12 +19,14 @@ class Live(msgspec.Struct, eq=False):
     `due` is what its timer is set for, `held_at` when it was first held, None if it never was. `prefilled_at` is when
     its first token came, or, where the answer comes in one piece and does not show it, when that was due. `line` is
     what it waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if
-    nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined).
+    nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined). `guest`: it comes
+    from another region.
     """
 
     request: Request
     need: Need
     line: str
+    guest: bool = False
     attempts: int = 0
     transport_retries: int = 0
     budgeted: bool = False

@@ -160,8 +160,10 @@ class Outlook:
         return not able
 
     def turned_away(self, request: Request, need: Need, now: float, line: str = "") -> admission.Refusal | None:
-        """Why a guest may not enter; None for who is none. That nobody is healthy is for the queue to say."""
-        if not admission.is_guest(request, self._region):
+        """Why a guest that others could take may not enter; None for who is none, and for one whom nobody else would
+        take. That nobody is healthy is for the queue to say."""
+        promised_ms = request.promised_ttft_ms
+        if promised_ms is None or not admission.is_guest(request, self._region):
             return None
         line = line or request.model
         table = self.able(line, now)
@@ -169,8 +171,21 @@ class Outlook:
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
         uncached, prefill_ms = least_prefill(need, table, *self.hits(need, table.of))
-        queued, expected_ms = self._queue.waiting(line), self.wait_ms(line, now) + prefill_ms
-        return admission.guest(request, uncached + need.output_tokens, left, queued, expected_ms, self._foreign)
+        expected_ms = self.wait_ms(line, now) + prefill_ms
+        return admission.guest(promised_ms, uncached + need.output_tokens, left, expected_ms, self._foreign)
+
+    def left_for_guests(self, line: str, now: float) -> admission.Headroom:
+        """What those who are in have left for guests who wait here, or whom nobody else would take."""
+        return admission.headroom(self.able(line, now), self._foreign.last_resort_reserve_share)
+
+    def fits_guest(self, live: Live, now: float) -> bool:
+        """Whether one of those fits beside the reserve now."""
+        table = self.able(live.line, now)
+        if not len(table):
+            return False
+        left = admission.headroom(table, self._foreign.last_resort_reserve_share)
+        uncached, _ = least_prefill(live.need, table, *self.hits(live.need, table.of))
+        return left.takes(uncached + live.need.output_tokens)
 
     def parts(self, model: str) -> list[tuple[float, str]]:
         """What new requests for the model are for: shares (their sum is 1) and lines. A line is its own only part."""
@@ -210,9 +225,12 @@ class Outlook:
             return self._queue.waiting(model)
         return sum(self._queue.waiting(line) for line in self._queue.models() if model_of(line) == model)
 
-    def open_share(self, model: str) -> float:
-        """The share of new requests for the model that would find nobody before them in their line."""
-        return sum(share for share, line in self.parts(model) if not self._queue.waiting(line))
+    def open_share(self, model: str, now: float) -> float:
+        """The share of new requests for the model that would find a slot beside the reserve in their line."""
+        parts, kept = self.parts(model), self._foreign.reserve_share
+        if len(parts) == 1:
+            return 1.0  # the headroom of the whole says it
+        return sum(share for share, line in parts if admission.headroom(self.able(line, now), kept).slots)
 
     def offered(self, model: str, now: float) -> Table:
         """The able replicas that new requests for the model may go to: without those of versions that draw nobody.

@@ -52,6 +52,7 @@ def vouched(claims: HopClaims | Pass, law: Law, region: str, issuer: str = "", a
         narrow=claims.narrow,
         promised_ttft_ms=claims.promised_ttft_ms,
         body_hash=claims.body,
+        waited_s=claims.waited_ms / 1e3,
     )
 
 

@@ -67,8 +67,11 @@ class Placing:
         return machine.SetTimer(live.request.id, at)
 
     def _place(self, live: Live, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
-        """Forward the request if some replica but those `aside` has room; [] otherwise."""
+        """Forward the request if some replica but those `aside` has room, a guest beside the reserve; [] otherwise."""
         request = live.request
+        if live.guest and not self.outlook.fits_guest(live, now):
+            live.declined = False
+            return []
         if live.tried and not self.outlook.serving(live.line, now, live.tried):
             live.tried = ()  # better the same replica again than none
         choosy = live.held_at is None or now - live.held_at < CHOOSY_S
@@ -110,13 +113,18 @@ class Placing:
         request, tokens = live.request, live.need.prompt_tokens
         if self.outlook.nobody_for(live, now):
             return [self._refuse(live, outcome.NO_REPLICA, self._nobody(live, now), now)]
-        most_s = self._most_s(live, now)
-        if self.outlook.hopeless(live, most_s, now):
+        self.queue.note(live.line, self.config.queue_standing_wait_s, now)
+        most_s = self._most_s(live, now) - request.waited_s
+        if most_s <= 0.0:
+            return self._last_call(live, now)
+        # By the longest wait there is: where the queue stands, those ahead are let go for their own sake, and who comes
+        # now is next sooner than their number says.
+        if self.outlook.hopeless(live, self.config.queue_wait_s - request.waited_s, now):
             return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
             weight = self._weight_of(request.tenant)
-            victim = self.queue.victim(request.priority, tokens, live.line, request.tenant, weight)
+            victim = self.queue.victim(request.priority, tokens, live.line, request.tenant, weight, guest=live.guest)
             if victim is None:
                 return [self._refuse(live, outcome.QUEUE_FULL, "the region's queue is full", now)]
             detail = "the region's queue is full, and others go first"
@@ -124,7 +132,7 @@ class Placing:
         self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
             request.id, live.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
-            live.need.output_tokens,
+            live.need.output_tokens, waited_s=request.waited_s, guest=live.guest,
         )  # fmt: skip
         live.held_at = now if live.held_at is None else live.held_at
         commands += [machine.Hold(request.id), self._timer(live, min(request.deadline, now + most_s))]
@@ -134,12 +142,16 @@ class Placing:
     def _most_s(self, live: Live, now: float) -> float:
         """How long a request may wait: less where its band's queue stands, and is no burst that will be worked off.
 
-        First come, first served, everybody would wait as long as anybody may, and all that is served be late (CoDel's
-        standing queue; refusing some early keeps the rest prompt). Who is late already still goes before nobody.
+        First come, first served, everybody would wait as long as anybody may, and all that is served be late. A queue
+        stands where the oldest has always been late (CoDel, RFC 8289), not where it merely was never empty: that it is
+        for long stretches at 0.9 of capacity, and nobody need be refused. Who is late already still goes before nobody.
+        What it waited in regions that let it go counts; where no queue stands it may wait that little once more.
         """
-        config = self.config
+        config, waited_s = self.config, live.request.waited_s
         stands = self.queue.stands_s(live.line, live.request.priority, now) > config.queue_stands_s
-        return min(config.queue_wait_s, config.queue_standing_wait_s) if stands else config.queue_wait_s
+        if not stands and not waited_s:
+            return config.queue_wait_s
+        return min(config.queue_wait_s, config.queue_standing_wait_s + (0.0 if stands else waited_s))
 
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give what was freed at a replica to those who wait for what it serves."""
@@ -155,6 +167,7 @@ class Placing:
         """Let go as many as there is room for, or all of them if nobody is there to serve."""
         commands: list[Command] = []
         while waiting := self.queue.waiting(line):
+            self.queue.note(line, self.config.queue_standing_wait_s, now)
             able = self.outlook.serving(line, now)
             if not able:
                 everybody = [self._live[w.id] for w in self.queue.first(line, waiting)]
@@ -176,10 +189,14 @@ class Placing:
             if released := self._release(self._live[starved.id], table, now, aside):
                 return released
             aside = (able.names[int(table.kv_taken_tokens.argmin())],)
-        first = [self._live[waiting.id] for waiting in self.queue.first(line, K_WAITING)]
-        for live in self.outlook.in_turn(first, table, now):
-            if released := self._release(live, table, now, aside):
-                return released
+        # What is free may be the reserve: then guests, however many, do not stand before those it is for.
+        guests = self.queue.guests(line)
+        kept = bool(guests) and self.outlook.left_for_guests(line, now).slots < 1
+        for own in (True,) if kept else (False, True) if guests else (False,):
+            first = [self._live[waiting.id] for waiting in self.queue.first(line, K_WAITING, own=own)]
+            for live in self.outlook.in_turn(first, table, now):
+                if released := self._release(live, table, now, aside):
+                    return released
         return []
 
     def _release(self, live: Live, able: Table, now: float, aside: tuple[str, ...]) -> list[Command]:

@@ -9,7 +9,8 @@ Language Models"), as expected when the turn is taken, and as they were once tha
 
 Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
 or not at all; what waits for one model never stands before another's; nobody waits behind a lower band, but every
-STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`. Never decides where a request goes.
+STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`, and no guest's while own work waits; a guest
+never keeps own work of its band out. Never decides where a request goes, and never knows how large the reserve is.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 OF_LATE_S = 30.0
+RELIEVED_SHARE = 0.5  # of what is late
 MODELS_MAX = 1024  # whose bands are remembered beyond their last request
 STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
 OUTPUT_WORTH = 2.0  # an answer's token takes about as much of an engine as two of a prompt; so are they priced
@@ -38,7 +40,8 @@ def work(prompt_tokens: float, output_tokens: float) -> float:
 
 
 class Waiting(msgspec.Struct, frozen=True, eq=False):
-    """One request waiting. `tokens` are its prompt's, `work` what serving it counts; `since` in monotonic seconds."""
+    """One request waiting. `tokens` are its prompt's, `work` what serving it counts; since `since` (monotonic seconds),
+    and for `waited_s` in other regions before. `guest`: it comes from another region."""
 
     id: str
     model: str
@@ -47,6 +50,8 @@ class Waiting(msgspec.Struct, frozen=True, eq=False):
     tokens: float
     work: float
     since: float
+    waited_s: float = 0.0
+    guest: bool = False
 
 
 class _Tenant:
@@ -70,16 +75,27 @@ class _Tenant:
 
 class _Band:
     """Tenants with something waiting, and where those stand who had something before: forgotten when it empties.
-    Somebody has been waiting always since `stands_since`."""
+    `late_since`: since when whoever was its oldest has always waited too long; None while that is not so."""
 
-    __slots__ = ("finishes", "stands_since", "tenants")
+    __slots__ = ("by_id", "finishes", "late_since", "tenants")
 
-    def __init__(self, now: float) -> None:
-        self.stands_since = now
+    def __init__(self) -> None:
+        self.by_id: dict[str, Waiting] = {}  # in order of arrival
+        self.late_since: float | None = None
         self.tenants: dict[str, _Tenant] = {}
         self.finishes: dict[str, float] = {}
 
+    def note(self, late_s: float, now: float) -> None:
+        """How long the oldest has waited. Late above `late_s`, no more below half of it: about the limit itself, where
+        those who are too late are being refused, nothing is to change."""
+        since = next(iter(self.by_id.values())).since
+        if now - since < RELIEVED_SHARE * late_s:
+            self.late_since = None
+        elif self.late_since is None and now - since >= late_s:
+            self.late_since = since + late_s
+
     def push(self, waiting: Waiting, weight: float) -> None:
+        self.by_id[waiting.id] = waiting
         tenant = self.tenants.get(waiting.tenant)
         if tenant is None:
             least = min((t.start for t in self.tenants.values()), default=0.0)
@@ -89,6 +105,7 @@ class _Band:
         tenant.requests[waiting.id] = waiting
 
     def remove(self, waiting: Waiting, *, served: bool) -> None:
+        del self.by_id[waiting.id]
         tenant = self.tenants[waiting.tenant]
         del tenant.requests[waiting.id]
         if served:
@@ -136,24 +153,27 @@ class _Taken(msgspec.Struct, frozen=True, eq=False):
 class _Line:
     """What waits for one model. `turns` were served since the last that was the oldest."""
 
-    __slots__ = ("bands", "by_id", "turns")
+    __slots__ = ("bands", "by_id", "guests", "turns")
 
     def __init__(self) -> None:
         self.by_id: dict[str, Waiting] = {}  # in order of arrival
+        self.guests = 0  # of them
         self.bands: dict[int, _Band] = {}
         self.turns = 0
 
     def push(self, waiting: Waiting, weight: float) -> None:
         self.by_id[waiting.id] = waiting
+        self.guests += waiting.guest
         band = self.bands.get(waiting.priority)
         if band is None:
-            band = self.bands[waiting.priority] = _Band(waiting.since)
+            band = self.bands[waiting.priority] = _Band()
         band.push(waiting, weight)
 
     def remove(self, waiting: Waiting, *, served: bool) -> _Taken:
         if served:
-            self.turns = 0 if waiting is self.oldest else self.turns + 1
+            self.turns = 0 if waiting is self.eldest else self.turns + 1
         del self.by_id[waiting.id]
+        self.guests -= waiting.guest
         band = self.bands[waiting.priority]
         weight = band.tenants[waiting.tenant].weight
         band.remove(waiting, served=served)
@@ -164,6 +184,14 @@ class _Line:
     @property
     def oldest(self) -> Waiting:
         return next(iter(self.by_id.values()))
+
+    @property
+    def eldest(self) -> Waiting:
+        """The oldest of own work; the oldest of all where only guests wait."""
+        oldest = self.oldest
+        if not oldest.guest or self.guests == len(self.by_id):
+            return oldest
+        return next((waiting for waiting in self.by_id.values() if not waiting.guest), oldest)
 
     def in_order(self) -> Iterator[Waiting]:
         for priority in sorted(self.bands, reverse=True):
@@ -194,25 +222,40 @@ class WaitingRoom:
         line = self._lines.get(model)
         return len(line.by_id) if line is not None else 0
 
+    def guests(self, model: str) -> int:
+        """How many of those who wait for the model come from other regions."""
+        line = self._lines.get(model)
+        return line.guests if line is not None else 0
+
+    def note(self, model: str, late_s: float, now: float) -> None:
+        """Take down how long the oldest of each band has waited for the model: asked for whenever somebody may come or
+        go, so that `stands_s` can tell a queue that stands from one that is worked off."""
+        line = self._lines.get(model)
+        if line is not None:
+            for band in line.bands.values():
+                band.note(late_s, now)
+
     def stands_s(self, model: str, priority: int, now: float) -> float:
-        """For how long somebody of the band has always been waiting for the model. 0 where nobody is, and where others
-        of a lower band came of late: they are to suffer first."""
+        """For how long the oldest of the band, whoever that was, has always waited too long (see `note`). 0 where
+        others of a lower band came of late: they are to suffer first."""
         line = self._lines.get(model)
         band = line.bands.get(priority) if line is not None else None
-        if band is None or any(p < priority and now - at < OF_LATE_S for p, at in self._came[model].items()):
+        if band is None or band.late_since is None:
             return 0.0
-        return now - band.stands_since
+        if any(p < priority and now - at < OF_LATE_S for p, at in self._came[model].items()):
+            return 0.0
+        return now - band.late_since
 
     def outlived(self, request_id: str, most_s: float, now: float) -> bool:
         """Whether it has waited longer than `most_s`, and somebody of its band or above has not. KeyError if it is not
         here."""
         waiting, since = self._by_id[request_id], now - most_s
-        if waiting.since >= since:
+        if waiting.since - waiting.waited_s >= since:
             return False
         for other in reversed(self._lines[waiting.model].by_id.values()):
             if other.since < since:
                 break
-            if other.priority >= waiting.priority:
+            if other.priority >= waiting.priority and other.since - other.waited_s >= since:
                 return True
         return False
 
@@ -245,6 +288,9 @@ class WaitingRoom:
         tokens: float,
         now: float,
         output_tokens: float = 0.0,
+        *,
+        waited_s: float = 0.0,
+        guest: bool = False,
     ) -> None:
         """Let a request wait, of so many tokens and an answer of probably so many. ValueError if it does already, or
         there is no room."""
@@ -252,7 +298,8 @@ class WaitingRoom:
             raise ValueError(f"request {request_id!r} waits already")
         if not self.fits(tokens):
             raise ValueError("the queue is full: ask fits() first")
-        waiting = Waiting(request_id, model, tenant, priority, tokens, work(tokens, output_tokens), now)
+        counts = work(tokens, output_tokens)
+        waiting = Waiting(request_id, model, tenant, priority, tokens, counts, now, waited_s, guest)
         self._by_id[request_id] = waiting
         self._lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
@@ -303,17 +350,27 @@ class WaitingRoom:
             taken.band.settle(taken.tenant, (actual - taken.work) / taken.weight)
 
     def victim(
-        self, priority: int, tokens: float, model: str = "", tenant: str = "", weight: float = 1.0
+        self,
+        priority: int,
+        tokens: float,
+        model: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
+        *,
+        guest: bool = False,
     ) -> Waiting | None:
         """Whose place a request may take when it does not fit: the newest of the lowest band below it; else, of those
-        who wait in its band, the newest of the tenant that has most of the room for one model, by weight, if that is
-        more than its own tenant would have then. So neither one tenant nor one model fills the room alone.
+        who wait in its band, the newest guest, if it is none itself; else the newest of the tenant that has most of the
+        room for one model, by weight, if that is more than its own tenant would have then, and no guest takes the place
+        of own work. So neither one tenant nor one model fills the room alone.
 
         None if nobody has to make way, or that one place would not do.
         """
         lowest = min((band for line in self._lines.values() for band in line.bands), default=priority)
         if lowest < priority:
             newest = next(w for w in reversed(self._by_id.values()) if w.priority == lowest)
+        elif not guest and any(line.guests for line in self._lines.values()) and (found := self._guest(priority)):
+            newest = found
         else:
             most = self._most(priority)
             mine = self._lines[model].bands.get(priority) if model in self._lines else None
@@ -321,7 +378,13 @@ class WaitingRoom:
             if most is None or (len(own.requests) + 1 if own is not None else 1) / weight >= most.share:
                 return None
             newest = next(reversed(most.requests.values()))
+            if guest and not newest.guest:
+                return None
         return newest if self.tokens - newest.tokens + tokens <= self.tokens_max else None
+
+    def _guest(self, priority: int) -> Waiting | None:
+        """The newest guest of this band, whichever model it waits for."""
+        return next((w for w in reversed(self._by_id.values()) if w.guest and w.priority == priority), None)
 
     def _most(self, priority: int) -> _Tenant | None:
         """The tenant that has most of the room for one model in this band."""
@@ -335,9 +398,13 @@ class WaitingRoom:
         line = self._lines.get(model)
         if line is None or line.turns < STARVED_EVERY - 1 or now - line.oldest.since <= self._starvation_s:
             return None
-        return line.oldest
+        eldest = line.eldest
+        return eldest if now - eldest.since > self._starvation_s else None
 
-    def first(self, model: str, most: int) -> list[Waiting]:
-        """The next `most` requests for the model in the order they are due."""
+    def first(self, model: str, most: int, *, own: bool = False) -> list[Waiting]:
+        """The next `most` requests for the model in the order they are due; `own`: guests left out."""
         line = self._lines.get(model)
-        return list(islice(line.in_order(), most)) if line is not None else []
+        if line is None or (own and line.guests == len(line.by_id)):
+            return []
+        due = line.in_order()
+        return list(islice((waiting for waiting in due if not waiting.guest) if own else due, most))

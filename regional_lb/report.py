@@ -142,7 +142,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             tpot_ms=min(RATE_LIMIT_MS, tpot_ms),
             bytes_per_token=flow.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
-            headroom_foreign_tokens=int(left.kv_tokens * flow.outlook.open_share(model)) if left.slots else 0,
+            headroom_foreign_tokens=int(left.kv_tokens * flow.outlook.open_share(model, now)) if left.slots else 0,
             crowd_ms=min(RATE_LIMIT_MS, crowd_ms),
             used_share=min(flow.outlook.used_share(model, now), USED_LIMIT),
             gpu_types=self._gpus_of(model),

@@ -39,7 +39,7 @@ _COLUMNS = (
     "crowd_ms",  # what each request adds to a token of every other
     "tpot_alone_ms",
     "in_flight",
-    "prefill_room_tokens",  # uncached prompt it would start on at once
+    "prefill_room_tokens",  # what is left of a step: with any, it starts on a prompt at once, in chunks if need be
     "kv_room_tokens",  # KV cache it would still give
     "slots",  # requests it may have under way: its own slots, fewer while it is eased in or fails
     "kv_tokens",
@@ -172,10 +172,12 @@ class Table:
         """Which replicas would start on a request at once.
 
         Not while an engine says that it queues, its slots are taken, its KV cache would not hold the request, or a
-        step's worth of prefill is on its way to it. An idle engine takes anything: what it can never hold it refuses.
+        step's worth of prefill is on its way to it (more than is left of the step may be: were a prompt to fit whole,
+        those longer than a step would go to idle engines alone, and shorter ones overtake them for ever). An idle
+        engine takes anything: what it can never hold it refuses.
         """
         room = self.fits(uncached_tokens, output_tokens, now)
-        room &= self.prefill_room_tokens >= uncached_tokens
+        room &= self.prefill_room_tokens > 0.0
         return room
 
     def fits(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
@@ -230,7 +232,6 @@ class Table:
             slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
         self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
         self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.crowd_ms.item(row) * in_flight
-        # Nothing is being prefilled: one prompt may exceed the bound, or it would never be served.
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
         if in_flight >= slots:
             self.kv_room_tokens[row] = -inf

@@ -52,8 +52,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt may
-    be on its way to it before more waits here (its own step budget: beyond that its queue would grow).
+    """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt is
+    on its way to it when more waits here (its own step budget: beyond that its queue would grow).
     `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
     models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
     are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of

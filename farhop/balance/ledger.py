@@ -29,11 +29,13 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache."""
+    """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache, and how many
+    of the requests are still to be prefilled."""
 
     in_flight: int = 0
     prefill_tokens: int = 0
     kv_tokens: int = 0
+    prefills: int = 0
 
 
 _IDLE = Load()
@@ -73,6 +75,7 @@ class Ledger:
                 load.in_flight + 1,
                 load.prefill_tokens + reservation.prefill_tokens,
                 load.kv_tokens + reservation.kv_tokens,
+                load.prefills + (reservation.prefill_tokens > 0),
             ),
         )
 
@@ -87,7 +90,8 @@ class Ledger:
         target = held.target
         self._held[request_id] = Reservation(target, 0, held.kv_tokens, held.marks)
         load = self._loads[target]
-        self._set(target, Load(load.in_flight, load.prefill_tokens - held.prefill_tokens, load.kv_tokens))
+        left = load.prefill_tokens - held.prefill_tokens
+        self._set(target, Load(load.in_flight, left, load.kv_tokens, load.prefills - 1))
 
     def release(self, request_id: str) -> Reservation | None:
         """Credit what the request still holds and return it (0 prefill tokens once it began), or None. Idempotent."""
@@ -107,6 +111,7 @@ class Ledger:
                     load.in_flight - 1,
                     load.prefill_tokens - held.prefill_tokens,
                     load.kv_tokens - held.kv_tokens,
+                    load.prefills - (held.prefill_tokens > 0),
                 ),
             )
         return held

@@ -49,7 +49,8 @@ class Request(msgspec.Struct, frozen=True):
     of what the client calls its session, 0 without one, or where nothing asks for it. `version` is the model's version
     that the client asks for, `marks` are those of the rules' that it bears: both empty where nothing asks for them.
     `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
-    prefill it for another. `body_hash` tells bodies apart, 0 where nothing does.
+    prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
+    queues of other regions that let it go.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Request(msgspec.Struct, frozen=True):
     tokens: Tokens | None = None
     divisible: bool = False
     body_hash: int = 0
+    waited_s: float = 0.0
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -205,7 +207,8 @@ class Forward(Command, frozen=True):
 
     `promised_ttft_ms` is the prediction the choice rests on, None where there is no other choice: then it is no reason
     to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it. With
-    `prefill` the prompt is computed there: PrefillEnded or PrefillFailed says how that went.
+    `prefill` the prompt is computed there: PrefillEnded or PrefillFailed says how that went. `waited_s`: what the
+    request waited in queues of regions asked before.
     """
 
     id: str
@@ -216,6 +219,7 @@ class Forward(Command, frozen=True):
     lawful: frozenset[str] | None = None
     reasons: Any = None
     prefill: Prefill | None = None
+    waited_s: float = 0.0
 
 
 class Hold(Command, frozen=True):

@@ -65,9 +65,10 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     of each list), `key` names the API key, which may have a law of its own. `deadline_ms` is the budget left when
     signed; `expires_ms` a moment of the RECEIVER's monotonic clock, learnt from its ping: clocks of two hosts are never
     compared. `promised_ttft_ms` is the prediction the choice of the region rests on. `body` is the SHA-256 of the
-    request's body, or empty where mutual TLS keeps whoever is between the tiers from changing it. `attempt`
-    names the attempt, uniquely to its issuer: by it the issuer asks later whether the region has it; "" of a build that
-    does not ask.
+    request's body, or empty where mutual TLS keeps whoever is between the tiers from changing it. `waited_ms` is
+    what the request waited in queues of other regions that let it go.
+    `attempt` names the attempt, uniquely to its issuer: by it the issuer asks later whether the region has it; "" of a
+    build that does not ask.
     """
 
     audience: str
@@ -84,6 +85,7 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     narrow: Annotated[tuple[_Narrow, ...], Meta(max_length=NARROW_LISTS_MAX)] = ()
     key: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
     body: Annotated[bytes, Meta(max_length=BODY_HASH_BYTES)] = b""
+    waited_ms: float = 0.0
     attempt: Annotated[str, Meta(max_length=ATTEMPT_CHARS_MAX)] = ""
 
 
@@ -239,7 +241,8 @@ class HopVerifier:
             return HOP_FORGED
         promised = claims.promised_ttft_ms
         # Chained comparisons are false for NaN and infinities, which msgpack carries without complaint.
-        if not 0.0 <= claims.deadline_ms <= BUDGET_MAX_MS or not (promised is None or 0.0 <= promised <= BUDGET_MAX_MS):
+        times_ms = (claims.deadline_ms, claims.waited_ms, 0.0 if promised is None else promised)
+        if not all(0.0 <= ms <= BUDGET_MAX_MS for ms in times_ms):
             return HOP_FORGED
         if not 0.0 < claims.expires_ms - clock_ms <= self.LIFE_MAX_MS:
             return HOP_EXPIRED

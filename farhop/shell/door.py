@@ -75,6 +75,7 @@ class Caller(msgspec.Struct, frozen=True):
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
     body_hash: bytes = b""
+    waited_s: float = 0.0
 
 
 class Keeper(Protocol):
@@ -274,6 +275,7 @@ class Door:
             lawful=caller.lawful,
             narrow=caller.narrow,
             promised_ttft_ms=caller.promised_ttft_ms,
+            waited_s=caller.waited_s,
             divisible=prompt.divisible,
             session=self._session.read(caller.tenant, body, headers) if self._session is not None else 0,
             version=marks.version(prompt.model, version) if marks is not None else "",

@@ -71,6 +71,7 @@ class Hop:
             issuer=balancer.name,
             lawful=forward.lawful if forward.lawful is not None else frozenset(),
             promised_ttft_ms=forward.promised_ttft_ms,
+            waited_s=forward.waited_s,
         )
 
     def _arrive(self) -> None:

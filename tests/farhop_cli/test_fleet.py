@@ -9,7 +9,8 @@ from farhop_lab.certs import Authority
 
 CONFIG = {
     "region": "tokyo", "instance": "g1", "topology": "three-regions", "listen": {"port": 0},
-    "admin": {"host": "0.0.0.0", "port": 9100}, "etcd": {"endpoints": ["10.0.0.1:2379", "10.0.0.2:2379"]},
+    "admin": {"host": "0.0.0.0", "port": 9100, "insecure": True},
+    "etcd": {"endpoints": ["10.0.0.1:2379", "10.0.0.2:2379"], "insecure": True},
     "hop": {"keys": {"k1": "env:FARHOP_TEST_HOP"}, "active": "k1"},
 }  # fmt: skip
 
@@ -44,7 +45,7 @@ async def test_a_world(world):
 
 @pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("10.1.1.1", "10.1.1.1")])
 def test_a_configuration(config, tmp_path, host, asked):
-    found = fleet.find(tmp_path / "none.json", config(admin={"host": host, "port": 9100}), None)
+    found = fleet.find(tmp_path / "none.json", config(admin={"host": host, "port": 9100, "insecure": True}), None)
     assert next(iter(found.hubs.values())).endpoints == ("10.0.0.1:2379", "10.0.0.2:2379")
     assert "tokyo" in found.topology.regions
     assert found.admins == (f"http://{asked}:9100",)

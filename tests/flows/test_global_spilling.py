@@ -137,6 +137,17 @@ def test_who_is_turned_away_everywhere_is_taken_by_the_best_without_a_promise(pl
     )  # fmt: skip
 
 
+def test_what_it_waited_in_one_region_is_told_to_the_next(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london", waited_s=0.0))
+        .at(0.2).on(AttemptRefused("a", 1, outcome.QUEUE_FULL, 900.0)).expect(sent("a", "frankfurt", waited_s=0.0))
+        .at(3.2).on(AttemptRefused("a", 2, outcome.QUEUE_TIMEOUT, 900.0)).expect(
+            sent("a", "tokyo", waited_s=pytest.approx(3.0)))
+    )  # fmt: skip
+
+
 def test_the_only_region_gets_no_promise_to_break(play) -> None:
     flow = worldwide()
     play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt", promised_ttft_ms=None))

@@ -8,10 +8,11 @@ from worlds import fleet, regional, replica, request
 
 from farhop.balance import outcome
 from farhop.balance.ledger import Reservation
-from farhop.balance.machine import AttemptEnded, RequestArrived
-from regional_lb.admission import Foreign, guest, headroom, is_guest
+from farhop.balance.machine import AttemptBegan, AttemptEnded, RequestArrived
+from regional_lb.admission import Foreign, Headroom, guest, headroom, is_guest
 
 GUEST = {"entry_region": "tokyo", "issuer": "tokyo/g1", "promised_ttft_ms": 400.0}
+LAST = {**GUEST, "promised_ttft_ms": None}
 OWN = {"entry_region": "london", "issuer": "london/g1", "promised_ttft_ms": 1.0}
 ROOMY = {"slots": 10, "kv_tokens": 10_000, "prefill_tokens_max": 100_000}
 
@@ -30,16 +31,54 @@ def test_the_reserve_is_for_own_work(play) -> None:
     book.on(RequestArrived(request("h", 64, **GUEST))).expect(sent("h", "r1"))
 
 
-def test_the_last_resort_waits_like_own_work(play) -> None:
+def test_the_last_resort_waits_and_is_not_refused(play) -> None:
     flow = regional(replica("r1", slots=1))
-    last = {**GUEST, "promised_ttft_ms": None}
     (
         play(flow)
         .on(RequestArrived(request("a", 64))).expect(sent("a", "r1"))
         .on(RequestArrived(request("b", 64, **GUEST))).expect(answered("b", outcome.FOREIGN_FULL))
-        .on(RequestArrived(request("c", 64, **last))).expect(held("c"))
+        .on(RequestArrived(request("c", 64, **LAST))).expect(held("c"))
         .on(AttemptEnded("a", 1, 200, None)).expect(sent("c", "r1"))
     )  # fmt: skip
+
+
+def test_the_last_resort_finds_a_smaller_reserve_and_passes_that_no_more(play) -> None:
+    terms = Foreign(reserve_share=0.3, last_resort_reserve_share=0.1)
+    flow = regional(replica("r1", **ROOMY), foreign=terms)
+    book = play(flow)
+    for n in range(7):
+        book.on(RequestArrived(request(f"q{n}", 64, **GUEST))).expect(sent(f"q{n}", "r1"))
+    book.on(RequestArrived(request("g", 64, **GUEST))).expect(answered("g", outcome.FOREIGN_FULL))
+    book.on(RequestArrived(request("q7", 64, **LAST))).expect(sent("q7", "r1"))
+    book.on(RequestArrived(request("q8", 64, **LAST))).expect(sent("q8", "r1"))
+    book.on(RequestArrived(request("late", 64, **LAST))).expect(held("late"))  # one slot is free, and kept
+    # Nor does it stand before those it is kept for; where many like it wait, either.
+    for n in range(12):
+        book.on(RequestArrived(request(f"w{n}", 64, **LAST))).expect(held(f"w{n}"))
+    book.on(RequestArrived(request("o", 64, **OWN))).expect(held("o"), sent("o", "r1"))
+    book.on(AttemptEnded("q0", 1, 200, None)).expect()
+    book.on(AttemptEnded("q1", 1, 200, None)).expect(sent("late", "r1"))
+
+
+def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
+    terms = Foreign(last_resort_reserve_share=0.5)
+    flow = regional(replica("r1", **ROOMY), foreign=terms)
+    book = play(flow).on(RequestArrived(request("a", 12_000, **OWN))).expect(sent("a", "r1"))  # 3,000 of 10,000 tokens
+    book.on(RequestArrived(request("b", 12_000, **LAST))).expect(held("b"))
+    book.on(RequestArrived(request("c", 12_000, **OWN))).expect(held("c"), sent("c", "r1"))
+    book.on(AttemptEnded("a", 1, 200, None)).expect()
+    book.on(AttemptEnded("c", 1, 200, None)).expect(sent("b", "r1"))  # who is idle takes anything
+
+
+def test_a_guest_waits_where_its_promise_can_be_kept(play) -> None:
+    flow = regional(replica("r1", **{**ROOMY, "prefill_tokens_max": 500}, prefill_ms_per_token=0.1))
+    soon = {**GUEST, "promised_ttft_ms": 60_000.0}
+    book = play(flow).on(RequestArrived(request("a", 3200, **OWN))).expect(sent("a", "r1"))
+    book.on(RequestArrived(request("b", 64, **OWN))).expect(held("b"))
+    book.on(RequestArrived(request("c", 64, **soon))).expect(held("c"))
+    book.on(RequestArrived(request("d", 64, **{**GUEST, "promised_ttft_ms": 1.0}))).expect(
+        answered("d", outcome.BROKEN_PROMISE))  # fmt: skip
+    book.at(0.1).on(AttemptBegan("a", 1, 200)).expect(sent("b", "r1"), sent("c", "r1"))
 
 
 def test_a_promise_that_would_be_broken_badly_is_not_taken(play) -> None:
@@ -76,16 +115,16 @@ def test_who_is_a_guest() -> None:
     assert is_guest(request("a", **GUEST), "london")
     assert not is_guest(request("a", **OWN), "london")
     assert not is_guest(request("a", promised_ttft_ms=5.0), "london")
-    assert not is_guest(request("a", entry_region="tokyo"), "london")
+    assert is_guest(request("a", **LAST), "london")  # however it came
 
 
 def test_the_cache_is_part_of_headroom_unless_an_engine_is_idle() -> None:
-    terms, one = Foreign(), request("a", **GUEST)
+    terms = Foreign()
     idle = headroom(fleet(replica("r1", **ROOMY)).whole, 0.1)
-    assert guest(one, 50_000.0, idle, 0, 0.0, terms) is None
+    assert guest(400.0, 50_000.0, idle, 0.0, terms) is None
     busy = headroom(fleet(replica("r1", **ROOMY), reserved=[Reservation("r1", 0, 5000)]).whole, 0.1)
-    assert guest(one, 4000.0, busy, 0, 0.0, terms) is None
-    for asked in ((4001.0, busy, 0), (1.0, busy, 1)):
-        refusal = guest(one, *asked, 0.0, terms)
+    assert guest(400.0, 4000.0, busy, 0.0, terms) is None
+    for asked in ((4001.0, busy), (1.0, Headroom(0, 9.0, idle=False))):
+        refusal = guest(400.0, *asked, 0.0, terms)
         assert refusal is not None
         assert refusal.outcome is outcome.FOREIGN_FULL

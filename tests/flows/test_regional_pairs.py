@@ -110,8 +110,8 @@ def test_nobody_able_to_prefill_then_it_goes_whole(play: Play) -> None:
 
 def test_no_room_to_prefill_then_it_goes_whole(play: Play) -> None:
     flow = _flow("p1", decode=("d1", "d2"))
-    book = play(flow).on(_ask("a", 7000)).expect(_pair("a", lambda _: True, "p1"))
-    book.on(_ask("b", 7000)).expect(_alone("b", lambda _: True))
+    book = play(flow).on(_ask("a", 9000)).expect(_pair("a", lambda _: True, "p1"))
+    book.on(_ask("b", 9000)).expect(_alone("b", lambda _: True))
 
 
 def test_a_prefiller_dies_and_another_takes_over(play: Play) -> None:

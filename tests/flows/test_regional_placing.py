@@ -9,7 +9,7 @@ from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 from farhop.balance import machine, outcome
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, AttemptEnded, ClientLeft, RequestArrived, TimerFired, Usage
-from regional_lb.view import ReplicaProbed, Sample
+from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample
 
 NOTHING = ()
 
@@ -94,13 +94,27 @@ def test_prefill_under_way_bounds_what_more_is_sent(play) -> None:
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
-        .on(RequestArrived(request("b"))).expect(held("b"))  # 256 + 256 tokens
-        .at(0.5).on(AttemptBegan("a", 1, 200)).expect(sent("b", "r1"))
+        # Half of a step is free: as much of it is begun as fits there, however long it is.
+        .on(RequestArrived(request("long", 8192))).expect(sent("long", "r1"))
+        .on(RequestArrived(request("b"))).expect(held("b"))
+        .at(0.5).on(AttemptBegan("a", 1, 200)).expect()
+        .at(0.9).on(AttemptBegan("long", 1, 200)).expect(sent("b", "r1"))
     )  # fmt: skip
 
 
+def test_what_an_engine_queues_of_ours_does_not_keep_more_from_it(play) -> None:
+    flow = regional(replica("r1", slots=9, prefill_tokens_max=1000))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    book.on(RequestArrived(request("b"))).expect(sent("b", "r1"))
+    book.on(ReplicaSampled("r1", Sample(0.0, 2, 0, 0.0))).expect()  # those two
+    book.at(0.1).on(AttemptBegan("a", 1, 200)).expect().on(AttemptBegan("b", 1, 200)).expect()
+    book.on(RequestArrived(request("c"))).expect(sent("c", "r1"))
+    book.at(0.2).on(ReplicaSampled("r1", Sample(0.2, 3, 2, 0.0))).expect()  # two are somebody else's
+    book.on(RequestArrived(request("d"))).expect(held("d"))
+
+
 def test_an_answer_in_one_piece_counts_as_prefilled_when_it_was_due(play) -> None:
-    flow = regional(replica("r1", slots=9, prefill_tokens_max=500))
+    flow = regional(replica("r1", slots=9, prefill_tokens_max=250))
     whole = request("a", stream=False)
     (
         play(flow)
@@ -364,17 +378,39 @@ def test_who_would_wait_far_beyond_its_patience_is_refused_as_it_comes(play) -> 
 
 
 def test_in_a_queue_that_stands_who_waited_long_makes_way_for_who_just_came(play) -> None:
-    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=5.0, queue_standing_wait_s=2.0)
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
         .on(RequestArrived(request("b"))).expect(held("b"))
         .at(1.0).on(RequestArrived(request("c"))).expect(held("c"))
-        .at(4.0).on(ended("a")).expect(sent("b", "r1"))  # a burst: in the order in which they came
+        .at(3.5).on(ended("a")).expect(sent("b", "r1"))  # late since 2.0, a burst: in the order in which they came
         .at(4.5).on(RequestArrived(request("d"))).expect(held("d"))
         .at(6.0).on(ended("b")).expect(answered("c", outcome.QUEUE_TIMEOUT), sent("d", "r1"))
         .at(7.0).on(RequestArrived(request("e"))).expect(held("e"))  # it was empty: no standing queue any more
         .at(11.0).on(ended("d")).expect(sent("e", "r1"))  # and whom nobody follows is served, however late
+    )  # fmt: skip
+
+
+def test_a_queue_that_is_never_empty_and_moves_refuses_nobody(play) -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    book = play(flow).on(RequestArrived(request("q0"))).expect(sent("q0", "r1"))
+    book.on(RequestArrived(request("q1"))).expect(held("q1"))
+    for n in range(1, 20):
+        book.at(n * 1.5).on(RequestArrived(request(f"q{n + 1}"))).expect(held(f"q{n + 1}"))
+        book.on(ended(f"q{n - 1}")).expect(sent(f"q{n}", "r1"))
+
+
+def test_who_waited_its_time_in_another_region_is_not_let_wait_as_long_again(play) -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_wait_s=5.0)
+    timed_out = {"entry_region": "tokyo", "promised_ttft_ms": None, "waited_s": 4.0}
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", **timed_out))).expect(held("b"))
+        .on(RequestArrived(request("c", **{**timed_out, "waited_s": 5.0}))).expect(
+            answered("c", outcome.QUEUE_TIMEOUT))
+        .at(1.0).on(TimerFired("b")).expect(answered("b", outcome.QUEUE_TIMEOUT))
     )  # fmt: skip
 
 

@@ -120,8 +120,8 @@ def test_each_way_keeps_to_its_own(play: Play) -> None:
 
 def test_no_room_to_prefill_then_it_waits_for_some(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"), _d("d2"))
-    book = play(flow).on(_ask("a", 7000)).expect(_pair("a", lambda _: True, "p1"))
-    book.on(_ask("b", 7000)).expect(held("b"))
+    book = play(flow).on(_ask("a", 9000)).expect(_pair("a", lambda _: True, "p1"))
+    book.on(_ask("b", 9000)).expect(held("b"))
     assert len(flow.ledger) == 2
     book.at(0.1).on(PrefillEnded("a", 1)).expect(_pair("b", lambda _: True, "p1"))
 

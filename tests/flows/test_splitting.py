@@ -227,7 +227,7 @@ def test_a_canary_that_is_full_does_not_make_the_region_look_full() -> None:
     for n in range(3):
         flow.handle(RequestArrived(request(f"c{n}", marks=(CANARY,))), 0.0)
     assert (flow.queue.waiting(V2), flow.outlook.queued(MODEL)) == (2, 2)
-    assert flow.outlook.open_share(MODEL) == pytest.approx(0.95)
+    assert flow.outlook.open_share(MODEL, 0.0) == pytest.approx(0.95)
     assert flow.outlook.wait_ms(V1, 0.0) == 0.0
     canary_ms = flow.outlook.wait_ms(V2, 0.0)
     assert canary_ms > 0.0

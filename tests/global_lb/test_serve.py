@@ -110,7 +110,8 @@ def test_the_token_says_all_that_the_region_needs() -> None:
     assert (said.audience, said.entry_region, said.issuer) == ("tokyo", "virginia", "virginia/g1")
     assert (said.tenant, said.lawful, said.epoch, said.priority) == ("anywhere", ("tokyo", "virginia"), 1, 3)
     assert (said.deadline_ms, said.decision_id, said.narrow) == (12_000.0, "d" * 16, (("jp", "us"),))
-    assert said.promised_ttft_ms == 42.0
+    assert (said.promised_ttft_ms, said.waited_ms) == (42.0, 0.0)
+    assert claims(tier().upstream_headers(Passage(waited_s=1.5))).waited_ms == 1500.0  # type: ignore[arg-type]
     # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 10 s.
     assert said.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
 

@@ -237,7 +237,7 @@ def _agrees(fleet: Fleet, now: float) -> None:
         fits = load.in_flight + held < slots and (
             load.in_flight == 0
             or (
-                (not load.prefill_tokens or load.prefill_tokens + 10 <= known.prefill_tokens_max)
+                load.prefill_tokens < known.prefill_tokens_max
                 and load.kv_tokens + held_tokens + 10 + 5 <= 0.95 * known.kv_tokens
             )
         )

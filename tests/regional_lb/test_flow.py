@@ -112,10 +112,12 @@ class RegionalMachine(RuleBasedStateMachine):
         if load.in_flight > 1:
             assert load.in_flight <= target.slots
             assert load.kv_tokens <= KV_SHARE_MAX * target.kv_tokens
-            prefilling = [held for held in self._held_at(name) if held.prefill_tokens > 0]
-            assert load.prefill_tokens <= target.prefill_tokens_max or len(prefilling) <= 1
+            there = [held.prefill_tokens for held in self.flow.ledger._held.values() if held.target == name]
+            # Whoever was sent last found some of a step free.
+            last = next((tokens for tokens in reversed(there) if tokens), 0)
+            assert load.prefill_tokens - last < target.prefill_tokens_max
         sample = target.sample
-        assert sample is None or sample.waiting == 0 or now - sample.at >= SAMPLE_FRESH_S
+        assert sample is None or (sample.queued or 0) == 0 or now - sample.at >= SAMPLE_FRESH_S
 
     def _held_at(self, name: str) -> list[Reservation]:
         """What riders hold there, by the ledger's own word: whole attempts, and prefill halves."""

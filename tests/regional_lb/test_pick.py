@@ -93,12 +93,12 @@ def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None
 
 
 def test_a_long_prompt_waits_for_who_holds_it_and_is_not_computed_anew_elsewhere() -> None:
-    # 38 blocks are 26 KiB, 6,656 tokens. To compute all takes 819 ms; to wait for 1,500 and compute the rest, 304.
-    assert of_long(LONG, 1_500) is None
-    assert of_long(LONG, 1_500, choosy=False).replica == "r2"
-    assert of_long(LONG, 400).replica == "r1"  # there is room
+    # 38 blocks are 26 KiB, 6,656 tokens. To compute all takes 819 ms; to wait for 2,100 and compute the rest, 364.
+    assert of_long(LONG, 2_100) is None
+    assert of_long(LONG, 2_100, choosy=False).replica == "r2"
+    assert of_long(LONG, 1_500).replica == "r1"  # there is room
     assert of_long(LONG, 9_000).replica == "r2"  # who waits for that is later than who computes it
-    assert of_long(LONG, 1_500, policy=RoundRobin()).replica == "r2"  # does not know what anything takes
+    assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # does not know what anything takes
     # Whoever has no room in its KV cache, or a line, is waited for by nobody who has room elsewhere.
     full = table(
         replica("r1", **{**ROOMY, "kv_tokens": 5_000}),

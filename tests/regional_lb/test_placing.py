@@ -47,7 +47,7 @@ def test_who_waits_by_choice_is_never_refused_for_it(stands_s: float) -> None:
     )  # fmt: skip
     stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
     flow.trie.insert("r1", stem)
-    other = request("other", prompt_bytes=bytes_at(24), chain=(*stem[:17], *range(51, 58)), max_tokens=10)
+    other = request("other", prompt_bytes=bytes_at(28), chain=(*stem[:17], *range(51, 62)), max_tokens=10)
     (first,) = (c for c in flow.handle(RequestArrived(other), 0.0) if isinstance(c, Forward))
     assert first.target == "r1"
     long = request("long", prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10)

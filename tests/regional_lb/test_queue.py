@@ -46,20 +46,70 @@ def test_where_nobody_waits_there_is_nothing() -> None:
     assert queue.victim(9, 1.0) is None
 
 
-def test_a_queue_stands_since_its_lowest_band_was_last_empty() -> None:
+def stands_s(queue, priority, now, late_s=1.0):
+    queue.note("m", late_s, now)
+    return queue.stands_s("m", priority, now)
+
+
+def test_a_queue_stands_since_whoever_was_the_oldest_of_its_lowest_band_has_been_late() -> None:
     queue = room()
-    assert queue.stands_s("m", 0, 5.0) == 0.0
+    assert stands_s(queue, 0, 5.0) == 0.0
     push(queue, "a", now=1.0)
+    push(queue, "b", now=1.4)
+    push(queue, "c", now=4.5)
+    push(queue, "high", priority=1, now=2.0)
+    assert stands_s(queue, 0, 1.9) == 0.0
+    assert stands_s(queue, 0, 2.1) == pytest.approx(0.1)  # late since 2.0
+    queue.remove("a", served=True)
+    assert stands_s(queue, 0, 2.2) == pytest.approx(0.2)  # the next is not late yet, but nearly
+    queue.remove("b", served=True)
+    assert stands_s(queue, 0, 4.6) == 0.0  # it moves
+    assert stands_s(queue, 0, 5.6) == pytest.approx(0.1)
+    queue.remove("c", served=True)
+    assert stands_s(queue, 1, 9.0) == 0.0
+
+
+def test_a_queue_does_not_stand_while_others_below_suffer_first() -> None:
+    queue = room()
     push(queue, "b", now=4.0)
     push(queue, "high", priority=1, now=2.0)
-    queue.remove("a", served=True)
-    assert queue.stands_s("m", 0, 6.0) == 5.0  # somebody always was there
-    assert queue.stands_s("m", 1, 6.0) == 0.0  # others are below it
+    assert stands_s(queue, 0, 6.0) == 1.0
+    assert stands_s(queue, 1, 6.0) == 0.0  # others are below it
     queue.remove("b", served=True)
-    assert queue.stands_s("m", 1, 6.0) == 0.0  # nor have they gone for good
-    assert queue.stands_s("m", 1, 4.0 + OF_LATE_S) == 2.0 + OF_LATE_S
-    push(queue, "c", now=37.0)
-    assert queue.stands_s("m", 0, 37.5) == 0.5
+    assert stands_s(queue, 1, 6.0) == 0.0  # nor have they gone for good
+    assert stands_s(queue, 1, 4.0 + OF_LATE_S) == 1.0 + OF_LATE_S
+
+
+def test_guests_do_not_stand_before_own_work_nor_keep_it_out() -> None:
+    queue = room(requests_max=3, starvation_s=1.0)
+    for name, now in (("g1", 0.0), ("g2", 1.0), ("own", 2.0)):
+        push(queue, name, now=now, guest=name != "own")
+    assert [w.id for w in queue.first("m", 8)] == ["g1", "g2", "own"]
+    assert [w.id for w in queue.first("m", 8, own=True)] == ["own"]
+    for _ in range(STARVED_EVERY - 1):
+        queue.remove("g2", served=True)
+        push(queue, "g2", now=5.0, guest=True)
+    starved = queue.starved("m", 9.0)
+    assert starved is not None
+    assert starved.id == "own"
+    assert queue.victim(0, 1.0, "m", "t", guest=True) is None
+    victim = queue.victim(0, 1.0, "m", "t")
+    assert victim is not None
+    assert victim.id == "g2"  # the newest of them
+    queue.remove("g2", served=False)
+    push(queue, "newest", now=9.0)
+    assert queue.victim(0, 1.0, "m", "another", guest=True) is None  # nor in the name of fairness
+    assert queue.victim(0, 1.0, "m", "another") is not None
+
+
+def test_what_it_waited_elsewhere_counts() -> None:
+    queue = room()
+    push(queue, "a", now=0.0)
+    push(queue, "old", now=3.0, waited_s=4.0)
+    assert not queue.outlived("a", 2.0, 3.5)  # the other is no younger
+    push(queue, "young", now=3.4)
+    assert queue.outlived("a", 2.0, 3.5)
+    assert queue.outlived("old", 2.0, 3.5)
 
 
 def test_who_waited_too_long_is_outlived_where_somebody_as_urgent_did_not() -> None:

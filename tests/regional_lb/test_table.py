@@ -27,8 +27,9 @@ def rows(*replicas, reserved=()) -> Table:
         ((), 1e9, True),  # idle
         (((0, 500),), 256.0, True),
         (((0, 250), (0, 250)), 256.0, False),  # both slots taken
-        (((1744, 1744),), 256.0, True),  # 2000 tokens of prefill
-        (((1745, 1745),), 256.0, False),
+        (((1999, 1999),), 256.0, True),  # of a step of 2000 tokens something is left
+        (((1999, 1999),), 5000.0, True),  # in chunks, if need be
+        (((2000, 2000),), 256.0, False),
         (((0, 1745),), 5000.0, True),  # nothing is being prefilled: one may exceed the bound
         (((0, 9144),), 256.0, True),  # 9500 of 10,000
         (((0, 9145),), 256.0, False),

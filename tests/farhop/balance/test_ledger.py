@@ -60,7 +60,10 @@ class LedgerMachine(RuleBasedStateMachine):
         for target in ("a", "b", "c", "never"):
             mine = [r for r in self.live.values() if r.target == target]
             assert self.ledger.load(target) == Load(
-                len(mine), sum(r.prefill_tokens for r in mine), sum(r.kv_tokens for r in mine)
+                len(mine),
+                sum(r.prefill_tokens for r in mine),
+                sum(r.kv_tokens for r in mine),
+                sum(r.prefill_tokens > 0 for r in mine),
             )
         assert set(self.ledger.targets()) == {r.target for r in self.live.values()}
         assert len(self.ledger) == len(self.live)
@@ -76,7 +79,7 @@ TestLedgerMachine.settings = settings(
 def test_a_request_holds_its_prefill_until_it_begins_and_its_kv_until_it_is_over() -> None:
     ledger = Ledger()
     ledger.reserve("r", Reservation("a", prefill_tokens=900, kv_tokens=1200))
-    assert ledger.load("a") == Load(1, 900, 1200)
+    assert ledger.load("a") == Load(1, 900, 1200, 1)
     ledger.began("r")
     ledger.began("r")
     assert ledger.load("a") == Load(1, 0, 1200)
@@ -99,4 +102,4 @@ def test_a_load_once_read_does_not_change_under_its_reader() -> None:
     ledger.reserve("r", Reservation("a", 1, 1))
     before = ledger.load("a")
     ledger.reserve("s", Reservation("a", 1, 1))
-    assert before == Load(1, 1, 1)
+    assert before == Load(1, 1, 1, 1)

@@ -53,6 +53,7 @@ claims = st.builds(
     expires_ms=st.floats(min_value=NOW_MS + 1, max_value=NOW_MS + LIFE_MAX_MS),
     decision_id=names,
     promised_ttft_ms=st.none() | amounts,
+    waited_ms=amounts,
     narrow=st.lists(st.lists(names, max_size=4).map(tuple), max_size=4).map(tuple),
 )
 
@@ -150,7 +151,7 @@ def test_a_token_past_its_time_or_stamped_in_another_clock_is_expired(ahead_ms):
     assert verifier().verify(token, NOW_MS) is HOP_EXPIRED
 
 
-@pytest.mark.parametrize("field", ["deadline_ms", "promised_ttft_ms"])
+@pytest.mark.parametrize("field", ["deadline_ms", "promised_ttft_ms", "waited_ms"])
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e12])
 def test_an_absurd_amount_is_never_trusted(field, value):
     token = signer().sign(msgspec.structs.replace(CLAIMS, **{field: value}))
