@@ -404,7 +404,7 @@ def _replicas(one: Seen) -> list[list[str]]:
             number(replica.get("prefill_ms_per_token"), 4),
             number(replica.get("tpot_ms"), 2),
             number(replica.get("sample_age_s"), 2),
-            word(replica.get("why")),
+            word("; ".join(str(replica[field]) for field in ("why", "slow") if replica.get(field))),
         ]
         for replica in _parts(one, "replicas")
     ]

@@ -34,6 +34,7 @@ def regions(reasons: Record, title: str) -> None:
     rows += [_outside(name, f"law: {why}") for name, why in unlawful.items()]
     by = f"; score in {word(reasons.get('unit'))}" if reasons.get("unit") else ""
     show.table(title + by, _REGION_COLUMNS, rows, dim=frozenset(range(scored, len(rows))))
+    _terms(reasons, "region")
     notes = reasons.get("notes")
     for note in notes if isinstance(notes, list) else ():
         show.line(word(note))
@@ -74,7 +75,8 @@ def law(told: Record) -> str:
 
 def replicas(reasons: Record, title: str) -> None:
     """A regional decision: the field as it was scored."""
-    rows = [_replica(one, reasons.get("chosen")) for one in _list(reasons, "candidates")]
+    why = "chosen to learn how fast it is" if reasons.get("explored") else "chosen"
+    rows = [_replica(one, reasons.get("chosen"), why) for one in _list(reasons, "candidates")]
     by = (
         f", policy {word(reasons.get('policy'))}, score in {word(reasons.get('unit'))}" if reasons.get("policy") else ""
     )
@@ -83,9 +85,21 @@ def replicas(reasons: Record, title: str) -> None:
     if reasons.get("split"):
         by += f" (split: {word(reasons.get('split'))})"
     show.table(title + by, _REPLICA_COLUMNS, rows)
+    _terms(reasons, "replica")
 
 
-def _replica(one: Record, chosen: object) -> list[str]:
+def _terms(reasons: Record, what: str) -> None:
+    """What each score in milliseconds is made of: the columns add up to it. Those that are 0 for all are left out."""
+    found = [(word(one.get(what)), number(one.get("score")), _mapping(one, "terms_ms"))
+             for one in _list(reasons, "candidates")]  # fmt: skip
+    named = dict.fromkeys(name for _, _, terms in found for name in terms)
+    names = [name for name in named if any(terms.get(name) not in (0.0, 0, None) for _, _, terms in found)]
+    if names:
+        rows = [[who, score, *(number(terms.get(name)) for name in names)] for who, score, terms in found]
+        show.table("the score is the sum, in ms, of", (what, ">score", *(f">{name}" for name in names)), rows)
+
+
+def _replica(one: Record, chosen: object, why: str) -> list[str]:
     is_chosen = one.get("replica") == chosen
     return [
         "→" if is_chosen else "",
@@ -95,7 +109,7 @@ def _replica(one: Record, chosen: object) -> list[str]:
         number(one.get("uncached_tokens"), 0),
         number(one.get("backlog_tokens"), 0),
         number(one.get("tpot_ms")),
-        "full" if one.get("full") else ("chosen" if is_chosen else ""),
+        "full" if one.get("full") else (why if is_chosen else ""),
     ]
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from farhop.balance.drift import Drift
-from farhop.balance.ewma import Mean
+from farhop.balance.ewma import Returning
 from farhop.balance.guard import HotGuard
 from farhop.balance.health import Liveness, State
 from farhop.balance.reckoning import Reckoning, Together
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from topology.lineage import Lineage
 
 RESIDENCE_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
+RESIDENCE_TAU_S = 60.0  # how fast that is forgotten where nobody is sent any more: what it says it holds is believed
+_RESIDENCE_AGES_S, _BELIEVED = 1.0, 0.999
 MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
@@ -108,7 +110,8 @@ class Regions:
         self._instances = Instances()  # of the view
         self.trie = PrefixTrie()
         self.liveness: dict[str, Liveness] = {}
-        self.residence: dict[str, Mean] = {}
+        self.residence: dict[str, Returning] = {}
+        self._residence_due = inf  # when the first that is below 1 is brought up to date
         self.hits: dict[str, Hits] = {}
         self.sent: list[Callable[[str, tuple[int, ...]], None]] = []  # who is told what prefix went where
         self.guards: dict[tuple[str, str], HotGuard] = {}
@@ -151,8 +154,7 @@ class Regions:
             self._reshaped(was, known)
         if known is not None and name not in self.trie:
             self.trie.add(name, self._trie_bytes)
-            residence = self.residence[name] = Mean(0.05, RESIDENCE_MIN, 1.0)
-            residence.update(1.0)
+            self.residence[name] = Returning(0.05, 1.0, RESIDENCE_MIN, 1.0, RESIDENCE_TAU_S)
 
     def _reported(self, instance: Instance) -> None:
         name = instance.region
@@ -279,7 +281,7 @@ class Regions:
             soonest = min(soonest, opens_s)
         return max(OPENS_MIN_S, soonest)
 
-    def compare(self, chosen: Scored | None, cached_tokens: int) -> None:
+    def compare(self, chosen: Scored | None, cached_tokens: int, now: float) -> None:
         """What share of a believed hit was true tells how long blocks stay resident in that region."""
         if chosen is not None and chosen.region in self.residence:
             hits = self.hits.setdefault(chosen.region, Hits())
@@ -287,8 +289,18 @@ class Regions:
             hits.actual_tokens += cached_tokens
         if chosen is not None and chosen.believed_tokens >= 1.0 and chosen.region in self.residence:
             share = cached_tokens / chosen.believed_tokens
-            self.residence[chosen.region].update(max(RESIDENCE_MIN, min(1.0, share)))
+            self.residence[chosen.region].update(max(RESIDENCE_MIN, min(1.0, share)), now)
+            self._residence_due = min(self._residence_due, now + _RESIDENCE_AGES_S)
             self._moved(chosen.region, whole=False)
+
+    def _age(self, now: float) -> None:
+        """What was found of believed hits grows old."""
+        self._residence_due = inf
+        for name, residence in self.residence.items():
+            if name in self.view.regions and residence.value < _BELIEVED:
+                self._moved(name, whole=False)
+                if residence.at(now) < _BELIEVED:
+                    self._residence_due = now + _RESIDENCE_AGES_S
 
     def field(
         self,
@@ -306,9 +318,11 @@ class Regions:
         """
         # One draw for all: regions that come back together keep their order among themselves.
         luck = 1.0 if rng is None else _of_session(request.session) if request.session else rng.random()
+        if now >= self._residence_due:
+            self._age(now)
         standing = self._standing(lawful, request.model, now, without, luck)
         table, places = standing.table, standing.places
-        self._write(request.model, table)
+        self._write(request.model, table, now)
         block, least_ms = table.block, table.token_least_ms if places is None else None
         block = block if places is None else block[:, places]
         field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
@@ -417,7 +431,7 @@ class Regions:
                 self._stale[model] = dict.fromkeys(names, True)
         return table
 
-    def _write(self, model: str, table: Table) -> None:
+    def _write(self, model: str, table: Table, now: float) -> None:
         stale = self._stale.get(model)
         if not stale:
             return
@@ -426,14 +440,14 @@ class Regions:
         for name, whole in stale.items():
             able = self._instances.able(name, model)
             if whole or len(self.view.regions[name].instances) > 1:  # another instance may be the better one now
-                rows.append((name, self._row(name, model)))
+                rows.append((name, self._row(name, model, now)))
             else:
                 capacity, reckoning = self._instances.capacity(able[0], model), self._reckonings[name, able[0].name]
-                sent.append((name, *sent_of(capacity, reckoning), self.residence[name].value or RESIDENCE_MIN))
+                sent.append((name, *sent_of(capacity, reckoning), self.residence[name].at(now)))
         table.write(rows, sent)
         stale.clear()
 
-    def _row(self, name: str, model: str) -> Row:
+    def _row(self, name: str, model: str, now: float) -> Row:
         instance = self.best_instance(name, model)
         assert instance is not None  # else it had no row
         drift, region = self._drifts.get((name, instance.name, model)), self.view.regions[name]
@@ -444,7 +458,7 @@ class Regions:
             if len(region.instances) > 1
             else self._reckonings[name, instance.name],
             rtt_ms=region.rtt_ms,
-            residence=self.residence[name].value or RESIDENCE_MIN,
+            residence=self.residence[name].at(now),
             rates=drift.rates if drift is not None else (0.0, 0.0, 0.0),
             price=self._prices.get(name, FREE),
             price_here=self._prices.get(self._here, FREE) if name != self._here else None,

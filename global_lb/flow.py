@@ -115,6 +115,7 @@ class GlobalFlow:
         if request.lawful is not None:
             lawful &= request.lawful
         live = self._live[request.id] = Live(request, lawful)
+        self.estimates.age(now)
         self._budget.began()
         return self._dispatch(live, now)
 
@@ -135,11 +136,12 @@ class GlobalFlow:
         if self._suspects:
             self._suspects.answered((request.tenant, request.body_hash))
         if event.status < 400 and usage is not None:
+            self.estimates.age(now)
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
             if live.decision is not None:
                 self.routes.answered(live.decision, usage.completion_tokens, now)
                 if usage.cached_tokens is not None:
-                    self._regions.compare(live.decision.chosen, usage.cached_tokens)
+                    self._regions.compare(live.decision.chosen, usage.cached_tokens, now)
         return []
 
     def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:

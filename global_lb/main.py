@@ -168,7 +168,8 @@ class GlobalBalancer:
         return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}
 
     def _residence(self) -> dict[str, float]:
-        return {name: mean.value or 0.0 for name, mean in self.flow.residence.items()}
+        now = self.clock.now()
+        return {name: mean.at(now) for name, mean in self.flow.residence.items()}
 
     def _regions_up(self) -> dict[str, float]:
         now = self.clock.now()

@@ -89,6 +89,23 @@ class Decision(msgspec.Struct, frozen=True):
         """Those scored, best first; sorted when asked for, since hardly any decision is looked at."""
         return tuple(sorted(self.scored, key=lambda s: s.score))
 
+    def terms(self) -> dict[str, dict[str, float]]:
+        """What the scores are made of, by region, where that is milliseconds: they add up to the score. Empty where a
+        score is another thing."""
+        policy, usd_weight_ms = self.rule.policy, self.rule.route.usd_weight_ms
+        if not policy.in_ms or not self.scored:
+            return {}
+        least_usd = min(s.usd for s in self.scored)
+        return {
+            s.region: {
+                **policy.terms(s),
+                "penalty": s.penalty_ms,
+                "bias": s.bias_ms,
+                "price": usd_weight_ms * (s.usd - least_usd),
+            }
+            for s in self.scored
+        }
+
 
 def pick(
     field: Field,

@@ -154,6 +154,7 @@ class DecisionReasons:
 
     def record(self, decision: Decision) -> dict[str, Any]:
         """For explain."""
+        terms = decision.terms()
         return {
             "policy": decision.rule.policy.name,
             "unit": decision.rule.policy.unit,
@@ -167,6 +168,7 @@ class DecisionReasons:
                 {
                     "region": s.region,
                     "score": s.score,
+                    "terms_ms": terms.get(s.region, {}),
                     "ttft_ms": s.ttft_ms,
                     "rtt_ms": s.rtt_ms,
                     "upload_ms": s.upload_ms,
@@ -175,7 +177,9 @@ class DecisionReasons:
                     "uncached_tokens": s.uncached_tokens,
                     "prefill_ms": s.prefill_ms,
                     "tpot_ms": s.tpot_ms,
+                    "decode_ms": s.decode_ms,
                     "crowding_ms": s.crowding_ms,
+                    "stall_ms": s.stall_ms,
                     "slots_free": s.slots_free,
                     "headroom": s.headroom,
                     "penalty_ms": s.penalty_ms,
@@ -270,7 +274,7 @@ class GlobalDesk:
             "rtt_ms": region.rtt_ms if region is not None else None,
             "in_flight": flow.ledger.load(name).in_flight,
             **(_queued(region) if region is not None else {}),
-            "residence": residence.value if residence is not None else None,
+            "residence": residence.at(now) if residence is not None else None,
             "prefix_nodes": flow.trie.count(name) if name in flow.trie else 0,
             "prefix_stream": self._watcher.prefixes.state(name),
             "prefix_behind_s": self._watcher.prefixes.behind_s(name, now),

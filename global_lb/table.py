@@ -51,7 +51,9 @@ class Scored(msgspec.Struct, frozen=True):
 
     `believed_tokens` are the hit before it was discounted by residence. `headroom` is in slots: those free, less what
     was sent there and is not acknowledged, and no more than it takes from other regions. `usd`: what the request would
-    cost there, hardware and traffic between regions. `crowding_ms`: what it would cost those it joins, as it counts.
+    cost there, hardware and traffic between regions. As they count in the score: `decode_ms`, what its tokens take
+    longer than a token costs where that is least; `crowding_ms` and `stall_ms`, what its tokens and its prefill cost
+    those it joins.
     """
 
     region: str
@@ -71,7 +73,9 @@ class Scored(msgspec.Struct, frozen=True):
     hot: bool = False
     usd: float = 0.0
     bias_ms: float = 0.0
+    decode_ms: float = 0.0
     crowding_ms: float = 0.0
+    stall_ms: float = 0.0
 
     @property
     def uncached_share(self) -> float:
@@ -326,10 +330,11 @@ class Field:
             - covered * row.residence * row.usd_per_prompt_byte
         )
         penalty_ms = self.penalty_ms.item(place) if self.penalty_ms is not None else 0.0
+        decode_ms = self.output_tokens * (row.tpot_ms - self.least_token_ms())
         crowding_ms = self.output_tokens * (row.token_ms - row.tpot_ms)
-        crowding_ms += cost.stalled_ms(prefill_ms, row.alone_ms, row.batch)
+        stall_ms = cost.stalled_ms(prefill_ms, row.alone_ms, row.batch)
         return Scored(
             self.names[place], score, row.rtt_ms + upload_ms + row.wait_ms + prefill_ms, row.rtt_ms, upload_ms,
             row.wait_ms, believed, hit, uncached, prefill_ms, row.tpot_ms, int(row.slots_free), headroom, penalty_ms,
-            place in self.hot, usd, bias_ms, BETA * crowding_ms,
+            place in self.hot, usd, bias_ms, BETA * decode_ms, BETA * crowding_ms, BETA * stall_ms,
         )  # fmt: skip

@@ -13,7 +13,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from farhop.balance import outcome
-from farhop.balance.estimate import Speed
 from farhop.balance.health import Mode, State
 from farhop.balance.ledger import Ledger
 from regional_lb.health.standing import EASE_S, Standing
@@ -21,6 +20,7 @@ from regional_lb.kv.adapters import Adapters
 from regional_lb.memory import Memory
 from regional_lb.peers.recent import Cached
 from regional_lb.peers.shares import PeerHeard, PeersChanged, TurnsPassed
+from regional_lb.speeds import Speeds
 from regional_lb.table import SAMPLE_FRESH_S, Subset, Table
 from regional_lb.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_line, view_of
 from topology.lineage import Lineages
@@ -47,7 +47,7 @@ class Fleet:
         self.view: View = view_of([])
         self.standing = Standing(config)
         self.health = self.standing.health
-        self.speeds: dict[str, Speed] = {}
+        self.speeds = Speeds()
         self.memory = Memory(estimates)
         self.trie, self.journal, self.blocks = self.memory.trie, self.memory.journal, self.memory.blocks
         self.adapters = Adapters()
@@ -85,13 +85,11 @@ class Fleet:
         before = self.view.replicas
         self.view = view = view_of([_renewed(replica, before.get(name)) for name, replica in view.replicas.items()])
         for name, replica in view.replicas.items():
-            if name not in before:
-                self.speeds[name] = Speed(replica.prefill_ms_per_token, replica.tpot_ms)
             self.memory.adopt(replica, before.get(name))
         for name in before.keys() - view.replicas.keys():
-            del self.speeds[name]
             self._eased.pop(name, None)
             self.memory.drop(name)
+        self.speeds.adopt(view.replicas)
         self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self.standing.adopt(view)
         self._able.clear()
@@ -104,9 +102,15 @@ class Fleet:
         for row, (name, replica) in enumerate(view.replicas.items()):
             table.describe(row, replica)
             self._write(name)
-            table.rate(row, self.speeds[name])
             table.filled[row] = self.trie.filled(name)
+        table.rate(self.speeds)
         return view
+
+    def age(self, now: float) -> None:
+        """Bring what grows old up to date: to be called with the first event after `speeds.due`."""
+        self.estimates.age(now)
+        self.speeds.refresh(now)
+        self.whole.rate(self.speeds)
 
     def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
         """A replica said how it is doing: its entry and its row are renewed, whoever else there is."""
@@ -258,6 +262,7 @@ class Fleet:
             if self.standing.refused(name, now):
                 self._stirred(name, now)
                 self.adapters.forget(name)
+                self.speeds.restarted(name)
                 self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif outcome.blames_target(reason):
             self.answered(name, 500, now, sent_at)
@@ -282,36 +287,28 @@ class Fleet:
         if self.shares is not None:
             self.shares.recent.narrowed()
 
-    def loaded(self, extra_ms: float) -> None:
+    def loaded(self, extra_ms: float, now: float) -> None:
         """A first token came so much later than its prefill explains: an adapter was loaded before."""
-        self.adapters.learn(extra_ms)
+        self.adapters.learn(extra_ms, now)
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float, *, sure: bool = True) -> None:
         """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt; not `sure`: so
         much of the prompt was thought to be cached that it may have been a multiple of them."""
-        speed = self.speeds.get(name)
-        if speed is not None:
-            step_ms = speed.tpot_ms
-            if speed.began(elapsed_ms, tokens) and self.standing.began(
-                name, elapsed_ms, tokens, step_ms, now, sure=sure
-            ):
+        if self.speeds.began(name, elapsed_ms, tokens, now):
+            step_ms = self.whole.tpot_ms.item(self.whole.of.at[name])
+            if self.standing.began(name, elapsed_ms, tokens, step_ms, now, sure=sure):
                 self._stirred(name, now)
-            self.whole.rate(self.whole.of.at[name], speed)
 
-    def computed(self, name: str, elapsed_ms: float, tokens: float) -> None:
+    def computed(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """A prefill for another replica ended `elapsed_ms` after dispatch, behind and with `tokens` of its own."""
-        speed = self.speeds.get(name)
-        if speed is not None:
-            speed.prefilled(elapsed_ms, tokens)
-            self.whole.rate(self.whole.of.at[name], speed)
+        self.speeds.prefilled(name, elapsed_ms, tokens, now)
 
-    def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int) -> None:
+    def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int, now: float) -> None:
         """An answer ended `decode_ms` after its first token and `service_ms` after dispatch."""
-        speed = self.speeds.get(name)
-        if speed is not None:
-            row = self.whole.of.at[name]
-            speed.ended(decode_ms, service_ms, completion_tokens, self.whole.in_flight.item(row) + 1.0)  # itself, too
-            self.whole.rate(row, speed)
+        row = self.whole.of.at.get(name)
+        if row is not None:
+            load = self.whole.in_flight.item(row) + 1.0  # itself, too
+            self.speeds.ended(name, decode_ms, service_ms, completion_tokens, load, now)
 
     # -- within
 

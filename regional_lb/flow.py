@@ -107,6 +107,8 @@ class RegionalFlow(Placing):
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
+        if now >= self.speeds.due:
+            self._fleet.age(now)
         return self._handlers[type(event)](event, now)
 
     @property
@@ -171,7 +173,7 @@ class RegionalFlow(Placing):
                 live.prefilled_at, elapsed_ms = now, (now - live.forwarded_at) * 1e3
                 ahead_tokens = 0.0 if live.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
-                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token)
+                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
                 else:
                     sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
                     self._fleet.prefilled(live.replica, elapsed_ms, ahead_tokens, now, sure=sure)
@@ -350,9 +352,10 @@ class RegionalFlow(Placing):
     def _learn(self, live: Live, usage: Usage, now: float) -> bool:
         """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
         request, lacks = live.request, False
+        self.estimates.age(now)
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - live.prefilled_at) * 1e3, (now - live.forwarded_at) * 1e3
-        self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens)
+        self._fleet.served(live.replica, decode_ms, service_ms, usage.completion_tokens, now)
         chosen = live.chosen
         if usage.cached_tokens is not None and chosen is not None and not live.paired:
             self.predicted_tokens += chosen.hit_tokens

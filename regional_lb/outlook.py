@@ -72,6 +72,7 @@ class Outlook:
             session=request.session,
             tenant=request.tenant,
             path=path,
+            deadline=request.deadline,
             line=request.model,
         )
 
@@ -127,7 +128,7 @@ class Outlook:
             return None
         hits, known = self.hits(need, able)
         table = self._fleet.table(able)
-        delay_ms = self._fleet.adapters.delay_ms(request.model, table)
+        delay_ms = self._fleet.adapters.delay_ms(request.model, table, now)
         policy = self._policies.of(request.model)
         choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy)
         choice.assigned = assigned

@@ -55,10 +55,10 @@ def soonest(need: Need, table: Table, hits: Hits, known: Known, now: float) -> S
     if ready.item(best) == inf:
         return None
     left = uncached.item(best)
-    backlog, prefill_ms, tpot_ms = table.rates_of(best)
     return Scored(
-        table.of.names[best], end_ms.item(best), need.prompt_tokens - left, left, backlog, prefill_ms, tpot_ms
-    )
+        table.of.names[best], end_ms.item(best), need.prompt_tokens - left, left, table.backlog_tokens.item(best),
+        table.prefill_ms_per_token.item(best), table.tpot_ms.item(best),
+    )  # fmt: skip
 
 
 class Pairs:
@@ -90,7 +90,7 @@ class Pairs:
         self._fleet.caches(name, live.request.chain, self._hints(live.request))
         if half is not None:
             elapsed_ms = (now - live.forwarded_at) * 1e3
-            self._fleet.computed(name, elapsed_ms, half.backlog_tokens + half.uncached_tokens)
+            self._fleet.computed(name, elapsed_ms, half.backlog_tokens + half.uncached_tokens, now)
         if not live.started:
             live.forwarded_at = live.prefilled_at = now
 

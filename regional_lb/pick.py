@@ -1,4 +1,5 @@
-"""Which replica: filter (room), score, and let the policy choose among those with room.
+"""Which replica: filter (room), score, and let the policy choose among those with room; now and then, of those who
+may be as good as its choice, the one of whom least is known.
 
 Room is what makes late binding work: without it (`Table.room`) the request waits here, where it can still go to
 whichever replica frees first. Never reserves: the flow does, in the same breath.
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _PART_MIN = 16
 _MASK = np.dtype(np.bool_)
+EXPLORED_SHARE = 0.05  # of the picks: those that look for somebody more doubtful among near ties
+_DOUBTS = 0.05  # by how much more doubtful that one must be: in an idle fleet all are, and there is nothing to find
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
@@ -59,21 +62,22 @@ NOTHING = Known({}, {})
 
 class Pick:
     """The choice and the field it was made from. `chosen` None: nobody has room, or, if that is `declined`, only who is
-    worse than somebody who soon will. `prefill`: who computes the prompt for the chosen one, None if that does so.
+    worse than somebody who soon will. `explored`: it was chosen to learn how fast it is. `prefill`: who computes the
+    prompt for the chosen one, None if that does so.
 
     `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
     """
 
     __slots__ = (
-        "_delay", "_exact", "_names", "_prompt_tokens", "_rates", "_room", "_score", "_uncached", "assigned", "chosen",
-        "declined", "policy", "prefill", "version",
+        "_delay", "_exact", "_names", "_output_tokens", "_prompt_tokens", "_rates", "_room", "_score", "_uncached",
+        "assigned", "chosen", "declined", "explored", "policy", "prefill", "version",
     )  # fmt: skip
 
     def __init__(
         self,
         policy: Policy,
         names: tuple[str, ...],
-        prompt_tokens: float,
+        need: Need,
         uncached: Column,
         score: Column,
         rates: Column,
@@ -83,23 +87,38 @@ class Pick:
         delay_ms: Column | None = None,
         *,
         declined: bool = False,
+        explored: bool = False,
     ) -> None:
-        self.policy, self._names, self._prompt_tokens = policy, names, prompt_tokens
+        # Not the need itself: picks are remembered, and a chain is large.
+        self._prompt_tokens, self._output_tokens = need.prompt_tokens, need.output_tokens
+        self.policy, self._names = policy, names
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
         self._exact, self._delay = exact, delay_ms
-        self.chosen, self.declined = chosen, declined
+        self.chosen, self.declined, self.explored = chosen, declined, explored
         self.version = ""
         self.assigned: Assigned | None = None
         self.prefill: Scored | None = None
 
     def scored(self, place: int) -> Scored:
         """One replica of the field."""
-        name, rates = self._names[place], self._rates[:, place].tolist()
-        delay_ms = self._delay.item(place) if self._delay is not None else 0.0
-        return _scored(
-            name, self._prompt_tokens, self._uncached.item(place), self._score.item(place), rates, name in self._exact,
-            delay_ms,
+        name, (backlog, prefill_ms, tpot_ms) = self._names[place], self._rates[:3, place].tolist()
+        uncached = self._uncached.item(place)
+        return Scored(
+            name, self._score.item(place), self._prompt_tokens - uncached, uncached, backlog, prefill_ms, tpot_ms,
+            name in self._exact, self._delay.item(place) if self._delay is not None else 0.0,
         )  # fmt: skip
+
+    def terms(self) -> dict[str, dict[str, float]]:
+        """What the scores of the field are made of, by replica, where that is milliseconds: they add up to the score.
+        Empty where a score is another thing."""
+        policy, delay_ms = self.policy, self._delay
+        if policy.unit != "ms":
+            return {}
+        own_ms = self._score if delay_ms is None else self._score - delay_ms
+        terms = policy.terms(self._rates, self._uncached, self._output_tokens, own_ms)
+        if delay_ms is not None:
+            terms["adapter"] = delay_ms
+        return {name: {of: ms.item(place) for of, ms in terms.items()} for place, name in enumerate(self._names)}
 
     @property
     def split(self) -> str:
@@ -131,6 +150,25 @@ class Pick:
         if self._room is None:
             return ()
         return tuple(name for name, room in zip(self._names, self._room.tolist(), strict=True) if not room)
+
+
+def _latest_ms(need: Need, table: Table, uncached: Column) -> Column:
+    """How long each takes for it at the most, if it is slower than it is thought to be by twice its doubt."""
+    prefill_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    latest_ms: Column = (1.0 + 2.0 * table.doubt) * (prefill_ms + need.output_tokens * table.tpot_ms)
+    return latest_ms
+
+
+def _may_be_late(need: Need, table: Table, uncached: Column, row: int, now: float) -> bool:
+    """Whether one might miss the request's deadline, by `_latest_ms`."""
+    tokens = table.backlog_tokens.item(row) + uncached.item(row)
+    likely_ms = tokens * table.prefill_ms_per_token.item(row) + need.output_tokens * table.tpot_ms.item(row)
+    return (1.0 + 2.0 * table.doubt.item(row)) * likely_ms > (need.deadline - now) * 1e3
+
+
+def _surest(need: Need, table: Table, uncached: Column, ready: Column) -> int:
+    """Of those with room the one that is done first even if all are as slow as they may be."""
+    return int(np.where(ready < inf, _latest_ms(need, table, uncached), inf).argmin())
 
 
 def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> Column:
@@ -183,28 +221,60 @@ def pick(
     all_room = room.item(room.argmin())
     ready = score if all_room else np.where(room, score, inf)
     best = int(ready.argmin())
-    names, prompt_tokens, exact = table.of.names, need.prompt_tokens, known.exact
-    chosen, declined = None, False
+    names = table.of.names
+    chosen, declined, explored = None, False, False
     if choosy and not all_room and (best_score := ready.item(best)) < inf:
         declined = _worth_waiting(need, table, uncached, score, policy, best_score, now)
     if ready.item(best) < inf and not declined:
         row = policy.choose(best, ready, need, table, rng)
-        chosen = _scored(
-            names[row], prompt_tokens, uncached.item(row), score.item(row), table.rates_of(row), names[row] in exact,
+        if policy.explores and rng.random() < EXPLORED_SHARE:
+            usual, row = row, _explored(need, table, uncached, ready, policy, row, now, rng)
+            explored = row != usual
+        if policy.explores and _may_be_late(need, table, uncached, row, now):
+            row = _surest(need, table, uncached, ready)
+        left = uncached.item(row)
+        chosen = Scored(
+            names[row], score.item(row), need.prompt_tokens - left, left, table.backlog_tokens.item(row),
+            table.prefill_ms_per_token.item(row), table.tpot_ms.item(row), names[row] in known.exact,
             delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
     if len(names) <= FIELD_MAX:
         return Pick(
-            policy, names, prompt_tokens, uncached, score, table.rates(), None if all_room else room, chosen, exact,
-            delay_ms, declined=declined,
+            policy, names, need, uncached, score, table.rates(), None if all_room else room, chosen, known.exact,
+            delay_ms, declined=declined, explored=explored,
         )  # fmt: skip
     kept = least(score, FIELD_MAX)
     names = tuple([names[place] for place in kept.tolist()])
     return Pick(
-        policy, names, prompt_tokens, uncached[kept], score[kept], table.rates(kept),
-        None if all_room else room[kept], chosen, exact, delay_ms[kept] if delay_ms is not None else None,
-        declined=declined,
+        policy, names, need, uncached[kept], score[kept], table.rates(kept), None if all_room else room[kept], chosen,
+        known.exact, delay_ms[kept] if delay_ms is not None else None, declined=declined, explored=explored,
     )  # fmt: skip
+
+
+def _explored(
+    need: Need, table: Table, uncached: Column, ready: Column, policy: Policy, chosen: int, now: float, rng: Random
+) -> int:
+    """The most doubtful of those who may be as good as the chosen one; that itself where nobody is.
+
+    May be: within near ties if its speed is better by its doubt than it is thought to be. What is no matter of doubt
+    must not be worse, such as a prefix that is cached elsewhere.
+    """
+    doubt = table.doubt
+    most = doubt.item(chosen) + _DOUBTS
+    if doubt.item(doubt.argmax()) < most:
+        return chosen
+    limit = ready.item(chosen) + max(policy.ties_floor, policy.ties_share * ready.item(chosen))
+    prefill_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    may = ready - doubt * policy.at_stake(need, table, prefill_ms) <= limit
+    may &= (1.0 - doubt) * prefill_ms <= limit
+    may &= _latest_ms(need, table, uncached) <= (need.deadline - now) * 1e3
+    may &= doubt >= most
+    doubtful = np.where(may, doubt, 0.0)
+    greatest = doubtful.item(doubtful.argmax())
+    if not greatest:
+        return chosen
+    rows = (doubtful >= greatest - 1e-3).nonzero()[0]
+    return int(rows[int(rng.random() * len(rows))])
 
 
 def _worth_waiting(
@@ -237,14 +307,6 @@ def least(score: Column, most: int) -> Rows:
         return below[np.argpartition(score[below], most)[:most]]
     at = firsts[score[firsts] == bound]
     return np.concatenate((below, at[: most - len(below)]))
-
-
-def _scored(
-    name: str, prompt_tokens: float, uncached: float, score: float, rates: list[float], exact: bool, delay_ms: float
-) -> Scored:
-    backlog, prefill_ms, tpot_ms = rates
-    hit_tokens = prompt_tokens - uncached
-    return Scored(name, score, hit_tokens, uncached, backlog, prefill_ms, tpot_ms, exact, delay_ms)
 
 
 def least_prefill(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> tuple[float, float]:

@@ -150,9 +150,11 @@ class PickReasons:
 
     def record(self, decision: Pick) -> dict[str, Any]:
         """For explain."""
+        terms = decision.terms()
         return {
             "policy": decision.policy.name,
             "unit": decision.policy.unit,
+            "explored": decision.explored,
             "chosen": decision.chosen.replica if decision.chosen is not None else None,
             "version": decision.version,
             "split": _why(decision),
@@ -161,6 +163,7 @@ class PickReasons:
                 {
                     "replica": s.replica,
                     "score": s.score,
+                    "terms_ms": terms.get(s.replica, {}),
                     "hit_tokens": s.hit_tokens,
                     "hit_exact": s.exact,
                     "uncached_tokens": s.uncached_tokens,
@@ -290,7 +293,10 @@ class RegionalDesk:
             "engine_hit_share": sample.hit_share if sample is not None else None,
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
-            "tpot_ms": speed.tpot_ms,
+            "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
+            "speed_doubt": speed.doubt,
+            "speed_sample_age_s": now - speed.sampled_at if speed.sampled_at is not None else None,
+            "slow": flow.speeds.slow(name, total.in_flight, now),
             "adapters_loaded": list(flow.adapters.loaded(name)),
             "kv_word": flow.blocks.word(name),
         }

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from farhop.balance.estimate import Speed
     from farhop.balance.ledger import Load
+    from regional_lb.speeds import Speeds
     from regional_lb.view import Replica
 
 Column: TypeAlias = NDArray[np.float64]
@@ -35,10 +35,10 @@ _RUNS_MAX = 64
 _COLUMNS = (
     "backlog_tokens",  # dispatched, and not prefilled yet
     "prefill_ms_per_token",
-    "tpot_ms",  # with one request more than there are; the first three: see Table.rates
+    "tpot_ms",  # with one request more than there are
     "crowd_ms",  # what each request adds to a token of every other
     "tpot_alone_ms",
-    "in_flight",
+    "in_flight",  # the first six: see Table.rates
     "prefill_room_tokens",  # what is left of a step: with any, it starts on a prompt at once, in chunks if need be
     "kv_room_tokens",  # KV cache it would still give
     "slots",  # requests it may have under way: its own slots, fewer while it is eased in or fails
@@ -49,10 +49,12 @@ _COLUMNS = (
     "running",  # by the engine's own word
     "waiting",  # the same: who queues there (Sample.queued)
     "filled",  # share of its cache that is thought to be taken, as of what was last sent there
+    "doubt",  # by what share its speed may be other than it is thought to be
 )
 
 
-_RATES = slice(0, 3)
+RATES = _COLUMNS[:6]
+_RATES = slice(0, len(RATES))
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
 
@@ -142,6 +144,7 @@ class Table:
     running: Column
     waiting: Column
     filled: Column
+    doubt: Column
 
     def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
         self.of = of
@@ -150,7 +153,7 @@ class Table:
             self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.crowd_ms, self.tpot_alone_ms,
             self.in_flight, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
-            self.running, self.waiting, self.filled,
+            self.running, self.waiting, self.filled, self.doubt,
         ) = self._block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's word that it queues is fresh
 
@@ -188,15 +191,11 @@ class Table:
         return fits
 
     def rates(self, rows: Rows | None = None) -> Column:
-        """A copy of three columns, of all rows or some: backlog in tokens, prefill per token and tpot in ms."""
+        """A copy of what scores are made of, of all rows or some: a row for each of RATES."""
         if rows is None:
             rates: Column = self._block[_RATES].copy()
             return rates
         return np.array([column[rows] for column in self._block[_RATES]])
-
-    def rates_of(self, row: int) -> list[float]:
-        """The same three of one row."""
-        return [self.backlog_tokens.item(row), self.prefill_ms_per_token.item(row), self.tpot_ms.item(row)]
 
     def filled_at(self, place: int) -> float:
         """One row's, without the whole column."""
@@ -238,13 +237,13 @@ class Table:
         else:
             self.kv_room_tokens[row] = KV_SHARE_MAX * replica.kv_tokens - taken if load.in_flight else inf
 
-    def rate(self, row: int, speed: Speed) -> None:
-        """How fast a replica works."""
-        self.prefill_ms_per_token[row] = speed.prefill_ms_per_token
-        self.service_ms[row] = speed.service_ms
-        crowd_ms, alone_ms = speed.crowd_ms, speed.tpot_at(1.0)
-        self.crowd_ms[row], self.tpot_alone_ms[row] = crowd_ms, alone_ms
-        self.tpot_ms[row] = alone_ms + crowd_ms * self.in_flight.item(row)
+    def rate(self, speeds: Speeds) -> None:
+        """How fast all of them work."""
+        self.prefill_ms_per_token[:] = speeds.prefill_ms_per_token
+        self.service_ms[:] = speeds.service_ms
+        self.crowd_ms[:], self.tpot_alone_ms[:] = speeds.crowd_ms, speeds.tpot_alone_ms
+        self.tpot_ms[:] = speeds.tpot_alone_ms + speeds.crowd_ms * self.in_flight
+        self.doubt[:] = speeds.doubt
 
 
 class _Part(Table):
@@ -268,8 +267,8 @@ class _Part(Table):
 
     def rates(self, rows: Rows | None = None) -> Column:
         """See Table."""
-        three = self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms
-        return np.array(three if rows is None else [column[rows] for column in three])
+        columns = [getattr(self, name) for name in RATES]
+        return np.array(columns if rows is None else [column[rows] for column in columns])
 
     def filled_at(self, place: int) -> float:
         """See Table."""

@@ -1,4 +1,4 @@
-"""Moving averages of what was measured: by time (Ewma, PeakEwma) or by sample (Mean).
+"""Moving averages of what was measured: by time (Ewma, PeakEwma), by sample (Mean), or by both (Returning).
 
 Invariants: a value is None or finite and inside the range of the samples taken (and the prior); a sample that is not a
 finite number in its domain changes nothing, and update() says so by False, so that the caller can count it. Reading
@@ -123,3 +123,50 @@ class Mean:
         else:
             self.value = mean + self._weight * (value - mean)
         return True
+
+
+class Returning:
+    """Per-sample average that goes back to `prior` with `tau_s` while nothing is sampled: what is believed decides what
+    is tried, and so what is sampled. Each sample weighs `weight`, the first `first`; none counts as more than `clip`
+    times what is believed. `lo` and `hi` are the domain, `prior` in it; a sample outside is refused.
+    """
+
+    __slots__ = ("_at", "_clip", "_hi", "_lo", "_next", "_prior", "_tau_s", "_weight", "value")
+
+    def __init__(
+        self,
+        weight: float,
+        prior: float,
+        lo: float,
+        hi: float,
+        tau_s: float,
+        first: float | None = None,
+        clip: float = inf,
+    ) -> None:
+        if not 0.0 < weight <= 1.0 or not (first is None or 0.0 < first <= 1.0):
+            raise ValueError(f"weights must be above 0 and at most 1, not {weight!r} and {first!r}")
+        if not 0.0 < lo <= prior <= hi < inf:
+            raise ValueError(f"prior must lie within lo, above 0, and hi, not {prior!r} within {lo!r} and {hi!r}")
+        if not clip > 1.0:
+            raise ValueError(f"clip must be above 1, not {clip!r}")
+        self._weight, self._next = weight, weight if first is None else first
+        self._prior, self._lo, self._hi, self._clip = prior, lo, hi, clip
+        self._tau_s = _check_tau(tau_s)
+        self._at: float | None = None
+        self.value = prior  # as of the last sample
+
+    def update(self, value: float, now: float) -> bool:
+        """Take a sample at `now`; False, and nothing changed, if it is NaN or outside the domain."""
+        if not self._lo <= value <= self._hi:
+            return False
+        mean = self.at(now)
+        self.value = mean + self._next * (min(value, self._clip * mean) - mean)
+        self._next = self._weight
+        self._at = now if self._at is None else max(self._at, now)
+        return True
+
+    def at(self, now: float) -> float:
+        """What is believed as of `now`."""
+        if self._at is None or now <= self._at:
+            return self.value
+        return self._prior + (self.value - self._prior) * exp((self._at - now) / self._tau_s)

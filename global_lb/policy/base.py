@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from global_lb.table import Column, Field
+    from global_lb.table import Column, Field, Scored
 
 TIE_MS = 1.0  # below what a wire time is known to
 
@@ -42,6 +42,10 @@ class Policy(ABC):
     def full(self, field: Field) -> NDArray[np.bool_] | None:  # noqa: ARG002
         """Who is treated as hot beyond those who are. None: nobody."""
         return None
+
+    def terms(self, scored: Scored) -> dict[str, float]:  # noqa: ARG002
+        """What a region's score in ms is made of, in order, before what is the same under every policy (`pick`)."""
+        return {}
 
     def shift(self, field: Field) -> float:  # noqa: ARG002
         """What is taken off every score where one is shown."""

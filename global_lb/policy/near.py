@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from global_lb.table import Column, Field
+    from global_lb.table import Column, Field, Scored
 
 
 class Nearest(Policy):
@@ -23,6 +23,10 @@ class Nearest(Policy):
     def score(self, field: Field) -> Column:
         """Wire time."""
         return field.rtt_ms
+
+    def terms(self, scored: Scored) -> dict[str, float]:
+        """See Policy."""
+        return {"rtt": scored.rtt_ms}
 
     def full(self, field: Field) -> NDArray[np.bool_]:
         """No slot left that is not promised."""

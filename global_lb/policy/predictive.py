@@ -16,7 +16,7 @@ from global_lb.policy.base import TIE_MS, Policy
 from global_lb.table import BETA
 
 if TYPE_CHECKING:
-    from global_lb.table import Column, Field
+    from global_lb.table import Column, Field, Scored
 
 
 class Predictive(Policy):
@@ -29,6 +29,18 @@ class Predictive(Policy):
     def score(self, field: Field) -> Column:
         """See the module's head; the least tpot is the same for all, and is taken off where scores are shown."""
         return field.predicted_ms()
+
+    def terms(self, scored: Scored) -> dict[str, float]:
+        """See Policy."""
+        return {
+            "rtt": scored.rtt_ms,
+            "upload": scored.upload_ms,
+            "wait": scored.wait_ms,
+            "prefill": scored.prefill_ms,
+            "decode": scored.decode_ms,
+            "crowding": scored.crowding_ms,
+            "stall": scored.stall_ms,
+        }
 
     def shift(self, field: Field) -> float:
         """See Policy."""

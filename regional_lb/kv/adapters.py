@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from farhop.balance.ewma import Returning
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     from regional_lb.view import Lora
 
 LOAD_MS = 200.0  # to start from: some 100 MB from the host's disk, once
-LOAD_MS_MAX = 60_000.0
+LOAD_MS_MIN, LOAD_MS_MAX = 1.0, 60_000.0
 _PLACES = 4  # of an engine that does not tell
-_LEARN = 0.25
+# One is loaded where loading is thought to be cheap: what a stall made of it is clipped, and forgotten in some minutes.
+_LEARN, _FORGET_S, _CLIP = 0.25, 300.0, 4.0
 
 
 class _Places:
@@ -45,11 +48,11 @@ class _Places:
 
 
 class Adapters:
-    """See the module's head. `names` are all that some replica serves; `load_ms` what loading one takes, as learned."""
+    """See the module's head. `names` are all that some replica serves."""
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
-        self.load_ms = LOAD_MS
+        self._load = Returning(_LEARN, LOAD_MS, LOAD_MS_MIN, LOAD_MS_MAX, _FORGET_S, clip=_CLIP)
         self._places: dict[str, _Places] = {}
 
     def adopt(self, served: Mapping[str, frozenset[str]]) -> None:
@@ -91,22 +94,26 @@ class Adapters:
         places = self._places.get(replica)
         return tuple(places.used) if places is not None else ()
 
-    def learn(self, extra_ms: float) -> None:
-        """A first token that had to wait for an adapter came so much later than its prefill alone would have it."""
-        self.load_ms += _LEARN * (min(max(extra_ms, 0.0), LOAD_MS_MAX) - self.load_ms)
+    def load_ms(self, now: float) -> float:
+        """What loading one takes, as learned."""
+        return self._load.at(now)
 
-    def delay_ms(self, model: str, table: Table) -> Column | None:
+    def learn(self, extra_ms: float, now: float) -> None:
+        """A first token that had to wait for an adapter came so much later than its prefill alone would have it."""
+        self._load.update(min(max(extra_ms, LOAD_MS_MIN), LOAD_MS_MAX), now)
+
+    def delay_ms(self, model: str, table: Table, now: float) -> Column | None:
         """What a request for the model waits at each row before its prefill can begin; None where it is no adapter.
 
         One that is not loaded is loaded first; where others run in all places, one of those must end before.
         """
         if model not in self.names:
             return None
-        delay = np.zeros(len(table))
+        delay, load_ms = np.zeros(len(table)), self.load_ms(now)
         for place, name in enumerate(table.of.names):
             places = self._places.get(name)
             if places is None or model not in places.known or model in places.used:
                 continue
             full = len(places.running) >= places.max
-            delay[place] = self.load_ms + (table.service_ms.item(place) if full else 0.0)
+            delay[place] = load_ms + (table.service_ms.item(place) if full else 0.0)
         return delay

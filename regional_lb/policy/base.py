@@ -7,6 +7,7 @@ really sent (`placed`) or answered. Never filters: who may be scored, and who ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 class Need(msgspec.Struct, frozen=True, gc=False):
     """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica.
 
-    `path` are the tokens themselves, where they are known. `line`: what it waits for, its model or a version of it.
+    `path` are the tokens themselves, where they are known; `deadline` is in monotonic seconds. `line`: what it waits
+    for, its model or a version of it.
     """
 
     prompt_tokens: float
@@ -34,18 +36,22 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     session: int = 0
     tenant: str = ""
     path: Path | None = None
+    deadline: float = inf
     line: str = ""
 
 
 class Policy(ABC):
     """How a replica is preferred. `unit` is that of its scores, for people; `ties_share` and `ties_floor` say how much
-    worse than the best still counts as equal: of the best score, and at least, in its unit. `waits_ms`: by how much
+    worse than the best still counts as equal: of the best score, and at least, in its unit. `explores`: whether a share
+    of the picks may go to who is doubtful, since scores rest on measured speed (`at_stake`) and would otherwise be
+    believed for ever. `waits_ms`: by how much
     sooner somebody who is still prefilling must serve it to be waited for; None: nobody is."""
 
     name: ClassVar[str]
     unit: ClassVar[str]
     ties_share: ClassVar[float] = 0.0
     ties_floor: ClassVar[float] = 0.0
+    explores: ClassVar[bool] = False
     wants_session: ClassVar[bool] = False
     waits_ms: ClassVar[float | None] = None
 
@@ -55,6 +61,21 @@ class Policy(ABC):
 
         `uncached_tokens`: what is left of the prompt to prefill at each. `now`: monotonic seconds.
         """
+
+    def at_stake(self, need: Need, table: Table, prefill_ms: Column) -> Column:  # noqa: ARG002
+        """What of each row's score rests on how fast it is: all that a policy that `explores` would save, were it twice
+        as fast, doubled."""
+        return prefill_ms
+
+    def terms(
+        self,
+        rates: Column,  # noqa: ARG002
+        uncached_tokens: Column,  # noqa: ARG002
+        output_tokens: float,  # noqa: ARG002
+        score: Column,
+    ) -> dict[str, Column]:
+        """What scores in ms are made of, in order; they add up. `rates`: as of when it was scored (Table.rates)."""
+        return {"score": score}
 
     def choose(self, best: int, ready: Column, need: Need, table: Table, rng: Random) -> int:  # noqa: ARG002
         """The row to take. `ready` are the scores, infinite without room; `best` is the row of the least, finite.

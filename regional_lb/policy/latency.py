@@ -2,7 +2,8 @@
 
     score_ms(i) = max(peak EWMA(i), uncached(i) * prefill_ms_per_token(i)) * (in flight(i) + 1)
 
-The peak jumps up to a slow answer at once and decays with TAU_S, so that who was slow is tried again; what the
+The peak jumps up to a slow answer at once, no higher than PEAK_MAX times those of the others, and decays with TAU_S, so
+that who was slow is tried again within half a minute; what the
 request's own prefill takes is its floor, so that who was never heard of is no bargain. Errors are no samples: who fails
 fast must not look quick.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from regional_lb.table import Column, Table
 
 TAU_S = 10.0  # Finagle's default
+PEAK_MAX = 10.0  # times the others' peaks: decayed in 2.3 times TAU_S
 _LEAST_MS = 1.0  # a wholly cached prompt takes a step, too
 
 
@@ -41,6 +43,11 @@ class LeastLatency(Policy):
         score_ms: Column = np.maximum(peak_ms, floor_ms) * (table.in_flight + 1.0)
         return score_ms
 
+    def terms(self, rates: Column, uncached_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:  # noqa: ARG002
+        """See Policy: one request's time to the first byte, and as much again for each that is under way."""
+        first_byte_ms: Column = score / (rates[5] + 1.0)
+        return {"first byte": first_byte_ms, "others": score - first_byte_ms}
+
     def adopt(self, names: tuple[str, ...]) -> None:
         """See Policy."""
         self._peak_ms.adopt(names)
@@ -50,6 +57,15 @@ class LeastLatency(Policy):
     def answered(self, name: str, elapsed_ms: float, now: float) -> None:
         """See Policy."""
         peak = self._peaks.get(name)
-        if peak is not None and peak.update(elapsed_ms, now):
+        if peak is not None and peak.update(self._clipped(name, elapsed_ms, now), now):
             self._peak_ms.set(name, peak.value or 0.0)
             self._heard_at.set(name, now)
+
+    def _clipped(self, name: str, elapsed_ms: float, now: float) -> float:
+        """No more than so many times what is usual among the others: what a stall held up for seconds would take a
+        minute to decay."""
+        mine = self._peaks[name].at(now)
+        if mine is not None and elapsed_ms <= PEAK_MAX * mine:
+            return elapsed_ms  # nearly always
+        others = sorted(ms for other, peak in self._peaks.items() if other != name and (ms := peak.at(now)) is not None)
+        return min(elapsed_ms, PEAK_MAX * max(others[len(others) // 2], _LEAST_MS)) if others else elapsed_ms

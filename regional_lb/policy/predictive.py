@@ -31,6 +31,7 @@ class Predictive(Policy):
     """The default."""
 
     name, unit = "predictive", "ms"
+    explores = True
     waits_ms = 50.0  # what is being prefilled at each counts in its scores; so much a detour through the queue may cost
     ties_share, ties_floor = 0.05, 1.0  # scores this close are equal within what prefill speed is known to
 
@@ -42,3 +43,24 @@ class Predictive(Policy):
         later_ms = (cost_ms - cost_ms[cost_ms.argmin()]) * need.output_tokens + stalled_ms
         score_ms: Column = table.backlog_tokens * table.prefill_ms_per_token + prefill_ms + BETA * later_ms
         return score_ms
+
+    def at_stake(self, need: Need, table: Table, prefill_ms: Column) -> Column:
+        """Its prefill, and the time of its tokens."""
+        stake_ms: Column = prefill_ms + BETA * need.output_tokens * table.tpot_ms
+        return stake_ms
+
+    def terms(self, rates: Column, uncached_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:
+        """See Policy. `decode` is what its tokens take longer than a token costs where that is least; `crowding` what
+        they cost those under way there, `stall` what its prefill does."""
+        backlog_tokens, pace_ms, _, crowd_ms, alone_ms, in_flight = rates
+        backlog_ms, prefill_ms = backlog_tokens * pace_ms, uncached_tokens * pace_ms
+        crowding_ms = BETA * output_tokens * crowd_ms * in_flight
+        stall_ms = BETA * np.maximum(prefill_ms - alone_ms, 0.0) * in_flight
+        return {
+            "backlog": backlog_ms,
+            "prefill": prefill_ms,
+            # The least is of all replicas, of which the best are remembered: it is what is left.
+            "decode": score - backlog_ms - prefill_ms - crowding_ms - stall_ms,
+            "crowding": crowding_ms,
+            "stall": stall_ms,
+        }

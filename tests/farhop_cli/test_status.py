@@ -218,3 +218,10 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
     assert rows[1][:7] == ["tokyo", "regional", "4", "etcd", "17", "ann", "audit"]
     said = " ".join(rows[1][7:])
     assert said == "ops yes frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
+
+
+def test_who_is_slow_is_said_beside_why_it_is_up(made):
+    told = made.regional_status("gpu-0")
+    told["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
+    (row,) = status._replicas(status.Seen("virginia", "http://r", told))
+    assert row[-1] == "proven; slow: 68 ms against 12 of its peers, last sample 40 s ago"

@@ -64,6 +64,19 @@ def test_an_outcome_in_a_line(capsys, made):
     assert "tokens" not in capsys.readouterr().out
 
 
+def test_the_terms_of_a_score_stand_beside_it_but_for_what_is_nothing_to_anybody(capsys):
+    candidates = [
+        {"replica": "r1", "score": 30.0, "terms_ms": {"prefill": 25.0, "decode": 5.0, "adapter": 0.0}},
+        {"replica": "r2", "score": 7.5, "terms_ms": {"prefill": 7.5, "decode": 0.0, "adapter": 0.0}},
+    ]
+    tables.replicas({"chosen": "r1", "explored": True, "unit": "ms", "candidates": candidates}, "which replica")
+    out = capsys.readouterr().out
+    assert "chosen to learn how fast it is" in out
+    head = next(line for line in out.splitlines() if "prefill" in line and "decode" in line)
+    assert "adapter" not in head
+    assert [line.split() for line in out.splitlines() if "25.0" in line] == [["r1", "30.0", "25.0", "5.0"]]
+
+
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(

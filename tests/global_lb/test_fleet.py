@@ -157,12 +157,25 @@ def test_residence_stays_within_its_bounds(regions: Regions) -> None:
     scored = regions.field(request("a", 4096), 1.0, frozenset({"london"}), 0.0).scored(0, 0.0)
     assert (scored.believed_tokens, scored.hit_tokens) == (1024.0, 1024.0)
     for _ in range(300):
-        regions.compare(scored, 0)
+        regions.compare(scored, 0, 0.0)
     low = regions.residence["london"].value
     assert low == pytest.approx(RESIDENCE_MIN, abs=1e-3)
-    regions.compare(scored, 10**9)
+    regions.compare(scored, 10**9, 0.0)
     assert low < regions.residence["london"].value <= 1.0
-    regions.compare(None, 5)
+    regions.compare(None, 5, 0.0)
+
+
+def test_a_region_that_once_held_nothing_is_believed_again_where_nobody_is_sent_any_more(regions: Regions) -> None:
+    regions.caches("london", request("a", 4096).chain)
+    asked = request("a", 4096), 1.0, frozenset({"london"})
+    scored = regions.field(*asked, 0.0).scored(0, 0.0)
+    for _ in range(100):
+        regions.compare(scored, 0, 0.0)
+    hits = [regions.field(*asked, now).scored(0, 0.0).hit_tokens for now in (0.1, 30.0, 60.0, 120.0, 600.0)]
+    assert hits[0] < 150.0
+    assert hits == sorted(hits)
+    assert hits[3] > 0.8 * 1024.0
+    assert hits[4] == pytest.approx(1024.0, rel=1e-3)
 
 
 def anew(regions: Regions, asked, lawful, now: float, without) -> list:

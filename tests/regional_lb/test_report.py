@@ -107,8 +107,9 @@ async def test_a_region_without_a_ready_replica_still_reports() -> None:
 async def test_what_is_slower_than_a_report_may_say_is_told_as_the_slowest_it_may() -> None:
     crowd = Sample(0.0, waiting=10**9, running=1, kv_usage=1.0)
     flow = regional(replica("a", tpot_ms=60_000.0, sample=crowd))
-    for _ in range(200):
-        flow.speeds["a"].ended(9e4, 9e7, 2)
+    for n in range(200):
+        flow.speeds.ended("a", 9e4, 9e7, 2, 1.0, 0.1 * n)
+    flow.handle(ReplicaProbed("a", True), 20.0)
     assert flow.speeds["a"].tpot_ms > RATE_LIMIT_MS
     (model,) = decode(encode(reporter(flow, lambda: 0.0).build())).models
     assert (model.tpot_ms, model.wait_ms) == (RATE_LIMIT_MS, WAIT_LIMIT_MS)
@@ -172,8 +173,8 @@ def test_whatever_the_region_is_like_its_report_is_one_that_readers_take(
         for n, (prefill_tokens, kv_tokens) in enumerate(held):
             flow.ledger.reserve(f"{one.name}-{n}", Reservation(one.name, prefill_tokens, kv_tokens))
         for elapsed_ms, service_ms, tokens in speeds:
-            flow.speeds[one.name].began(elapsed_ms, tokens)
-            flow.speeds[one.name].ended(elapsed_ms, service_ms, tokens)
+            flow.speeds.began(one.name, elapsed_ms, tokens, now)
+            flow.speeds.ended(one.name, elapsed_ms, service_ms, tokens, 1.0, now)
     for n, (issuer, size) in enumerate(arrivals):
         flow.handle(RequestArrived(request(f"q{n}", size, issuer=issuer, deadline=now + 1e5)), now)
     for prompt_bytes, tokens in learnt:

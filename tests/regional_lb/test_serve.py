@@ -26,6 +26,7 @@ from inprocess import (
     until,
 )  # fmt: skip
 from msgspec.structs import replace
+from worlds import fleet, replica
 
 from farhop.identity.hop import HopClaims, HopSigner, request_line
 from farhop.relay.listener import PortTakenError
@@ -34,7 +35,8 @@ from farhop.store.report import check
 from farhop.telemetry.attributes import admit
 from regional_lb.main import RegionalBalancer
 from regional_lb.pick import Pick, Scored
-from regional_lb.policy import Choice
+from regional_lb.pick import pick as choose
+from regional_lb.policy import Choice, Need, Predictive
 from regional_lb.policy.turns import RoundRobin
 from regional_lb.serve import PickReasons
 from regional_lb.split import Assigned
@@ -270,8 +272,10 @@ def _control(up: Both) -> int:
 
 def seen(room: bool) -> Pick:
     """A pick from a field of one: 100 prompt tokens, 36 of them not cached, behind 100 others."""
-    rates = np.array([[100.0], [0.5], [20.0]])
-    return Pick(RoundRobin(), ("one",), 100.0, np.array([36.0]), np.array([12.5]), rates, np.array([room]))
+    rates = np.array([[100.0], [0.5], [20.0], [0.1], [19.0], [1.0]])
+    return Pick(
+        RoundRobin(), ("one",), Need(100.0, 10.0, 4.0), np.array([36.0]), np.array([12.5]), rates, np.array([room])
+    )
 
 
 def test_the_reasons_of_a_pick() -> None:
@@ -298,6 +302,30 @@ def test_the_reasons_of_a_pick() -> None:
     record = reasons.record(nobody)
     assert (record["chosen"], record["candidates"][0]["full"]) == (None, True)
     assert (reasons.predicted_hit_tokens(nobody), reasons.predicted_ttft_ms(nobody)) == (0.0, None)
+
+
+def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> None:
+    rows = fleet(replica("r1"), replica("r2", tpot_ms=30.0)).whole
+    record = PickReasons().record(choose(Need(256.0, 100.0, 4.0), rows, (), Predictive(), 0.0, Random(1)))
+    assert record["explored"] is False
+    for one in record["candidates"]:
+        assert list(one["terms_ms"]) == ["backlog", "prefill", "decode", "crowding", "stall"]
+        assert sum(one["terms_ms"].values()) == pytest.approx(one["score"])
+
+
+async def test_an_operator_is_told_who_is_slow_and_since_when_nothing_was_heard(up: Both) -> None:
+    flow = up.regional.flow
+    (name,) = flow.view.replicas
+    (told,) = up.regional.desk.status()["replicas"]
+    assert (told["slow"], told["speed_sample_age_s"], told["speed_doubt"]) == ("", None, 0.5)
+    now = up.regional.clock.now()
+    for n in range(30):
+        flow.speeds.ended(name, 1000.0, 1000.0, 101, 1.0, now - 31.0 + n)
+    flow._fleet.age(now)
+    (told,) = up.regional.desk.status()["replicas"]
+    assert told["speed_sample_age_s"] == pytest.approx(2.0, abs=1.0)
+    assert told["tpot_ms"] == pytest.approx(10.0, rel=0.2)
+    assert told["slow"] == ""  # beside whom?
 
 
 def test_the_version_of_a_pick_is_said_with_why() -> None:

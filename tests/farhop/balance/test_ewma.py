@@ -1,12 +1,12 @@
 """Averages stay inside what was sampled, believe their formula, and refuse what is no number."""
 
-from math import exp, inf, isfinite, nan
+from math import e, exp, inf, isfinite, nan
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.ewma import Ewma, Mean, PeakEwma
+from farhop.balance.ewma import Ewma, Mean, PeakEwma, Returning
 
 RUN = settings(max_examples=150, deadline=None, derandomize=True)
 SAMPLES = st.lists(
@@ -136,3 +136,52 @@ def test_domains_and_priors_are_checked() -> None:
     ):
         with pytest.raises(ValueError):
             build()
+
+
+def test_what_is_not_sampled_goes_back_to_what_it_was_thought_to_be() -> None:
+    share = Returning(0.5, 1.0, 0.1, 1.0, 60.0)
+    assert share.at(5.0) == 1.0
+    assert share.update(0.1, 10.0)
+    assert share.value == share.at(10.0) == share.at(0.0) == pytest.approx(0.55)
+    assert share.at(70.0) == pytest.approx(1.0 - 0.45 / e)
+    assert share.update(0.1, 70.0)  # half of the way from what was believed by then
+    assert share.value == pytest.approx((1.0 - 0.45 / e + 0.1) / 2)
+    assert not share.update(0.05, 70.0)
+    assert not share.update(nan, 70.0)
+
+
+def test_the_first_sample_may_count_whole_and_none_counts_as_more_than_the_clip() -> None:
+    length = Returning(0.05, 256.0, 1.0, 1e6, 60.0, first=1.0, clip=8.0)
+    assert length.update(40.0, 0.0)
+    assert length.value == 40.0
+    assert length.update(1e6, 0.0)
+    assert length.value == pytest.approx(40.0 + 0.05 * 280.0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "prior", "lo", "hi", "tau_s", "first", "clip", "named"),
+    [
+        (0.0, 1.0, 0.1, 1.0, 1.0, None, 2.0, "weights"),
+        (0.5, 1.0, 0.1, 1.0, 1.0, 1.5, 2.0, "weights"),
+        (0.5, 2.0, 0.1, 1.0, 1.0, None, 2.0, "prior"),
+        (0.5, nan, 0.1, 1.0, 1.0, None, 2.0, "prior"),
+        (0.5, 1.0, 0.0, 1.0, 1.0, None, 2.0, "prior"),
+        (0.5, 1.0, 0.1, 1.0, 0.0, None, 2.0, "tau_s"),
+        (0.5, 1.0, 0.1, 1.0, 1.0, None, 1.0, "clip"),
+    ],
+)
+def test_a_returning_average_that_cannot_work_is_refused(weight, prior, lo, hi, tau_s, first, clip, named) -> None:
+    with pytest.raises(ValueError, match=named):
+        Returning(weight, prior, lo, hi, tau_s, first, clip)
+
+
+@given(st.lists(st.tuples(st.floats(allow_nan=True), st.floats(0.0, 1e4)), max_size=30), st.floats(0.0, 1e6))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_returning_average_stays_in_its_domain(samples, later_s: float) -> None:
+    mean, now = Returning(0.25, 200.0, 1.0, 6e4, 300.0, clip=4.0), 0.0
+    for value, gap_s in samples:
+        now += gap_s
+        mean.update(value, now)
+        assert 1.0 <= mean.value <= 6e4
+        assert 1.0 <= mean.at(now + later_s) <= 6e4
+        assert abs(mean.at(now + later_s) - 200.0) <= abs(mean.value - 200.0) + 1e-9

@@ -94,5 +94,7 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(said, n_bytes
         wanted = cost.score_ms(ttft_ms, output, tokens_ms[place], min(tokens_ms), stalled_ms, BETA, 0.0, 0.0, 0.0)
         assert spelled.score == pytest.approx(wanted, rel=1e-6, abs=1e-6)
         decoding_ms = BETA * output * (one["tpot_ms"] - min(tokens_ms))
-        told_ms = spelled.ttft_ms + decoding_ms + spelled.crowding_ms
+        assert spelled.decode_ms == pytest.approx(decoding_ms, rel=1e-6, abs=1e-9)
+        told_ms = spelled.ttft_ms + decoding_ms + spelled.crowding_ms + spelled.stall_ms
         assert told_ms == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+        assert sum(policy.terms(spelled).values()) == pytest.approx(wanted, rel=1e-6, abs=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -36,7 +37,7 @@ def said(known: Fleet, name: str, told: Lora) -> None:
 
 def choose(known: Fleet, model: str = "sql", policy: object = None, seed: int = 1) -> str:
     table = known.whole
-    delay_ms = known.adapters.delay_ms(model, table)
+    delay_ms = known.adapters.delay_ms(model, table, 0.0)
     choice = pick(NEED, table, (), policy or Predictive(), 0.0, Random(seed), delay_ms=delay_ms)
     assert choice.chosen is not None
     return choice.chosen.replica
@@ -44,13 +45,13 @@ def choose(known: Fleet, model: str = "sql", policy: object = None, seed: int = 
 
 def test_a_model_that_is_no_adapter_costs_nothing() -> None:
     known = serving("r1", "r2")
-    assert known.adapters.delay_ms(MODEL, known.whole) is None
+    assert known.adapters.delay_ms(MODEL, known.whole, 0.0) is None
 
 
 def test_who_has_it_loaded_is_preferred() -> None:
     known = serving("r1", "r2")
     said(known, "r2", lora("sql"))
-    assert known.adapters.delay_ms("sql", known.whole).tolist() == [LOAD_MS, 0.0]
+    assert known.adapters.delay_ms("sql", known.whole, 0.0).tolist() == [LOAD_MS, 0.0]
     assert {choose(known, seed=seed) for seed in range(20)} == {"r2"}
     said(known, "r2", lora())  # it runs no more, and is loaded still
     assert {choose(known, seed=seed) for seed in range(20)} == {"r2"}
@@ -71,7 +72,7 @@ def test_where_others_run_in_all_places_it_waits_longer() -> None:
     known = serving("r1", "r2", adapters=many)
     said(known, "r1", lora("a", "b"))
     said(known, "r2", lora("a"))
-    first, second = known.adapters.delay_ms("sql", known.whole).tolist()
+    first, second = known.adapters.delay_ms("sql", known.whole, 0.0).tolist()
     assert (first - known.whole.service_ms.item(0), second) == (LOAD_MS, LOAD_MS)
     assert choose(known) == "r2"
 
@@ -99,13 +100,23 @@ def test_policies_of_another_unit_go_their_own_way() -> None:
 def test_what_loading_takes_is_learned_within_bounds() -> None:
     adapters = Adapters()
     for _ in range(40):
-        adapters.learn(900.0)
-    assert 890.0 < adapters.load_ms < 900.0
-    adapters.learn(-1e9)
-    assert adapters.load_ms > 600.0
+        adapters.learn(900.0, 1.0)
+    assert 890.0 < adapters.load_ms(1.0) < 900.0
+    adapters.learn(-1e9, 1.0)
+    assert adapters.load_ms(1.0) > 600.0
     for _ in range(100):
-        adapters.learn(1e12)
-    assert adapters.load_ms <= LOAD_MS_MAX
+        adapters.learn(1e12, 1.0)
+    assert adapters.load_ms(1.0) <= LOAD_MS_MAX
+
+
+def test_what_a_stall_made_of_a_load_is_neither_believed_at_once_nor_for_ever() -> None:
+    adapters = Adapters()
+    adapters.learn(9000.0, 1.0)
+    assert adapters.load_ms(1.0) < 2.0 * LOAD_MS
+    for _ in range(20):
+        adapters.learn(9000.0, 1.0)
+    assert adapters.load_ms(1.0) > 8000.0
+    assert adapters.load_ms(1801.0) == pytest.approx(LOAD_MS, rel=0.15)
 
 
 def test_a_swap_keeps_what_is_known_of_who_stays() -> None:

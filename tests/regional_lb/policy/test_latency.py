@@ -11,7 +11,7 @@ from worlds import fleet, replica
 from farhop.balance.ewma import PeakEwma
 from farhop.balance.ledger import Reservation
 from regional_lb.policy import Need
-from regional_lb.policy.latency import TAU_S, LeastLatency
+from regional_lb.policy.latency import PEAK_MAX, TAU_S, LeastLatency
 
 NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 
@@ -36,6 +36,18 @@ def test_who_was_slow_costs_more_and_is_forgiven() -> None:
     assert scores(policy, table, 1e6) == [1.0, 1.0]
     policy.answered("quick", 5000.0, 11.0)  # bad news is believed at once
     assert scores(policy, table, 11.0)[1] == 5000.0
+
+
+def test_what_a_stall_held_up_is_no_peak_of_a_minute() -> None:
+    table = fleet(replica("stood"), replica("r2"), replica("r3")).whole
+    policy = adopted("stood", "r2", "r3")
+    for name, ms in (("stood", 30.0), ("r2", 30.0), ("r3", 50.0)):
+        policy.answered(name, ms, 10.0)
+    policy.answered("stood", 9000.0, 10.0)
+    assert scores(policy, table, 10.0)[0] == PEAK_MAX * 50.0
+    policy.answered("stood", 9000.0, 11.0)  # from then on it is what its own peak allows
+    assert scores(policy, table, 11.0)[0] < 9000.0
+    assert scores(policy, table, 36.0)[0] < 50.0
 
 
 def test_what_is_under_way_counts_and_the_unheard_of_is_no_bargain() -> None:

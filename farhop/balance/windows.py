@@ -1,0 +1,115 @@
+"""A figure that is measured again and again, held against stalls and against its own age.
+
+Samples are gathered in windows of time, each window speaks with the weighted median of its samples, and the figure is
+the weighted median of the latest windows. What many samples of one bad moment say (the answers that a stall held up all
+end together) is one window among many. A window's evidence fades with TAU_S, so what is not measured any more becomes
+uncertain: whoever reads it weighs `evidence` against what is to be expected anyway.
+
+Invariants: the value is one of the samples; evidence is 0 or more, falls with time, and rises with no more than 1 a
+window; what is kept is bounded. Never reads a clock: `now` is monotonic seconds, and a step back in it is no time.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from math import exp, inf
+
+WINDOW_S = 1.0
+KEPT = 16  # windows: at TAU_S the oldest of a steady flow counts an eighth
+SAMPLES_MAX = 32  # of one window; what comes after them in the same second says the same
+# How fast evidence fades. After three times as long (24 s) nothing of it is left beside a single new window, so who
+# was slow is believed to be as its peers are half a minute later; a replica that answers once in 8 s is known half.
+TAU_S = 8.0
+_REBASE_S = 50.0 * TAU_S
+
+
+class Windows:
+    """See the module's head. `half` is the weight of samples at which a window's evidence is 1/2: 1 sample, or so many
+    tokens where samples weigh as many."""
+
+    __slots__ = ("_by_age", "_by_value", "_closed", "_half", "_open", "_opened_at", "_since", "sampled_at")
+
+    def __init__(self, half: float = 1.0) -> None:
+        self._half = half
+        # Closed windows: value, and evidence as it was when they were opened, times what has faded of evidence between
+        # `_since` and then. So all of them fade by one factor, and none is touched again.
+        self._by_age: list[tuple[float, float]] = []
+        self._by_value: list[tuple[float, float]] = []
+        self._closed = 0.0  # their evidence, in sum
+        self._since = 0.0
+        self._open: list[tuple[float, float]] = []
+        self._opened_at = 0.0
+        self.sampled_at: float | None = None
+
+    def take(self, sample: float, now: float, weight: float = 1.0) -> None:
+        """A sample, finite, of some weight above 0: the caller knows its domain."""
+        if self._open and now - self._opened_at >= WINDOW_S:
+            self._close()
+        if not self._open:
+            self._opened_at = now
+            if not 0.0 <= now - self._since < _REBASE_S:
+                self._rebase(now)
+        if len(self._open) < SAMPLES_MAX:
+            self._open.append((sample, weight))
+        self.sampled_at = now
+
+    def read(self, now: float) -> tuple[float, float]:
+        """The value, and the evidence for it as of `now`: (0, 0) before the first sample."""
+        if not self._open:
+            return 0.0, 0.0
+        value, evidence = own = self._window()
+        total = self._closed + evidence
+        if self._closed:
+            value = _median(self._by_value, own, 0.5 * total)
+        return value, total * exp((self._since - max(now, self._opened_at)) / TAU_S)
+
+    def _window(self) -> tuple[float, float]:
+        """The open window, as closed ones are kept."""
+        weight = sum([weight for _, weight in self._open])
+        evidence = weight / (weight + self._half) * exp((self._opened_at - self._since) / TAU_S)
+        return weighted_median(self._open), evidence
+
+    def _close(self) -> None:
+        window = self._window()
+        self._by_age.append(window)
+        insort(self._by_value, window)
+        if len(self._by_age) > KEPT:
+            self._by_value.remove(self._by_age.pop(0))
+        self._closed = sum([evidence for _, evidence in self._by_age])
+        self._open.clear()
+
+    def _rebase(self, now: float) -> None:
+        """Count from `now` on: a power of e is no larger than it must be."""
+        left = exp(min(0.0, self._since - now) / TAU_S)
+        self._by_age = [(value, evidence * left) for value, evidence in self._by_age]
+        self._by_value = sorted(self._by_age)
+        self._closed *= left
+        self._since = now
+
+
+def _median(by_value: list[tuple[float, float]], one: tuple[float, float], half: float) -> float:
+    """The least value at which `half` of the weight is reached: of sorted pairs, and one more."""
+    reached, (own, weight) = 0.0, one
+    for value, more in by_value:
+        if own <= value:
+            reached += weight
+            if reached >= half:
+                return own
+            own = inf
+        reached += more
+        if reached >= half:
+            return value
+    return one[0] if own < inf else by_value[-1][0]
+
+
+def weighted_median(pairs: list[tuple[float, float]]) -> float:
+    """The least value at which half of the weight is reached. At least one pair of (value, weight 0 or more)."""
+    if len(pairs) == 1:
+        return pairs[0][0]
+    half = 0.5 * sum(weight for _, weight in pairs)
+    reached = 0.0
+    for value, weight in sorted(pairs):
+        reached += weight
+        if reached >= half:
+            return value
+    return max(pairs)[0]

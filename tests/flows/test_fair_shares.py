@@ -1,0 +1,193 @@
+"""Like replicas get like shares, and who was slow is not slow for ever: the shipped machine in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+import kv_world
+import msgspec
+import pytest
+from inprocess import HOP_KEY, MODEL, chat, send
+
+from farhop.balance import machine
+from farhop.balance.health import HealthConfig
+from farhop_lab.sim.engines import Gpu
+from farhop_lab.sim.scenery import Site, flat, gpus
+from farhop_lab.sim.world import World
+from regional_lb.flow import FlowConfig, RegionalFlow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from random import Random
+
+    from farhop.balance.machine import Command, Event
+    from farhop_lab.sim.measures import Fate
+    from topology.law import Law
+
+HERE = "paris"
+
+
+class Throttled(Gpu):
+    """A GPU whose steps take `slowness` times as long from `since` to `until`; inf: it stands still."""
+
+    since = until = 0.0
+    slowness = 1.0
+
+    def _begin(self) -> None:
+        now = self._timeline.now
+        if not self.since <= now < self.until:
+            super()._begin()
+        elif self.slowness == float("inf"):
+            self._timeline.at(self.until, self._begin)
+        elif self._core.has_work:
+            step = self._core.step(now)
+            self._timeline.after(self.slowness * step.duration_ms / 1e3, self._end, step)
+        else:
+            self._stepping = False
+
+
+def _without_ejections(region: str, law: Law, rng: Random) -> RegionalFlow:
+    """Slowness is a matter of scores here, whatever health makes of it."""
+    config = FlowConfig(region, health=HealthConfig(outlier_factor=0.0))
+    return RegionalFlow(config, law, rng, lambda _tenant: 1.0)
+
+
+class Shop:
+    """One region of like GPUs, with the default figures of configuration, and clients who ask again when answered."""
+
+    def __init__(self, replicas: int, *, gpu: str = "h100", seed: int = 3, **told: object) -> None:
+        site = gpus(gpu, replicas, seed=seed, answer_tokens_mean=150.0)
+        said = {"prefill_ms_per_token": 0.1, "tpot_ms": 25.0, **told}
+        make = partial(Throttled, profile=site.engine.keywords["profile"], voice=site.engine.keywords["voice"])
+        site = Site(replica=msgspec.structs.replace(site.replica, **said), engine=make, replicas=replicas)
+        self.world = World(seed, flat([HERE]), {HERE: site}, balancers={}, make_regional=_without_ejections)
+        self.sent: list[tuple[float, str]] = []
+        self.flow = self.world.regions[HERE].flow
+        handle, self._dice = self.flow.handle, self.world.rng("clients")
+
+        def watched(event: Event, now: float) -> list[Command]:
+            commands = handle(event, now)
+            self.sent += [(self.world.now, c.target) for c in commands if isinstance(c, machine.Forward)]
+            return commands
+
+        self.flow.handle = watched  # type: ignore[method-assign]
+
+    def engine(self, n: int) -> Throttled:
+        engine = self.world.regions[HERE].engines[f"gpu-{n}"]
+        assert isinstance(engine, Throttled)
+        return engine
+
+    def clients(self, count: int, until: float = 1e9, **fields: int) -> None:
+        """So many, each with one request at a time."""
+
+        def ask(_fate: Fate | None = None, _said: bytes = b"") -> None:
+            if self.world.now < until:
+                size = int(self._dice.uniform(400, 6000))
+                self.world.arrive(HERE, "t", size, direct=True, heard=ask, **fields)  # type: ignore[arg-type]
+
+        # One comes first and alone, as a client's warm-up does: what it measures is measured of one replica.
+        for n in range(count):
+            self.world.at(1.0 + 5.0 * (n > 0) + 0.01 * n, ask)
+
+    def shares(self, since: float = 0.0, until: float = 1e9) -> Counter[str]:
+        return Counter(name for at, name in self.sent if since <= at < until)
+
+    def run_requests(self, count: int) -> Counter[str]:
+        while len(self.sent) < count:
+            self.world.run(self.world.now + 0.5)
+        return Counter(name for _, name in self.sent[:count])
+
+
+@pytest.mark.parametrize("at_once", [4, 16, 64])
+def test_two_alike_share_alike_though_their_configured_speed_is_wrong(at_once: int) -> None:
+    shop = Shop(2)
+    shop.clients(at_once)
+    shares = shop.run_requests(400)
+    assert all(abs(n - 200) <= 20 for n in (shares["gpu-0"], shares["gpu-1"])), shares
+
+
+@pytest.mark.parametrize(
+    ("replicas", "at_once", "slowness", "for_s"),
+    [(4, 16, float("inf"), 9), (4, 32, 5, 15), (2, 16, 5, 15), (4, 8, 5, 9)],
+)
+def test_one_that_was_slow_or_stood_still_is_back_at_its_share_within_thirty_seconds(
+    replicas: int, at_once: int, slowness: float, for_s: int
+) -> None:
+    shop = Shop(replicas)
+    shop.clients(at_once)
+    one = shop.engine(1)
+    one.since, one.until, one.slowness = 20.0, 20.0 + for_s, slowness
+    shop.world.run(one.until + 45.0)
+    in_vain = shop.shares(one.since + 3.0, one.until)
+    assert in_vain["gpu-1"] < 0.5 * sum(in_vain.values()) / replicas
+    back = shop.shares(one.until + 30.0)
+    fair = sum(back.values()) / replicas
+    # What chance makes of a share of some 30 to 120 requests, twice.
+    assert abs(back["gpu-1"] - fair) <= max(0.2 * fair, 2.0 * fair**0.5), back
+    paces = [shop.flow.speeds[f"gpu-{n}"] for n in range(replicas)]
+    assert paces[1].tpot_ms == pytest.approx(paces[0].tpot_ms, rel=0.25)
+    assert paces[1].prefill_ms_per_token == pytest.approx(paces[0].prefill_ms_per_token, rel=0.25)
+
+
+def test_one_that_stays_slow_is_left_and_looked_at_from_time_to_time() -> None:
+    shop = Shop(4)
+    shop.clients(16)
+    one = shop.engine(1)
+    one.until, one.slowness = 1e9, 3.0
+    shop.world.run(90.0)
+    late = shop.shares(since=30.0)
+    assert 0.005 < late["gpu-1"] / sum(late.values()) < 0.1
+    clock = shop.world.regions[HERE].carrier.clock
+    assert shop.flow.speeds["gpu-1"].doubt < 0.5
+    assert shop.flow.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
+
+
+def test_nobody_is_asked_to_learn_something_at_the_cost_of_a_deadline() -> None:
+    """A slow one grows doubtful; who has just the time that a fast one takes is not sent there."""
+    shop = Shop(2)
+    one = shop.engine(1)
+    one.until, one.slowness = 1e9, 6.0
+    shop.clients(4, until=30.0)
+    shop.world.run(30.0)
+    fates: list[Fate] = []
+
+    def hurried() -> None:
+        shop.world.arrive(
+            HERE,
+            "t",
+            direct=True,
+            answer_tokens=100,
+            max_tokens=100,
+            deadline_s=2.0,
+            heard=lambda fate, _: fates.append(fate),
+        )
+
+    for n in range(200):
+        shop.world.at(32.0 + 0.25 * n, hurried)
+    shop.world.run(90.0)
+    assert {fate.outcome for fate in fates} == {"served"}
+
+
+async def test_two_alike_share_alike_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulated engines at twenty times the speed of an L4, with the default figures; 16 clients after a lone one."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    async with kv_world.world(tmp_path, tokenizer=False, events=False, speedup=20) as here:
+        served: Counter[str] = Counter()
+
+        async def client(number: int, most: int) -> None:
+            while served.total() < most:
+                text = kv_world.words(1000 * number + served.total(), 60)
+                body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 20}
+                answer = await send(here.client, chat(body={**body, "stream": True, "ignore_eos": True}))
+                served[answer.headers["x-farhop-replica"]] += 1
+
+        await client(0, 3)
+        served.clear()
+        async with asyncio.TaskGroup() as group:
+            for number in range(16):
+                group.create_task(client(number, 400))
+    assert served.keys() == {"e0", "e1"}
+    assert all(abs(n - served.total() / 2) <= 0.1 * served.total() / 2 for n in served.values()), served
