@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ROOMS  := topology proto farhop regional_lb global_lb farhop_lab farhop_cli
 
-.PHONY: demo test lint bench stubs clean
+.PHONY: demo test lint bench fuzz stubs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,10 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/farhop bench
+
+# A million heads, bodies and answers: a night's run. `make fuzz ROUNDS=1000 SEED=7` runs fewer, from a seed.
+fuzz: $(STAMP)
+	$(BIN)/python tests/security/fuzz_night.py --rounds $(or $(ROUNDS),1000000) $(if $(SEED),--seed $(SEED)) --jobs $(or $(JOBS),2)
 
 stubs: $(STAMP)
 	$(BIN)/python proto/generate.py

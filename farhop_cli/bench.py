@@ -204,6 +204,10 @@ def hostile(options: Options) -> int:
         f"an innocent's p99: {told.alone_ms:.1f} ms alone, {told.beside_plain_ms:.1f} ms beside {attacks.CLIENTS} "
         f"clients with plain prompts, {told.beside_worst_ms:.1f} ms beside as many with {told.worst.what!r}"
     )
+    show.line(
+        f"event loops were late by {told.huge_lag_ms:.1f} ms at most beside bodies of {attacks.HUGE_BYTES >> 20} MiB, "
+        f"{told.quiet_lag_ms:.1f} ms beside small ones"
+    )
     word = "hold" if told.holds else "BROKEN"
     show.line(f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {word}")
     return 0 if told.holds else 1

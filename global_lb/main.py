@@ -26,6 +26,7 @@ from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
 from farhop.shell.lag import LoopLag
+from farhop.shell.large import LargeBodies
 from farhop.shell.marks import AnyVersion, MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
@@ -135,8 +136,12 @@ class GlobalBalancer:
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
         marks = MarkReader(AnyVersion())
         advisor = Advisor(self.flow, self.observer, passes, self.clock)
-        self.guard = config.requests.guard()
-        self.door = Door(self.keeper, self.observer, self.clock, rng, session, marks, advisor=advisor, guard=self.guard)
+        self.guard, self.large = config.requests.guard(), LargeBodies()
+        signs = not all(map(config.mutual, self.topology.regions))  # without mutual TLS tokens are bound to the body
+        self.door = Door(
+            self.keeper, self.observer, self.clock, rng, session, marks,
+            advisor=advisor, guard=self.guard, large=self.large, signs=signs,
+        )  # fmt: skip
         self.door.relay = self.relay
         self.listener = Listener(
             "listen", self.door, wiring.inbound(config.limits), self.budget, self._slots, self.requests,
@@ -162,7 +167,9 @@ class GlobalBalancer:
         gauge("region_hit_predicted_tokens", "Expected to be cached in each region.", lambda: self._hits(0), "to")
         gauge("region_hit_actual_tokens", "Of the same requests, found cached there.", lambda: self._hits(1), "to")
         gauge("region_residence", "Share of believed hits that proved true lately.", self._residence, "to")
-        wiring.observe(self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.listener)
+        wiring.observe(
+            self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.large, self.listener
+        )
 
     def _hits(self, which: int) -> dict[str, float]:
         return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}
@@ -204,6 +211,7 @@ class GlobalBalancer:
         await all_of(
             lambda: self.listener.close(self.config.limits.drain_s),
             self.relay.close,
+            self._close_readers,
             self.watcher.close,
             self._tasks.close,
             self.store.close,
@@ -212,6 +220,9 @@ class GlobalBalancer:
             self.lag.close,
             lambda: self.tracing.close(2.0),
         )
+
+    async def _close_readers(self) -> None:
+        self.large.close()
 
 
 def _routes(config: GlobalConfig, topology: Topology) -> Routes:

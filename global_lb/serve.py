@@ -74,7 +74,9 @@ class GlobalTier(ObservedTier):
         forward, request = journey.forward, journey.request
         assert forward is not None
         now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
-        head, body = journey.exchange.head, journey.body
+        head, body, mutual = journey.exchange.head, journey.body, self._mutual(forward.target)
+        if not (mutual or visit.body_sha256):
+            visit.body_sha256 = hashlib.sha256(body).digest()
         token = self._signer.sign(
             HopClaims(
                 audience=forward.target,
@@ -90,7 +92,7 @@ class GlobalTier(ObservedTier):
                 promised_ttft_ms=None if promised_ms is None else min(promised_ms, BUDGET_MAX_MS),
                 narrow=request.narrow,
                 key=request.key,
-                body=b"" if self._mutual(forward.target) else hashlib.sha256(body).digest(),
+                body=b"" if mutual else visit.body_sha256,
                 waited_ms=min(forward.waited_s * 1e3, BUDGET_MAX_MS),
                 attempt=f"{request.id}/{forward.attempt}",
             ),

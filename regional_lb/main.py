@@ -34,6 +34,7 @@ from farhop.shell.decisions import Decisions
 from farhop.shell.door import Door
 from farhop.shell.keeper import KeyKeeper
 from farhop.shell.lag import LoopLag
+from farhop.shell.large import LargeBodies
 from farhop.shell.marks import MarkReader
 from farhop.shell.observe import Observer
 from farhop.shell.process import run as run_process
@@ -201,8 +202,8 @@ class RegionalBalancer:
         )
         marks = MarkReader(splits)
         self.tokenizers = _tokenizers(config)
-        self.guard = config.requests.guard()
-        common = (self.observer, self.clock, rng, session, marks, self.tokenizers, None, self.guard)
+        self.guard, self.large = config.requests.guard(), LargeBodies()
+        common = (self.observer, self.clock, rng, session, marks, self.tokenizers, None, self.guard, self.large)
         self.hop_door = Door(self.hop_keeper, *common, to_engines=True)
         self.keeper = KeyKeeper(config.region, lambda: self.flow.law, self._offered, config.limits.request_s)
         self.observer.may_record = self.keeper.recorded
@@ -251,6 +252,7 @@ class RegionalBalancer:
             self.relay.pool,
             self.lag,
             self.guard,
+            self.large,
             self.tier_listener,
             self.client_listener,
         )
@@ -354,6 +356,7 @@ class RegionalBalancer:
             await self.kv_listener.close()
         if self.tokenizers is not None:
             self.tokenizers.close()
+        self.large.close()
 
     async def _withdraw(self) -> None:
         self.peers.withdraw()

@@ -110,10 +110,10 @@ class Guard:
     """What the configuration allows beyond. `media_hosts` are `host` or `host:port`, in lower case; without, media come
     in the request alone. `unknown` counts fields that nobody knows, by name."""
 
-    __slots__ = ("_media_hosts", "_refuses_unknown", "unknown")
+    __slots__ = ("media_hosts", "refuses_unknown", "unknown")
 
     def __init__(self, media_hosts: Iterable[str] = (), *, refuse_unknown: bool = False) -> None:
-        self._media_hosts, self._refuses_unknown = frozenset(media_hosts), refuse_unknown
+        self.media_hosts, self.refuses_unknown = frozenset(media_hosts), refuse_unknown
         self.unknown: Counter[str] = Counter()
 
     def fields(self, fields: Any) -> None:
@@ -158,7 +158,7 @@ class Guard:
         """Whether this is content, or a place that the configuration allows: base64 has neither colon nor dot."""
         if text[:5].lower() == "data:" or (":" not in text and "." not in text):
             return
-        if self._media_hosts:
+        if self.media_hosts:
             try:
                 url = urlsplit(text)
                 place = url.hostname if url.port is None else f"{url.hostname}:{url.port}"
@@ -166,9 +166,9 @@ class Guard:
                 place, url = None, urlsplit("")
             # What two parsers of URLs may read differently is no place at all.
             plain = url.username is None and "\\" not in text and "@" not in url.netloc and text.isprintable()
-            if plain and " " not in text and url.scheme in ("http", "https") and place in self._media_hosts:
+            if plain and " " not in text and url.scheme in ("http", "https") and place in self.media_hosts:
                 return
-            detail = f"media by URL pass from {', '.join(sorted(self._media_hosts))} only: send the data itself"
+            detail = f"media by URL pass from {', '.join(sorted(self.media_hosts))} only: send the data itself"
         else:
             detail = "media by URL are not fetched: send the data itself, as a `data:` URL"
         raise invalid(at, f"`{at}`: {detail}")
@@ -179,11 +179,15 @@ class Guard:
         if family is not None:
             raise _refused(name, family)
         shown = name if _NAME_CHARS.fullmatch(name) else OTHER
-        if self._refuses_unknown:
+        if self.refuses_unknown:
             raise invalid(shown, f"`{shown}` is not a field that is known here: leave it out, or have it allowed")
-        if shown not in self.unknown and len(self.unknown) >= _COUNTED_MAX:
-            shown = OTHER
-        self.unknown[shown] += 1
+        self.count(shown)
+
+    def count(self, name: str) -> None:
+        """A field that nobody knows went on."""
+        if name not in self.unknown and len(self.unknown) >= _COUNTED_MAX:
+            name = OTHER
+        self.unknown[name] += 1
 
 
 _TEXTS = ("text", "input_text")

@@ -2,16 +2,18 @@
 
 The canonical text is in the order in which an engine sees it (tools, then each message's role and decoded content, or
 the prompt), so key order, escapes and spacing do not matter, and a conversation's next turn extends it byte for byte.
-Never changes a body but for one thing: `ask_for_usage`, which accounting needs.
+Never changes a body but by `change`: for the usage, which accounting needs, and the salt that keeps caches apart.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from farhop.balance.machine import Usage
+from farhop.relay.paths import Kind
 from farhop.relay.prompt import (
     FIELD,
     ITEM,
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 _SAID_IN_CHAT = Said("content", ITEM + b"assistant" + FIELD)  # a message of its own
 _SAID_ON = Said("content", b"")  # the last message goes on
 _SAID_IN_COMPLETION = Said("text", b"")
+# Of these it is known that engines take a salt.
+_SALTED = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.EMBEDDINGS))
+_SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
 
 
@@ -53,9 +58,9 @@ class Message(msgspec.Struct):
 class _Body(msgspec.Struct, kw_only=True):
     model: str
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: int | None = None
-    cache_salt: str | None = None
+    cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
     n: Any = None  # the engine's to judge
     prompt_logprobs: Any = None  # vLLM: said by whoever computes the prompt, and so is what is echoed
 
@@ -78,7 +83,7 @@ class _Embeddings(msgspec.Struct, kw_only=True):
     model: str
     input: msgspec.Raw = msgspec.Raw(b"null")
     messages: list[Message] | None = None
-    cache_salt: str | None = None
+    cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 # What reading what somebody else wrote may raise: no JSON, of another type, not UTF-8, nested too deeply.
@@ -181,6 +186,8 @@ def _prompt(
         canonical=canonical,
         stream=stream,
         hide_usage=stream and not (options and options.include_usage),
+        has_options=options is not msgspec.UNSET,
+        has_salt=body.cache_salt is not msgspec.UNSET,
         max_tokens=limit,
         cache_salt=body.cache_salt or "",
         unspelled_bytes=unspelled_bytes,
@@ -202,6 +209,7 @@ def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
         body.model,
         canonical,
         max_tokens=NO_OUTPUT,
+        has_salt=body.cache_salt is not msgspec.UNSET,
         cache_salt=body.cache_salt or "",
         unspelled_bytes=unspelled_bytes,
     )
@@ -212,34 +220,53 @@ completion = json_reader(_Completion, _read_completion)
 embeddings = json_reader(_Embeddings, _read_embeddings)
 
 
-def ask_for_usage(body: bytes, salt: str = "") -> bytes:
-    """The same request with `stream_options.include_usage` set, and the salt if there is one. `body` is a valid JSON
-    object that streams."""
-    if b'"stream_options"' in body or b"\\u00" in body:  # a name may be spelled with escapes, too
-        # The rare case: options are there, without usage. Every other value is kept as it was written.
+def salt_of(kind: Kind, prompt: Prompt, scope: str | None) -> str:
+    """The `cache_salt` for engines, "" for none: who may not share prefixes must not learn of them by timing either,
+    and a client's own salt is one among its tenant's only. `scope` is the tenant's, None where no engine is asked."""
+    if scope is None or kind not in _SALTED or not (scope or prompt.cache_salt):
+        return ""
+    apart = f"{len(scope)}:{scope}{prompt.cache_salt}"
+    return sha256(apart.encode()).hexdigest()[:_SALT_DIGITS]
+
+
+class Change(NamedTuple):
+    """How a body is sent on: `insert` goes in at `at`; at -1 it is `whole`, or as it came where that is empty."""
+
+    at: int = -1
+    insert: bytes = b""
+    whole: bytes = b""
+
+    def of(self, body: bytes) -> bytes:
+        """The body as it is sent on: at most one copy."""
+        if self.at < 0:
+            return self.whole or body
+        view = memoryview(body)
+        return b"".join((view[: self.at], self.insert, view[self.at :]))
+
+
+_NONE = Change()
+
+
+def change(body: bytes, prompt: Prompt, salt: str) -> Change:
+    """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one. `prompt` is what was
+    read of the body."""
+    asks = prompt.hide_usage
+    if not (asks or salt):
+        return _NONE
+    if (asks and prompt.has_options) or (salt and prompt.has_salt):
+        # The rare case: the member is there, if only as null. Every other value is kept as it was written.
         document = _raw.decode(body)
-        options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
-        options["include_usage"] = msgspec.Raw(b"true")
-        document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
-        return salted(msgspec.json.encode(document), salt)
-    return salted(_begun_with(b'"stream_options":{"include_usage":true},', body), salt)
-
-
-def salted(body: bytes, salt: str) -> bytes:
-    """The same request under this `cache_salt`, whatever its own; unchanged where there is none to set. `body` is a
-    JSON object."""
-    if not salt:
-        return body
-    if b'"cache_salt"' in body or b"\\u00" in body:
-        document = _raw.decode(body)
-        document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
-        return msgspec.json.encode(document)
-    return _begun_with(b'"cache_salt":"%b",' % salt.encode(), body)
-
-
-def _begun_with(member: bytes, body: bytes) -> bytes:
-    brace = body.index(b"{") + 1
-    return b"".join((body[:brace], member, body[brace:]))
+        if asks:
+            options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
+            options["include_usage"] = msgspec.Raw(b"true")
+            document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+        if salt:
+            document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
+        return Change(whole=msgspec.json.encode(document))
+    added = b'"stream_options":{"include_usage":true},' if asks else b""
+    if salt:
+        added += b'"cache_salt":"%b",' % salt.encode()
+    return Change(body.index(b"{") + 1, added)
 
 
 class _Spoken(msgspec.Struct):

@@ -51,9 +51,10 @@ class Prompt(msgspec.Struct, frozen=True):
     what an engine computes before its first token, in bytes of text that cost as much: images and audio, a query
     repeated for each document; less than 0 where the canonical text is longer than what it costs (token ids in digits).
     `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
-    of its stream, so that we ask (`openai.ask_for_usage`) and keep the answer to ourselves. `divisible`: one prompt and
+    of its stream, so that we ask (`openai.change`) and keep the answer to ourselves. `divisible`: one prompt and
     one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `said` is None where
-    it cannot be told how the next turn's text will go on from this one.
+    it cannot be told how the next turn's text will go on from this one. `has_options` and `has_salt`: the body may have
+    a member `stream_options`, `cache_salt`.
     """
 
     model: str
@@ -65,6 +66,8 @@ class Prompt(msgspec.Struct, frozen=True):
     unspelled_bytes: int = 0
     divisible: bool = False
     said: Said | None = None
+    has_options: bool = True
+    has_salt: bool = True
 
 
 # Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.head), and what engines

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import partial
-from hashlib import sha256
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +22,7 @@ from farhop.relay import answers, bodies, openai, paths
 from farhop.relay.guard import DEFAULT
 from farhop.relay.paths import Kind, PathRefusal
 from farhop.relay.transcript import continuation
+from farhop.shell.large import LARGE_BYTES, Job
 from farhop.shell.marks import VERSION_HEADER
 from farhop.shell.observe import Visit
 from farhop.shell.tokens import INLINE_BYTES_MAX
@@ -40,14 +40,12 @@ if TYPE_CHECKING:
     from farhop.relay.prompt import Prompt
     from farhop.relay.relay import Relay
     from farhop.shell.clock import Clock
+    from farhop.shell.large import LargeBodies, Told
     from farhop.shell.marks import MarkReader
     from farhop.shell.observe import Observer
     from farhop.shell.session import SessionReader
     from farhop.shell.tokens import Tokenizers
 
-# Of these it is known that engines take a salt.
-_SALTED = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.EMBEDDINGS))
-_SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
 NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
 _MODELS = Kind.MODELS  # to look up an enum's member is a call, and this is asked for every request
@@ -101,7 +99,8 @@ class Advisor(Protocol):
 class Door:
     """A listener's gate. `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone
     may be asked for here, too. `guard` says what engines may be told. `to_engines`: they are asked from here, so that
-    what they answer is of use, as they hold it behind its prompt, and what they cache is kept apart."""
+    what they answer is of use, as they hold it behind its prompt, and what they cache is kept apart. Bodies above
+    LARGE_BYTES are read by `large`, where there is one. `signs`: the hash of what is sent on is wanted, too."""
 
     def __init__(
         self,
@@ -114,12 +113,14 @@ class Door:
         tokenizers: Tokenizers | None = None,
         advisor: Advisor | None = None,
         guard: Guard = DEFAULT,
+        large: LargeBodies | None = None,
         *,
         to_engines: bool = False,
+        signs: bool = False,
     ) -> None:
-        self._advisor, self._guard, self._to_engines = advisor, guard, to_engines
+        self._advisor, self._guard, self._to_engines, self._signs = advisor, guard, to_engines, signs
         self._keeper, self._observer, self._clock, self._rng = keeper, observer, clock, rng
-        self._session, self._marks, self._tokenizers = session, marks, tokenizers
+        self._session, self._marks, self._tokenizers, self._large = session, marks, tokenizers, large
         self.relay: Relay | None = None
 
     def head(self, exchange: Exchange) -> Reply | None:
@@ -182,8 +183,11 @@ class Door:
         assert caller is not None  # `head` let it pass
         assert kind is not None
         assert self.relay is not None
+        if self._large is not None and len(exchange.body) > LARGE_BYTES and kind is not _MODELS:
+            _ReadingApart(self, exchange, visit).begin(self._large)
+            return None
         if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
-            return answers.refusal(outcome.HOP_FORGED, "the hop token was signed for another body")
+            return _other_body()
         if kind is _MODELS:
             return _model_list(self._keeper.models(caller))
         try:
@@ -192,41 +196,48 @@ class Door:
             request, prompt = self.compose(caller, kind, exchange.body, head.path, head.onward, version)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
+        return self._understood(exchange, visit, request, prompt)
+
+    def _understood(
+        self, exchange: Exchange, visit: Visit, request: Request, prompt: Prompt, onward: bytes | None = None,
+        since: float = 0.0,
+    ) -> Reply | None:  # fmt: skip
+        """The request is read. `onward` is the body as it is sent on, if that is known; `since` as for `_start`."""
+        kind, caller = visit.kind, visit.caller
+        assert caller is not None
+        assert kind is not None
         # A model may have a rule of its own, and its name is known only now.
         if visit.recorded and not self._keeper.recorded(caller, request.model):
             self._observer.mute(visit)
         if visit.advised:
             assert self._advisor is not None
-            return self._advisor.advise(request, visit, head)
+            return self._advisor.advise(request, visit, exchange.head)
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
-            self._start(exchange, request, prompt)
+            self._start(exchange, request, prompt, since, onward)
         elif len(exchange.body) <= INLINE_BYTES_MAX:
             self._start(exchange, self.spelled(caller, kind, request, prompt, exchange.body), prompt)
         else:
-            _Reading(self, exchange, request, prompt).begin(self._tokenizers, kind)
+            _Reading(self, exchange, request, prompt, onward, since).begin(self._tokenizers, kind)
         return None
 
-    def _start(self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0) -> None:
+    def _start(
+        self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0, onward: bytes | None = None
+    ) -> None:
         """Begin the journey; `since` when it would have begun, had its prompt not been read before, else 0."""
         assert self.relay is not None
         visit: Visit = exchange.context
         assert visit.caller is not None  # `head` let it pass
         assert visit.kind is not None
-        salt = self._salt(visit.caller, visit.kind, prompt)
-        change = openai.ask_for_usage if prompt.hide_usage else openai.salted
-        body = change(exchange.body, salt)
+        if onward is None:
+            salt = self._salt(visit.caller, visit.kind, prompt)
+            onward = openai.change(exchange.body, prompt, salt).of(exchange.body)
         more = continuation(prompt, request.chain, _seed(visit.caller, prompt)) if self._to_engines else None
         self.relay.start(
-            exchange, request, body, hide_usage=prompt.hide_usage, context=visit, arrived_at=since, continuation=more
+            exchange, request, onward, hide_usage=prompt.hide_usage, context=visit, arrived_at=since, continuation=more
         )
 
     def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
-        """The `cache_salt` for engines, "" for none: who may not share prefixes must not learn of them by timing
-        either, and a client's own salt is one among its tenant's only."""
-        if not self._to_engines or kind not in _SALTED or not (caller.hint_scope or prompt.cache_salt):
-            return ""
-        apart = f"{len(caller.hint_scope)}:{caller.hint_scope}{prompt.cache_salt}"
-        return sha256(apart.encode()).hexdigest()[:_SALT_DIGITS]
+        return openai.salt_of(kind, prompt, caller.hint_scope if self._to_engines else None)
 
     def spelled(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
         """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
@@ -255,8 +266,16 @@ class Door:
 
         Raises bodies.BodyError.
         """
-        prompt, marks = bodies.read(kind, body, path, headers, self._guard), self._marks
-        request = Request(
+        prompt = bodies.read(kind, body, path, headers, self._guard)
+        return self._request(caller, prompt, body, headers, version, self._clock.now()), prompt
+
+    def _request(
+        self, caller: Caller, prompt: Prompt, body: bytes, headers: bytes, version: bytes | None, arrived_at: float,
+        session: bytes | None = None,
+    ) -> Request:  # fmt: skip
+        """The machine's Request; `session` is what the body's field for it says, if that was read before."""
+        marks = self._marks
+        return Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
             id=f"{self._rng.getrandbits(64):016x}",
             tenant=caller.tenant,
@@ -265,7 +284,7 @@ class Door:
             body_bytes=len(body),
             body_hash=xxh3_64_intdigest(body),
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
-            deadline=self._clock.now() + caller.deadline_s,
+            deadline=arrived_at + caller.deadline_s,
             max_tokens=prompt.max_tokens,
             stream=prompt.stream,
             priority=caller.priority,
@@ -277,43 +296,18 @@ class Door:
             promised_ttft_ms=caller.promised_ttft_ms,
             waited_s=caller.waited_s,
             divisible=prompt.divisible,
-            session=self._session.read(caller.tenant, body, headers) if self._session is not None else 0,
+            session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
             version=marks.version(prompt.model, version) if marks is not None else "",
             marks=marks.marks(prompt.model, headers) if marks is not None else (),
         )
-        return request, prompt
 
 
-class _Reading:
-    """A request whose prompt is being tokenized: in the place of its journey, until that can begin."""
+class _Waiting:
+    """A request that is read elsewhere: in the place of its journey, until that can begin."""
 
-    def __init__(self, door: Door, exchange: Exchange, request: Request, prompt: Prompt) -> None:
-        self._door, self._exchange, self._request, self._prompt = door, exchange, request, prompt
-        self._future: asyncio.Future[bytes] | None = None
-        self._since = 0.0
-
-    def begin(self, tokenizers: Tokenizers, kind: Kind) -> None:
-        """Start, now or when it is read."""
-        exchange, model, self._since = self._exchange, self._request.model, self._door._clock.now()
-        visit: Visit = exchange.context
-        assert visit.caller is not None  # `head` let it pass
-        salt = self._door._salt(visit.caller, kind, self._prompt)
-        self._future = tokenizers.later(kind, model, exchange.body, salt, self._read)
-        if self._future is None:
-            self._door._start(exchange, self._request, self._prompt)
-        else:
-            exchange.journey = self
-
-    def _read(self, tokens: Tokens | None) -> None:
-        if self._exchange.journey is not self:
-            return
-        self._exchange.journey = None
-        try:
-            request = replace(self._request, tokens=tokens) if tokens is not None else self._request
-            self._door._start(self._exchange, request, self._prompt, self._since)
-        except Exception:
-            self._door._broke(self._exchange)
-            raise  # the loop's handler has it logged
+    def __init__(self, door: Door, exchange: Exchange) -> None:
+        self._door, self._exchange = door, exchange
+        self._future: asyncio.Future[Any] | None = None
 
     def client_left(self) -> None:
         """See exchange.Journey."""
@@ -336,6 +330,104 @@ class _Reading:
 
     def resume(self) -> None:
         """See exchange.Journey."""
+
+
+class _ReadingApart(_Waiting):
+    """A request whose body is large."""
+
+    def __init__(self, door: Door, exchange: Exchange, visit: Visit) -> None:
+        super().__init__(door, exchange)
+        self._visit, self._since = visit, door._clock.now()
+
+    def begin(self, large: LargeBodies) -> None:
+        """Have it read."""
+        door, head, kind, caller = self._door, self._exchange.head, self._visit.kind, self._visit.caller
+        assert caller is not None
+        assert kind is not None
+        guard, session = door._guard, door._session
+        job = Job(
+            kind,
+            head.path,
+            head.onward,
+            tuple(guard.media_hosts),
+            guard.refuses_unknown,
+            caller.hint_scope if door._to_engines else None,
+            bool(caller.body_hash),
+            door._signs,
+            session.field if session is not None else "",
+        )
+        self._future = large.later(job, self._exchange.body)
+        self._exchange.journey = self
+        self._future.add_done_callback(self._over)
+
+    def _over(self, future: asyncio.Future[Told]) -> None:
+        if future.cancelled():
+            return
+        if self._exchange.journey is not self:
+            future.exception()  # it is nobody's any more
+            return
+        self._exchange.journey = None
+        try:
+            reply = self._told(future.result())
+        except Exception:
+            self._door._broke(self._exchange)
+            raise  # the loop's handler has it logged
+        if reply is not None:
+            self._door._observer.turned_away(self._visit, reply.outcome, reply.status)
+            self._exchange.reply(reply)
+
+    def _told(self, told: Told) -> Reply | None:
+        door, exchange, caller = self._door, self._exchange, self._visit.caller
+        assert caller is not None
+        for name in told.unknown:
+            door._guard.count(name)
+        if caller.body_hash and told.sha256 != caller.body_hash:
+            return _other_body()
+        if told.prompt is None:
+            refused = told.refusal()
+            return answers.refusal(refused.outcome, refused.detail, param=refused.param)
+        head, body, self._visit.body_sha256 = exchange.head, exchange.body, told.onward_sha256
+        version = head.known.get(VERSION_HEADER)
+        request = door._request(caller, told.prompt, body, head.onward, version, self._since, told.session)
+        return door._understood(exchange, self._visit, request, told.prompt, told.change.of(body), self._since)
+
+
+class _Reading(_Waiting):
+    """A request whose prompt is being tokenized."""
+
+    def __init__(
+        self, door: Door, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None = None,
+        since: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(door, exchange)
+        self._request, self._prompt, self._onward, self._since = request, prompt, onward, since
+
+    def begin(self, tokenizers: Tokenizers, kind: Kind) -> None:
+        """Start, now or when it is read."""
+        exchange, model, self._since = self._exchange, self._request.model, self._since or self._door._clock.now()
+        visit: Visit = exchange.context
+        assert visit.caller is not None  # `head` let it pass
+        salt = self._door._salt(visit.caller, kind, self._prompt)
+        self._future = tokenizers.later(kind, model, exchange.body, salt, self._read)
+        if self._future is None:
+            self._door._start(exchange, self._request, self._prompt, onward=self._onward)
+        else:
+            exchange.journey = self
+
+    def _read(self, tokens: Tokens | None) -> None:
+        if self._exchange.journey is not self:
+            return
+        self._exchange.journey = None
+        try:
+            request = replace(self._request, tokens=tokens) if tokens is not None else self._request
+            self._door._start(self._exchange, request, self._prompt, self._since, self._onward)
+        except Exception:
+            self._door._broke(self._exchange)
+            raise  # the loop's handler has it logged
+
+
+def _other_body() -> Reply:
+    return answers.refusal(outcome.HOP_FORGED, "the hop token was signed for another body")
 
 
 def narrow_of(value: bytes | None) -> tuple[str, ...] | None:

@@ -47,6 +47,7 @@ class Visit:
         "advised",
         "arrived_at",
         "attempts",
+        "body_sha256",
         "caller",
         "decided",
         "decision_id",
@@ -68,6 +69,7 @@ class Visit:
         self.caller: Caller | None = None
         self.kind: Kind | None = None
         self.decision_id = ""
+        self.body_sha256 = b""  # of the body as it is sent on, once it was wanted
         self.relay_span: Span | None = None
         self.journey: Journey | None = None  # once it has one, until it is over
         self.attempts: list[tuple[str, str]] = []  # (target, how it ended)

@@ -32,11 +32,19 @@ class SessionReader:
         self._field, self._quoted = field, b'"%b"' % field.encode()
         self._wanted = wanted
 
-    def read(self, tenant: str, body: bytes, headers: bytes) -> int:
-        """The session's hash, 0 without one. `headers` are lines `name: value` with names in lower case."""
+    @property
+    def field(self) -> str:
+        """The field of a body to look in now; "" if none."""
+        return self._field if self._wanted() else ""
+
+    def read(self, tenant: str, body: bytes, headers: bytes, said: bytes | None = None) -> int:
+        """The session's hash, 0 without one. `headers` are lines `name: value` with names in lower case; `said` is what
+        the body's field says, where that was read before."""
         if not self._wanted():
             return 0
-        name = self._in_header(headers) or self._in_cookie(headers) or self._in_body(body)
+        name = self._in_header(headers) or self._in_cookie(headers)
+        if not name:
+            name = self._in_body(body) if said is None else said
         if not name:
             return 0
         return xxh3_64_intdigest(b"%d:%b%b" % (len(tenant), tenant.encode(), name[:NAME_BYTES_MAX])) or 1
@@ -48,13 +56,16 @@ class SessionReader:
         return cookie(headers, self._cookie) if self._cookie else b""
 
     def _in_body(self, body: bytes) -> bytes:
-        if not self._field or self._quoted not in body:
-            return b""
-        try:
-            value = _fields.decode(body).get(self._field)
-            return _text.decode(value).encode() if value is not None else b""
-        except (ValueError, RecursionError):  # not JSON, no object, no text, or text that cannot be spelled
-            return b""
+        return in_body(body, self._field) if self._field and self._quoted in body else b""
+
+
+def in_body(body: bytes, field: str) -> bytes:
+    """What a body's field says, as far as it counts; b"" without it."""
+    try:
+        value = _fields.decode(body).get(field)
+        return _text.decode(value).encode()[:NAME_BYTES_MAX] if value is not None else b""
+    except (ValueError, RecursionError):  # not JSON, no object, no text, or text that cannot be spelled
+        return b""
 
 
 def cookie(headers: bytes, name: bytes) -> bytes:

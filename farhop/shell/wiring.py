@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from farhop.shell.certificates import Cabinet, Certificates, Files
     from farhop.shell.config import ConnectTls, Entry, Etcd, Limits, Listen, Process
     from farhop.shell.lag import LoopLag
+    from farhop.shell.large import LargeBodies
     from farhop.store.contract import Store
     from farhop.store.envelope import Keys
     from farhop.store.etcd_link import EtcdSettings
@@ -295,6 +296,7 @@ def observe(
     pool: Pool,
     lag: LoopLag,
     guard: Guard,
+    large: LargeBodies,
     *listeners: Listener,
 ) -> None:
     """Show what the data plane holds and what it turned away unread, as both tiers do."""
@@ -307,6 +309,7 @@ def observe(
     gauge("loop_late_seconds", "By how much it was late since the start, in all.", lambda: lag.total_s)
     gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
     gauge("unknown_body_fields", "Requests with a body field that nobody knows.", lambda: dict(guard.unknown), "field")
+    gauge("large_bodies", "Bodies read in a process of their own, by how.", lambda: dict(large.counts), "how")
     gauge("upstream_connections", "Open connections upstream.", lambda: float(pool.connections))
 
     def clients() -> dict[str, float]:

@@ -3,7 +3,8 @@
 Both tiers run as they are shipped. Each crafted megabyte is sent some times, one after another, and so is a plain
 prompt in the same run: what counts is the processes' CPU time, whether the body is served or refused. Then an innocent
 sends small requests at a fixed pace, alone and beside four clients without a pause. Judges by two figures, `COST_MAX`
-and `DELAY_MAX`, against the plain prompt's.
+and `DELAY_MAX`, against the plain prompt's. Last come bodies near the largest that pass, and what is told is by how
+much the tiers' event loops were late meanwhile, as they measure it themselves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -18,17 +20,21 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import msgspec
 
 from farhop_lab.bench import bodies, tiers, usage
 from farhop_lab.bench.place import BenchError, Running, engines, open_files
 
 BYTES = 1 << 20
+HUGE_BYTES = 15 << 20
 COST_MAX = 3.0  # times the plain prompt
 DELAY_MAX = 2.0  # times the innocent's p99 beside four senders of plain prompts
 CLIENTS = 4
 _TIMEOUT_S = 60.0
 _PACE_S = 0.01
+_REMEMBERED_S = 16.0  # farhop.shell.lag
+_LAG = re.compile(r"^farhop_loop_lag_seconds(?:\{.*\})? ([0-9.e+-]+)$", re.M)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -40,12 +46,17 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """All of them, the plain one first; and an innocent's p99 in ms: alone, beside plain prompts, beside the worst."""
+    """All of them, the plain one first; and an innocent's p99 in ms: alone, beside plain prompts, beside the worst.
+
+    `quiet_lag_ms`, `huge_lag_ms`: the longest that a loop was late beside small requests, beside the largest bodies.
+    """
 
     rows: list[Row]
     alone_ms: float
     beside_plain_ms: float
     beside_worst_ms: float
+    quiet_lag_ms: float = 0.0
+    huge_lag_ms: float = 0.0
 
     @property
     def worst(self) -> Row:
@@ -206,8 +217,29 @@ async def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _t
             rows.append(await _cost(proxy, what, wire, rounds))
             say(f"{what}: {rows[-1].cpu_ms:.1f} ms, {rows[-1].status}")
         worst = max(rows[1:], key=lambda row: row.cpu_ms)
-        figures = [await _p99(proxy, seconds, wire) for wire in (None, plain, wires[worst.what])]
-    return Told(rows, *figures)
+        alone_ms, plain_ms, worst_ms = [await _p99(proxy, seconds, wire) for wire in (None, plain, wires[worst.what])]
+        await asyncio.sleep(_REMEMBERED_S)
+        await _p99(proxy, seconds, None)
+        quiet_lag_ms = await _lag_ms(proxy)
+        huge = [_wire(path, body, proxy.host) for path, body in crafted(HUGE_BYTES).values()]
+        huge_lag_ms = 0.0
+        for wire in huge:
+            for _ in range(rounds):
+                await _ask(proxy, wire)
+            huge_lag_ms = max(huge_lag_ms, await _lag_ms(proxy))
+        say(f"loops late by {quiet_lag_ms:.1f} ms at most beside small requests, {huge_lag_ms:.1f} beside the largest")
+    return Told(rows, alone_ms, plain_ms, worst_ms, quiet_lag_ms, huge_lag_ms)
+
+
+async def _lag_ms(proxy: Running) -> float:
+    """The longest that a tier's loop was late in the last 15 s."""
+    worst = 0.0
+    async with aiohttp.ClientSession() as session:
+        for port in proxy.admins:
+            async with session.get(f"http://{proxy.host}:{port}/metrics") as answer:
+                page = await answer.text()
+            worst = max(worst, *(float(found) for found in _LAG.findall(page)))
+    return worst * 1e3
 
 
 def _mixed(path: str, body: bytes, host: str) -> bytes:

@@ -51,12 +51,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A proxy that runs: where clients reach it, and the processes whose use counts."""
+    """A proxy that runs: where clients reach it, the processes whose use counts, the admin ports of ours."""
 
     port: int
     pids: tuple[int, ...]
     host: str = HOST
     tls: bool = False
+    admins: tuple[int, ...] = ()
 
 
 class Subject(Protocol):

@@ -84,6 +84,7 @@ class Surroundings:
         self._etcd = EmbeddedEtcd(folder=place.folder / "etcd")
         self._secret = secrets.token_urlsafe(32)
         self.stack = AsyncExitStack()
+        self.admins: list[int] = []
 
     async def __aenter__(self) -> Surroundings:
         self.file.write_text(yaml.safe_dump(topology(), sort_keys=False))
@@ -150,6 +151,7 @@ class Surroundings:
 async def _regional(around: Surroundings, place: Place, kv_tokens: int = KV_TOKENS) -> tuple[int, int]:
     """A regional balancer over sixteen replicas: its client port and process id."""
     client, admin = free_ports(2)
+    around.admins.append(admin)
     replicas = [
         {
             "url": f"http://{host}:{port}",
@@ -184,6 +186,7 @@ def _listen(port: int, place: Place) -> dict[str, Any]:
 async def _global(around: Surroundings, place: Place, seen: frozenset[str]) -> tuple[int, int]:
     """A global balancer, from when it sees these regions serve: its port and process id."""
     port, admin = free_ports(2)
+    around.admins.append(admin)
     pid = await around.tier("global", {"admin": {"port": admin}, "listen": _listen(port, place)})
     async with aiohttp.ClientSession() as session:
         while not seen <= await serving(session, f"http://{HOST}:{admin}"):
@@ -199,7 +202,7 @@ async def _row(place: Place, start: Callable[[Surroundings], Any]) -> AsyncItera
                 port, pids = await start(around)
                 while not await answers(HOST, port, tls=place.pair is not None):
                     await asyncio.sleep(0.05)
-            yield Running(port, pids, tls=place.pair is not None)
+            yield Running(port, pids, tls=place.pair is not None, admins=tuple(around.admins))
     except TimeoutError:
         raise BenchError(f"our tiers do not serve within {_READY_S:g} s; is the machine too busy?") from None
     except (ChildError, EtcdLabError) as error:

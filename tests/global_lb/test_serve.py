@@ -75,7 +75,7 @@ class Passage:
         self.body = b"{}"
         head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions")
         self.exchange = SimpleNamespace(head=head)
-        self.context = type("Visit", (), {"decision_id": "d" * 16})()
+        self.context = type("Visit", (), {"decision_id": "d" * 16, "body_sha256": b""})()
         self.request = Request(
             "1", "anywhere", MODEL, 100, 200, (), 1012.0, priority=3, narrow=(("jp", "us"),), key="demo"
         )

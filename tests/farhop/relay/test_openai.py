@@ -242,27 +242,59 @@ def test_no_body_breaks_the_reader(body: bytes) -> None:
             bodies.read(kind, body)
 
 
+def sent_on(body: bytes, salt: str = "") -> bytes:
+    """A completion's body as it is sent on."""
+    return openai.change(body, bodies.read(Kind.COMPLETION, body), salt).of(body)
+
+
+@pytest.mark.parametrize("salt", ["", "s1"])
 @pytest.mark.parametrize(
-    ("body", "options"),
+    ("more", "options"),
     [
-        ('{"model":"m"}', {"include_usage": True}),
-        (' { "model" : "m" }', {"include_usage": True}),
-        ('{"model":"m","stream_options":null}', {"include_usage": True}),
-        ('{"stream_options":{"include_usage":false,"x":[1]},"model":"m"}', {"include_usage": True, "x": [1]}),
-        ('{"model":"m","tools":[{"stream_options":1}]}', {"include_usage": True}),
+        ("", {"include_usage": True}),
+        (' , "x" : {"stream_options":1, "cache_salt":2}', {"include_usage": True}),
+        (',"stream_options":null', {"include_usage": True}),
+        (',"stream_options":{"include_usage":false,"x":[1]}', {"include_usage": True, "x": [1]}),
+        (',"stream\\u005foptions":{"x":1}', {"include_usage": True, "x": 1}),
+        (',"cache_salt":null', {"include_usage": True}),
+        (',"cache_salt":"theirs"', {"include_usage": True}),
+        (',"cache\\u005fsalt":"theirs","stream_options":{}', {"include_usage": True}),
     ],
 )
-def test_usage_is_asked_for_and_nothing_else_changed(body: str, options: dict[str, Any]) -> None:
-    before, after = json.loads(body), json.loads(openai.ask_for_usage(body.encode()))
+@pytest.mark.parametrize("begin", [" { ", "{"])
+def test_usage_and_salt_are_set_and_nothing_else_is_changed(
+    begin: str, more: str, options: dict[str, Any], salt: str
+) -> None:
+    body = begin + '"model":"m","prompt":"\\u0041 \\"cache_salt\\"","stream":true' + more + "}"
+    before = json.loads(body)
+    after = json.loads(sent_on(body.encode(), salt), object_pairs_hook=_once)
     assert after.pop("stream_options") == options
+    if salt:
+        assert after.pop("cache_salt") == salt
+        before.pop("cache_salt", None)
     before.pop("stream_options", None)
     assert after == before
 
 
+def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(members)) == len(members), members
+    return dict(members)
+
+
+def test_what_needs_no_change_is_not_copied() -> None:
+    for body in (
+        b'{"model":"m","prompt":"x"}',
+        b'{"model":"m","prompt":"x","stream":true,"stream_options":{"include_usage":true}}',
+    ):
+        assert sent_on(body) is body
+
+
 def test_numbers_stay_as_they_were_written() -> None:
-    body = b'{"model":"m","seed":123456789012345678901234567890,"temperature":0.10,"stream_options":{}}'
-    after = openai.ask_for_usage(body)
-    assert b'"seed":123456789012345678901234567890,"temperature":0.10' in after
+    body = (
+        b'{"model":"m","prompt":"x","stream":true,"seed":123456789012345678901234567890,"temperature":0.10,'
+        b'"stream_options":{}}'
+    )
+    assert b'"seed":123456789012345678901234567890,"temperature":0.10' in sent_on(body)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""The fuzz targets, for a while; `fuzz_bodies.py` says what they look for."""
+
+from __future__ import annotations
+
+import fuzz_bodies
+import fuzz_night
+import pytest
+
+
+def test_whatever_is_said_is_an_outcome() -> None:
+    told = fuzz_night.rounds(seed=2, first=0, count=2500)
+    assert told["rounds"] == 2500
+    assert told["bodies passed"] > 300  # most of it must not be mere garbage
+    assert told["requests passed"] > 600
+
+
+def test_a_finding_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bool:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(fuzz_bodies, "check", broken)
+    with pytest.raises(fuzz_night.FindingError, match=r"a bug[^@]*--seed 2 --first 40 --rounds 1"):
+        fuzz_night.rounds(seed=2, first=40, count=5)
