@@ -18,6 +18,7 @@ from farhop_cli.exits import fail
 from farhop_lab.bench import decide as decisions
 from farhop_lab.bench import hits as cached
 from farhop_lab.bench import hostile as attacks
+from farhop_lab.bench import intake as intakes
 from farhop_lab.bench import relay as relays
 from farhop_lab.bench import results
 from farhop_lab.bench import scrape as scrapes
@@ -237,6 +238,27 @@ def scrape(options: Options) -> int:
     return 1 if watched.refused else 0
 
 
+def intake(options: Options) -> int:
+    """Measure what the regions' reports cost a global balancer; the exit code, 1 if that is more than it may be."""
+    with show.waiting(f"measuring intake; the figures are CPU time, medians of {intakes.REPEATS} repeats"):
+        told = intakes.measure()
+    over = told.core_share > intakes.LIMIT_SHARE
+    if options.as_json:
+        document = {**msgspec.to_builtins(told), "core_share": told.core_share, "core_share_max": intakes.LIMIT_SHARE}
+        show.json({"bench": "intake", "unit": "CPU µs per report", **document})
+        return int(over)
+    title = (
+        f"intake: CPU µs per report, {told.regions} regions with {told.models} models, {intakes.HELD:,} requests held"
+    )
+    columns = ("what", ">median µs", ">least µs", ">most µs", f">of a core at {intakes.REPORTS_PER_S}/s each")
+    rows = [
+        [r.what, *map(show.number, (r.median_us, r.least_us, r.most_us)), f"{told.share_of(r):.1%}"] for r in told.rows
+    ]
+    show.table(title, columns, rows)
+    show.line(f"intake, the first two: {told.core_share:.1%} of a core; at most {intakes.LIMIT_SHARE:.0%} is meant")
+    return int(over)
+
+
 def hits(options: Options) -> int:
     """Measure how well cached prefixes are known; the exit code."""
     with show.telling("measuring hits") as say:
@@ -342,6 +364,7 @@ BENCHES: dict[str, Callable[[Options], int]] = {
     "soak": soak,
     "hostile": hostile,
     "scrape": scrape,
+    "intake": intake,
     "hits": hits,
     "trie": trie,
     "sim": sim,

@@ -130,7 +130,7 @@ def with_store(where: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
     signer = signing_key(os.environ.get(SIGNING_KEY, ""), SIGNING_KEY)
 
     async def run() -> int:
-        store = store_of(where.hubs, Random(), lambda one: Sealed(one, NO_KEYS, signer=signer))
+        store = store_of(where.hubs, Random(), lambda _, one: Sealed(one, NO_KEYS, signer=signer))
         try:
             await store.open()
             return await _everywhere(store, work)

@@ -90,7 +90,9 @@ def run_demo() -> None:
 def run_bench(
     what: Annotated[
         str,
-        typer.Argument(help="decide, relay, soak, hostile, scrape, hits, trie, sim, routing, fidelity, chaos or law."),
+        typer.Argument(
+            help="decide, relay, soak, hostile, scrape, intake, hits, trie, sim, routing, fidelity, chaos or law."
+        ),
     ] = "decide",
     as_json: Json = False,
     quick: Annotated[

@@ -67,7 +67,20 @@ def run(path: Path, as_json: bool) -> int:
     return 0
 
 
+def _from_disk(tier: str, one: Seen) -> list[str]:
+    """That it was started without etcd, and still is."""
+    told = [kept for kept in _parts(one, "kept") if kept.get("from_disk")]
+    return [
+        f"{tier} balancer of {one.region}: started from what was kept on disk; hub {word(kept.get('hub'))} is silent: "
+        f"{word(kept.get('why'))}"
+        for kept in told
+    ]
+
+
 def _tell(upper: list[Seen], lower: list[Seen]) -> None:
+    for tier, those in (("global", upper), ("regional", lower)):
+        for line in (line for one in those for line in _from_disk(tier, one)):
+            show.line(line)
     show.table("regions, as each global balancer sees them", _VIEW, [row for one in upper for row in _views(one)])
     hubs = [row for one in upper for row in _hubs(one)]
     if hubs:

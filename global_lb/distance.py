@@ -1,7 +1,7 @@
 """How far regions are and what their clocks say, from pings. Never a word of a report; never decides.
 
-Invariants: until a region was pinged, the topology's figure stands; what a ping told of a clock is of one incarnation
-and says nothing of the next; an absurd reply changes nothing.
+Invariants: until a region was pinged, and again when it no longer is, the topology's figure stands; what a ping told of
+a clock is of one incarnation and says nothing of the next; an absurd reply changes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from farhop.store.report import CLOCK_LIMIT_MS
 if TYPE_CHECKING:
     from topology.model import Topology
 
+MOVED_MS, MOVED_SHARE = 1.0, 0.05
+
+
+def moved(told_ms: float, rtt_ms: float) -> bool:
+    """Whether a wire time is worth telling at once; it is told with the region's next report in any case."""
+    return abs(rtt_ms - told_ms) > max(MOVED_MS, MOVED_SHARE * told_ms)
+
 
 class Distances:
     """Wire times by region and clock offsets by (region, instance), as seen from `here`. Milliseconds."""
@@ -22,13 +29,13 @@ class Distances:
         self._wires = {region: WireTime(topology.rtt_ms(here, region)) for region in topology.regions}
         self._offsets: dict[tuple[str, str], tuple[int, float]] = {}
 
-    def rtt_ms(self, region: str) -> float:
-        """The wire time to a region of the topology."""
-        return self._wires[region].rtt_ms
+    def rtt_ms(self, region: str, now: float) -> float:
+        """The wire time to a region of the topology, at `now` (our clock, seconds)."""
+        return self._wires[region].at(now)
 
-    def measured(self) -> dict[str, float]:
-        """The wire times to the regions that were pinged, by region."""
-        return {region: wire.rtt_ms for region, wire in self._wires.items() if wire.measured}
+    def measured(self, now: float) -> dict[str, float]:
+        """The wire times to the regions that were pinged lately, by region."""
+        return {region: wire.rtt_ms for region, wire in self._wires.items() if wire.fresh(now)}
 
     def moving(self, region: str) -> bool:
         """Whether it is worth pinging more often."""

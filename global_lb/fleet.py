@@ -26,7 +26,7 @@ from global_lb.view import View
 from topology.lineage import Lineages, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from random import Random
 
     from numpy.typing import NDArray
@@ -52,16 +52,36 @@ _UNHEARD = Liveness()  # down: it never had a report or a channel
 
 
 class _Standing(msgspec.Struct, frozen=True):
-    """Who of a lawful set may be asked for a model: places in the table (None: all), until when if nothing happens."""
+    """Who of a lawful set may be asked for a model: places in the table (None: all), until when if nothing happens.
+
+    `suspect`: there is nobody better, so that some of them may be silent.
+    """
 
     table: Table
     names: tuple[str, ...]
     at: dict[str, int]
     places: NDArray[np.intp] | None
     here: int | None
+    suspect: bool
     absent: dict[str, str]
     until: float
     version: int
+
+
+def _alike(was: tuple[Instance, ...], are: tuple[Instance, ...]) -> bool:
+    """Whether they are the same balancers with the same models on the same bases: nearly always."""
+    if len(was) != len(are):
+        return False
+    for a, b in zip(was, are, strict=True):
+        if a.name != b.name or a.models.keys() != b.models.keys() or a.lineage != b.lineage:
+            return False
+    return True
+
+
+def _models(region: Region) -> Collection[str]:
+    """All that any of its balancers speaks of."""
+    instances = region.instances
+    return instances[0].models if len(instances) == 1 else {model for one in instances for model in one.models}
 
 
 def _of_session(session: int) -> float:
@@ -110,38 +130,59 @@ class Regions:
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
     def adopt(self, view: View, now: float) -> None:
-        """Take a new view: what its reports acknowledge is no longer outstanding; what left is forgotten."""
-        before, self.view = self.view.regions, view
-        if self._instances.adopt(view) or self._version == 0:
-            self._forget_tables()
-        known: dict[tuple[str, str], Reckoning] = {}
-        drifts: dict[tuple[str, str, str], Drift] = {}
-        for name, region in view.regions.items():
-            was = before.get(name)
-            if news := was is not region and was != region:
-                self._moved(name)
-                self._learn(region)
-            if name not in self.trie:
-                self.trie.add(name, self._trie_bytes)
-                self.residence[name] = Returning(0.05, 1.0, RESIDENCE_MIN, 1.0, RESIDENCE_TAU_S)
-            for instance in region.instances:
-                key = (name, instance.name)
-                reckoning = self._reckonings.get(key) or Reckoning()
-                if reckoning.incarnation > instance.incarnation:
-                    reckoning = Reckoning()  # a clock was set back between two starts: it would heed nothing it says
-                known[key] = reckoning
-                if news:  # the same report told again acknowledges nothing again
-                    reckoning.acknowledged(instance.incarnation, instance.accepted)
-                    if len(self._models) < MODELS_MAX:
-                        self._models.update(instance.models)
-                for model, capacity in instance.models.items():
-                    line = (name, instance.name, model)
-                    drift = drifts[line] = self._drifts.get(line) or Drift()
-                    if news:
-                        slots_free = self._instances.reported(instance, model).slots_free
-                        drift.reported(capacity.wait_ms, slots_free, instance.received_at)
+        """Take a whole new view: every region that is known anew, and those that left."""
+        for name in self.view.regions.keys() - view.regions.keys():
+            self.take(name, None)
+        for name, known in view.regions.items():
+            if self.view.regions.get(name) != known:
+                self.take(name, known)
             self.settle(name, now)
-        self._reckonings, self._drifts = known, drifts
+
+    def take(self, name: str, known: Region | None) -> None:
+        """One region is known like this from now on: what it acknowledges is no longer outstanding, and who left is
+        forgotten. None: nothing is known of it any more. To be settled next."""
+        before = self.view.regions.get(name)
+        self.view = self.view.put(name, known)
+        if self._instances.take(name, known) or before is None or known is None:
+            self._forget_tables()
+        self._moved(name)
+        was = before.instances if before is not None else ()
+        for instance in known.instances if known is not None else ():
+            if instance not in was:  # the same report told again acknowledges nothing again
+                self._reported(instance)
+        if not _alike(was, known.instances if known is not None else ()):
+            self._reshaped(was, known)
+        if known is not None and name not in self.trie:
+            self.trie.add(name, self._trie_bytes)
+            self.residence[name] = Returning(0.05, 1.0, RESIDENCE_MIN, 1.0, RESIDENCE_TAU_S)
+
+    def _reported(self, instance: Instance) -> None:
+        name = instance.region
+        reckoning = self._reckonings.get((name, instance.name))
+        if reckoning is None or reckoning.incarnation > instance.incarnation:
+            # A clock was set back between two starts: the one before would heed nothing it says.
+            reckoning = self._reckonings[name, instance.name] = Reckoning()
+        reckoning.acknowledged(instance.incarnation, instance.accepted)
+        if len(self._models) < MODELS_MAX:
+            self._models.update(instance.models)
+        for model, capacity in instance.models.items():
+            line = (name, instance.name, model)
+            drift = self._drifts.get(line)
+            if drift is None:
+                drift = self._drifts[line] = Drift()
+            slots_free = self._instances.reported(instance, model).slots_free
+            drift.reported(capacity.wait_ms, slots_free, instance.received_at)
+
+    def _reshaped(self, was: tuple[Instance, ...], known: Region | None) -> None:
+        """Other instances, models or bases than before: forget what is gone, learn what is new."""
+        models = {i.name: i.models.keys() for i in known.instances} if known is not None else {}
+        for instance in was:
+            if instance.name not in models:
+                self._reckonings.pop((instance.region, instance.name), None)
+            for model in instance.models.keys() - models.get(instance.name, ()):
+                self._drifts.pop((instance.region, instance.name, model), None)
+        if known is not None:
+            self._learn(known)
 
     def _learn(self, region: Region) -> None:
         """What its models are based on, where its reports say otherwise than before."""
@@ -157,24 +198,31 @@ class Regions:
         known = self.view.regions.get(region)
         if self._settled.get(region) == (known, usable):  # no guard said anything then
             return
-        models = {m for i in known.instances for m in i.models} if known is not None else set()
-        for model in models:
-            able = self._instances.able(region, model) if usable else []
-            guard = self.guards.get((region, model))
+        calm, warm = True, self._warm
+        for model in _models(known) if known is not None else ():
+            line = (region, model)
+            able, guard = self._instances.able(region, model) if usable else (), self.guards.get(line)
             if not able:
                 if guard is not None:
                     guard.left()
-                    self._warm[region, model] = guard
+                    warm[line] = guard
+                    calm = False
                 continue
             if guard is None:
-                guard = self.guards[region, model] = HotGuard(self._spill.guard)
+                guard = self.guards[line] = HotGuard(self._spill.guard)
             guard.came_back(now)
-            guard.used(self._instances.used_share(region, model), max(i.received_at for i in able))
+            guard.used(self._instances.used_share(region, model), max([i.received_at for i in able]))
             if guard.cold_share(now) < 1.0:
-                self._warm[region, model] = guard
-            else:
-                self._warm.pop((region, model), None)
-        self._settled[region] = (known, usable) if all((region, m) not in self._warm for m in models) else None
+                warm[line] = guard
+                calm = False
+            elif warm:
+                warm.pop(line, None)
+        self._settled[region] = (known, usable) if calm else None
+
+    def standing(self, region: str, now: float) -> tuple[State, bool, Collection[str]]:
+        """What a request on hold waits for: the region's state, whether it takes any at all, and for which models."""
+        health = self.liveness.get(region, _UNHEARD).read(now)
+        return health.state, health.share > 0.0, self._instances.served(region)
 
     def cold_share(self, region: str, now: float) -> float:
         """The share of requests that go there gladly, for its most guarded model: below 1 while hot or coming back."""
@@ -278,7 +326,8 @@ class Regions:
         block, least_ms = table.block, table.token_least_ms if places is None else None
         block = block if places is None else block[:, places]
         field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
-        field.absent, field.moving, field.spill_ms = standing.absent, bool(table.moving), self._spill.penalty_ms
+        field.absent, field.spill_ms = standing.absent, self._spill.penalty_ms
+        field.moving = bool(table.moving) or standing.suspect
         field.hits(self.trie.match(request.chain))
         if table.full or self._warm:
             self._guard(field, luck, now)
@@ -330,10 +379,10 @@ class Regions:
                     absent[name] = f"{health.state}: {health.why}"
         table, names = self._table(model), tuple(sure or suspect)
         if names == table.names:
-            return _Standing(table, names, table.at, None, table.here, absent, until, self._version)
+            return _Standing(table, names, table.at, None, table.here, not sure, absent, until, self._version)
         at = {name: place for place, name in enumerate(names)}
         places = np.array([table.at[name] for name in names], dtype=np.intp)
-        return _Standing(table, names, at, places, at.get(self._here), absent, until, self._version)
+        return _Standing(table, names, at, places, at.get(self._here), not sure, absent, until, self._version)
 
     def _guard(self, field: Field, luck: float, now: float) -> None:
         """Who is hot, and who pays for it or for having been away."""

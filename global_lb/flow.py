@@ -24,7 +24,7 @@ from global_lb.fleet import Regions
 from global_lb.live import LOOK_SOON_S, Live
 from global_lb.pick import Decision, pick
 from global_lb.policy import Routes, RoutesChanged, Steered
-from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
+from global_lb.view import ChannelChanged, RegionForced, RegionHeard, RegionKnown, ViewSwapped
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from global_lb.bounds import FlowConfig
     from global_lb.row import Price
+    from global_lb.view import View
     from topology.law import Law, Verdict
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
+LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
 _ENDED_TWO = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
@@ -60,7 +62,7 @@ class GlobalFlow:
         self.answering = Answering(https_only=config.https_only)
         self.routes = routes or Routes()
         self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices)
-        self.view, self.trie = self._regions.view, self._regions.trie
+        self.trie = self._regions.trie
         self.liveness, self.residence = self._regions.liveness, self._regions.residence
         self.best_instance = self._regions.best_instance
         self.hits, self.sent, self.cold_share = self._regions.hits, self._regions.sent, self._regions.cold_share
@@ -69,6 +71,8 @@ class GlobalFlow:
         self._budget, self._suspects = retry.RetryBudget(), Suspects()
         self._live: dict[str, Live] = {}
         self._held: dict[str, None] = {}
+        self._woken_at = -inf  # when all on hold were looked at last
+        self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptBegan: self._began,
@@ -79,6 +83,7 @@ class GlobalFlow:
             machine.TimerFired: self._timer_fired,
             machine.LawChanged: self._law_changed,
             ViewSwapped: self._view_swapped,
+            RegionKnown: self._region_known,
             RegionHeard: self._region_heard,
             ChannelChanged: self._channel_changed,
             RegionForced: self._region_forced,
@@ -89,6 +94,11 @@ class GlobalFlow:
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
         return self._handlers[type(event)](event, now)
+
+    @property
+    def view(self) -> View:
+        """The regions as they are known now: frozen."""
+        return self._regions.view
 
     @property
     def under_way(self) -> int:
@@ -228,20 +238,35 @@ class GlobalFlow:
         return self._wake(now)
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
-        self.view = event.view
         self.answering.settle(self._regions, now)
         self._regions.adopt(event.view, now)
         law = self.law.knowing(self._regions.lineages.of)
         return self._wake(now) if law is self.law else self._go_by(law, now)
 
+    def _region_known(self, event: RegionKnown, now: float) -> list[Command]:
+        return self._changed(event.region, lambda: self._regions.take(event.region, event.known), now)
+
     def _region_heard(self, event: RegionHeard, now: float) -> list[Command]:
-        liveness = self._regions.liveness_of(event.region)
-        return self._changed(event.region, lambda: liveness.reported(now, renewed=event.renewed), now)
+        region, known = event.region, event.known
+
+        def change() -> None:
+            self._regions.liveness_of(region).reported(now, renewed=event.renewed)
+            if known is not None:
+                self.answering.settle(self._regions, now)
+                self._regions.take(region, known)
+
+        return self._changed(region, change, now)
 
     def _channel_changed(self, event: ChannelChanged, now: float) -> list[Command]:
-        liveness = self._regions.liveness_of(event.region)
-        commands = self._changed(event.region, lambda: liveness.channel(event.up), now)
-        waiting = [] if event.up else [live for live in self._live.values() if live.region == event.region]
+        region, known = event.region, event.known
+
+        def change() -> None:
+            self._regions.liveness_of(region).channel(event.up)
+            if known is not None:
+                self._regions.take(region, known)
+
+        commands = self._changed(region, change, now)
+        waiting = [] if event.up else [live for live in self._live.values() if live.region == region]
         return commands + [self._timer(live, now + LOOK_SOON_S) for live in waiting if live.look_soon(now)]
 
     def _region_forced(self, event: RegionForced, now: float) -> list[Command]:
@@ -254,16 +279,26 @@ class GlobalFlow:
         return self._wake(now)
 
     def _changed(self, region: str, change: Callable[[], None], now: float) -> list[Command]:
-        """A region's life changes. What it was until now may have come by time alone, unseen: see to both."""
-        self._regions.settle(region, now)
+        """A region's life or offer changes. What it was until now may have come by time alone, unseen: see to both.
+
+        Whoever is on hold is looked at if it can be asked otherwise than before; once in LOOK_HELD_S in any case.
+        """
+        regions = self._regions
+        before = regions.standing(region, now) if self._held else None
+        regions.settle(region, now)
         change()
-        self._regions.settle(region, now)
-        return self._wake(now)
+        regions.settle(region, now)
+        if before is None:
+            return []
+        after, seen = regions.standing(region, now), self._standings.get(region, before)
+        self._standings[region] = after
+        return self._wake(now) if not before == seen == after or now >= self._woken_at + LOOK_HELD_S else []
 
     def _wake(self, now: float) -> list[Command]:
         """Let those on hold go who can now. One that cannot speaks for all like it, as there may be many."""
         commands: list[Command] = []
         stuck: set[Any] = set()
+        self._woken_at = now
         for request_id in tuple(self._held):
             live = self._live[request_id]
             request = live.request

@@ -25,7 +25,8 @@ REASONS_MAX = 64
 class Hub:
     """One hub. `heard` takes a report and says why it is not believed, None if it is; `refused` is told of others.
 
-    `listed` are the balancers whose reports stand there: (region, instance).
+    `recalled` takes one that was kept on disk, of long ago. `listed` are the balancers whose reports stand there:
+    (region, instance).
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class Hub:
         heard: Callable[[RegionReport], str | None],
         refused: Callable[[str], None],
         clock: Callable[[], float],
+        recalled: Callable[[RegionReport], str | None] | None = None,
     ) -> None:
+        self._recalled = recalled or heard
         self.name, self._store = name, store
         self._heard, self._refused, self._clock = heard, refused, clock
         self.trouble: str | None = None
@@ -63,16 +66,16 @@ class Hub:
             names = (parse_report_key(entry.key) for entry in change.entries)
             self.listed = {name for name in names if name is not None}
             for entry in change.entries:
-                self._read(entry.key, entry.value)
+                self._read(entry.key, entry.value, self._recalled if change.kept else self._heard)
         elif change.kind is ChangeKind.PUT:
             name = parse_report_key(change.key)
             if name is not None:
                 self.listed.add(name)
-            self._read(change.key, change.value)
+            self._read(change.key, change.value, self._heard)
         elif change.kind is ChangeKind.DELETE:
             self.listed.discard(parse_report_key(change.key) or ("", ""))
 
-    def _read(self, key: str, value: bytes) -> None:
+    def _read(self, key: str, value: bytes, tell: Callable[[RegionReport], str | None]) -> None:
         try:
             report = decode(value)
         except ReportError:
@@ -82,7 +85,7 @@ class Hub:
             self._doubt("misplaced")
             return
         self._reports += 1
-        reason = self._heard(report)
+        reason = tell(report)
         if reason is not None:
             self._count(reason)
 

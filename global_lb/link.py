@@ -17,6 +17,8 @@ from farhop.shell.tasks import Tasks, in_turns
 from global_lb.prefixes import PrefixGapError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farhop.shell.certificates import Certificates
     from farhop.shell.lawbook import LawBook
     from global_lb.config import GlobalConfig
@@ -37,6 +39,19 @@ _OPTIONS = (
     # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+class Quiet(Protocol):
+    """An attempt that is silent: farhop.relay.attempt.AttemptRun."""
+
+    @property
+    def id(self) -> str:
+        """As the hop token names it."""
+        ...
+
+    def told(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+        """What its upstream said, when asked at `asked_at` (the watcher's clock), a round trip of `way_s` away."""
+        ...
 
 
 class Ears(Protocol):
@@ -65,6 +80,10 @@ class Ears(Protocol):
 
     def link_changed(self, name: tuple[str, str], up: bool) -> None:
         """The channel broke, or is back."""
+        ...
+
+    def quiet(self, name: tuple[str, str]) -> Sequence[Quiet]:
+        """Attempts at it that are silent: to ask about."""
         ...
 
     def link_refused(self, address: str, why: str) -> None:
@@ -103,7 +122,9 @@ class Link:
         lost = PINGS_LOST
         while True:
             nonce += 1
-            request = region_pb2.PingRequest(nonce=nonce, balancer=self._config.balancer)
+            asked = watcher.quiet(self._name)
+            ids = [attempt.id for attempt in asked]
+            request = region_pb2.PingRequest(nonce=nonce, balancer=self._config.balancer, attempts=ids)
             asked_at = _loop_time()
             try:
                 sent_at = watcher.now()
@@ -112,6 +133,7 @@ class Link:
                     watcher.pinged(self._name, reply, sent_at)
                 lost, self._heard_at = 0, _loop_time()
                 watcher.link_changed(self._name, True)
+                tell(asked, reply.quiet_ms, sent_at, watcher.now() - sent_at)
             except grpc.aio.AioRpcError as error:
                 lost += self._heard_at < asked_at  # else it speaks, and only this was lost
                 why = error.details() or ""
@@ -123,7 +145,7 @@ class Link:
 
     def _two_ways_s(self) -> float:
         """Twice the wire time: what takes longer is lost, however far the region."""
-        return 2.0 * self._watcher.distances.rtt_ms(self._name[0]) / 1e3
+        return 2.0 * self._watcher.distances.rtt_ms(self._name[0], self._watcher.now()) / 1e3
 
     async def _rest(self, lost: int) -> None:
         """Until the next ping is due; sooner if a stream breaks, or a channel that was fine falls silent."""
@@ -213,6 +235,13 @@ class Link:
                 call.cancel()
                 stream.ended(watcher.now())
             await asyncio.sleep(pause_s * watcher.jitter())
+
+
+def tell(asked: Sequence[Quiet], quiet_ms: Sequence[int], sent_at: float, way_s: float) -> None:
+    """Give each attempt what was said of it; nothing was if the answer does not speak of all of them."""
+    if len(quiet_ms) == len(asked):
+        for attempt, ms in zip(asked, quiet_ms, strict=True):
+            attempt.told(sent_at, None if ms < 0 else ms / 1e3, way_s)
 
 
 def silence_s(ping_s: float) -> float:

@@ -98,20 +98,21 @@ class GlobalBalancer:
         self._log, self._slots = log, wiring.slots()
         self._entry(rng, passes)
         hubs = store if store is not None else wiring.hubs(config, topology)
-        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng)
+        keep = wiring.keep(config, "global", rng, log)
+        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
         self.laws = wiring.law_book(config, "global", self.store, self.flow.law, self._adopt, self.metrics, log, rng)
         self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
         self.flow.sent.append(prefixes.sent)
         self.flow.forgotten.append(prefixes.begin_anew)
         self.watcher = Watcher(
             config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
-            regions, self.secrecy.trouble, pool.give_up, self.laws,
+            regions, self.secrecy.trouble, self.relay, self.laws,
         )  # fmt: skip
         self.steering = Steering(
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
         )
         self.detours = Detours(
-            self.store, config.region, config.instance, self.watcher.distances.measured, self.metrics.report_refused,
+            self.store, config.region, config.instance, self._measured, self.metrics.report_refused,
             self.clock.now,
         )  # fmt: skip
         self._tasks = Tasks()
@@ -119,6 +120,8 @@ class GlobalBalancer:
             config.instance, self.flow, self.keeper, self.door, self.watcher, self.steering, self.detours, self.clock,
             self.laws,
         )  # fmt: skip
+        hub = topology.regions[config.region].hub
+        self.desk.kept = lambda: wiring.kept(self.store, hub)
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self._gauges()
 
@@ -151,6 +154,9 @@ class GlobalBalancer:
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
         self.prefixes.adopt(self.flow.law.epoch)
+
+    def _measured(self) -> dict[str, float]:
+        return self.watcher.distances.measured(self.clock.now())
 
     def _gauges(self) -> None:
         gauge = self.metrics.gauge

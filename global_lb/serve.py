@@ -13,6 +13,7 @@ from farhop.identity.hop import HEADER as HOP_HEADER
 from farhop.shell.admin import composed
 from farhop.shell.marks import VERSION_HEADER
 from farhop.shell.observe import ObservedTier
+from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class GlobalTier(ObservedTier):
                 key=request.key,
                 body=b"" if mutual else visit.body_sha256,
                 waited_ms=min(forward.waited_s * 1e3, BUDGET_MAX_MS),
+                attempt=f"{request.id}/{forward.attempt}",
             ),
             request_line(head.method, head.target, len(body)),
         )
@@ -225,11 +227,16 @@ class GlobalDesk:
         self._watcher, self._steering, self._detours = watcher, steering, detours
         self._clock, self._laws = clock, laws
         self.stopping = False
+        self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
 
     def ready(self) -> bool:
         """Some region can take work, and we are not on our way out."""
         now = self._clock.now()
         return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
+
+    def notice(self) -> str:
+        """See Desk."""
+        return notice(self.kept())
 
     def status(self) -> dict[str, Any]:
         """Regions with health and why, wire time, wait."""
@@ -241,6 +248,7 @@ class GlobalDesk:
             "instance": self._instance,
             "policy_epoch": flow.law.epoch,
             "law": self._laws.told(),
+            "kept": self.kept(),
             "under_way": flow.under_way,
             "trie_nodes": flow.trie.nodes,
             "store_trouble": self._watcher.store_trouble,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance import chain, cost
-from farhop.balance.drift import AGE_MAX_S, DOUBT_MAX_MS
+from farhop.balance.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
 from global_lb.row import Row
 
 if TYPE_CHECKING:
@@ -106,12 +106,17 @@ class Table:
         """These regions are so now, and of those their wait, slots left and residence are (`sent`: what changes with
         every request). The decisions that look at the block of before go on seeing that."""
         block, token_moved = self.block.copy(), False
+        places: list[int] = []
+        figures: list[tuple[float, ...]] = []
         for name, row in rows:
             place = self.at[name]
             token_moved |= block.item(TOKEN, place) != row.token_ms
-            block[:, place] = msgspec.structs.astuple(row)
+            places.append(place)
+            figures.append(msgspec.structs.astuple(row))
             (self.full.add if row.full else self.full.discard)(name)
             (self.moving.add if row.drift_wait or row.drift_use else self.moving.discard)(name)
+        if places:
+            block[:, places] = np.array(figures).T
         for name, wait_ms, left, residence in sent:
             place = self.at[name]
             block[_WAIT, place], block[_LEFT, place], block[_RESIDENCE, place] = wait_ms, left, residence
@@ -287,9 +292,12 @@ class Field:
         """
         at, wait, use = self.block[_DRIFT]
         slot_ms = self.output_tokens * self.block[_TPOT] / np.maximum(self.block[_SLOTS], 1.0)
-        age_s = np.minimum(np.maximum(now - at, 0.0), AGE_MAX_S)
+        old_s = np.where(at, np.maximum(now - at, 0.0), 0.0)  # 0: nothing is known of it
+        age_s = np.minimum(old_s, AGE_MAX_S)
         overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
-        doubt_ms: Column = np.minimum(age_s * wait + overflow * slot_ms, DOUBT_MAX_MS)
+        doubt_ms: Column = np.minimum(
+            age_s * wait + overflow * slot_ms + SILENT_MS_PER_S * (old_s - age_s), DOUBT_MAX_MS
+        )
         return doubt_ms
 
     def least_token_ms(self) -> float:

@@ -1,4 +1,4 @@
-"""What the global tier knows of the regions at one moment: frozen, built by the watcher, swapped whole.
+"""What the global tier knows of the regions at one moment: frozen, swapped whole when one of them is known anew.
 
 Never holds what must survive a swap: liveness, reservations and reckonings are in the flow.
 """
@@ -6,6 +6,7 @@ Never holds what must survive a swap: liveness, reservations and reckonings are 
 from __future__ import annotations
 
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,6 +43,9 @@ class Capacity(msgspec.Struct, frozen=True):
     crowd_ms: float = 0.0
     queued_requests: int = 0
     queued_tokens: int = 0
+
+
+_CAPACITY_OF = attrgetter(*Capacity.__struct_fields__)  # of a ModelReport, which has the same names
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -81,24 +85,7 @@ def instance_of(
         clock_offset_ms=report.clock_ms - received_at * 1e3 if offset_ms is None else offset_ms,
         draining=report.draining,
         accepted=report.accepted_bytes.get(balancer, 0.0),
-        models={
-            m.model: Capacity(
-                wait_ms=m.wait_ms,
-                prefill_ms_per_token=m.prefill_ms_per_token,
-                tpot_ms=m.tpot_ms,
-                bytes_per_token=m.bytes_per_token,
-                replicas_ready=m.replicas_ready,
-                slots_free=m.slots_free,
-                slots_total=m.slots_total,
-                used_share=m.used_share,
-                crowd_ms=m.crowd_ms,
-                headroom_foreign_tokens=m.headroom_foreign_tokens,
-                usable_share=m.usable_share,
-                queued_requests=m.queued_requests,
-                queued_tokens=m.queued_tokens,
-            )
-            for m in report.models
-        },
+        models={m.model: Capacity(*_CAPACITY_OF(m)) for m in report.models},
         client_url=report.client_url,
         lineage={m.model: frozenset(m.bases) or (None if m.base_unknown else _BASELESS) for m in report.models},
     )
@@ -112,8 +99,8 @@ class Region(msgspec.Struct, frozen=True):
     instances: tuple[Instance, ...]
 
 
-def pooled(region: Region) -> dict[tuple[str, str, str], Capacity]:
-    """By region, instance and model: what each instance can send to, all of the region's; {} where there is but one.
+def pooled(region: Region) -> dict[tuple[str, str], Capacity]:
+    """By instance and model: what each instance can send to, all of the region's; {} where there is but one.
 
     Each replica is reported by one of the instances that share it, so that the region is their sum. Who is draining
     has handed its replicas over: what it may still say of any counts no more.
@@ -126,11 +113,11 @@ def pooled(region: Region) -> dict[tuple[str, str, str], Capacity]:
             ready, free, total, headroom = sums.get(model, (0, 0, 0, 0.0))
             headroom += c.headroom_foreign_tokens
             sums[model] = ready + c.replicas_ready, free + c.slots_free, total + c.slots_total, headroom
-    pool: dict[tuple[str, str, str], Capacity] = {}
+    pool: dict[tuple[str, str], Capacity] = {}
     for instance in region.instances:
         for model, c in instance.models.items():
             ready, free, total, headroom = sums.get(model, (0, 0, 0, 0.0))
-            pool[region.name, instance.name, model] = replace(
+            pool[instance.name, model] = replace(
                 c, replicas_ready=ready, slots_free=free, slots_total=total, headroom_foreign_tokens=headroom
             )
     return pool
@@ -145,25 +132,47 @@ class View(msgspec.Struct, frozen=True):
         """The models on offer in these regions, sorted."""
         return sorted({m for r in regions if r in self.regions for i in self.regions[r].instances for m in i.models})
 
+    def put(self, name: str, known: Region | None) -> View:
+        """The view with this region as it is known now; None: without it. Others are the very same: a pointer each,
+        0.4 µs in all for 60."""
+        regions = self.regions.copy()
+        if known is None:
+            regions.pop(name, None)
+        else:
+            regions[name] = known
+        return View(regions)
+
 
 class ViewSwapped(Event, frozen=True):
-    """The watcher has a new view."""
+    """The watcher has a whole new view: regions that are not in it are no longer known."""
 
     view: View
 
 
+class RegionKnown(Event, frozen=True):
+    """One region is known like this from now on, in the place of what was known of it; None: nothing is."""
+
+    region: str
+    known: Region | None
+
+
 class RegionHeard(Event, frozen=True):
-    """A report of the region was received, on whatever path. `renewed`: of an incarnation not heard of before."""
+    """A report of the region was received, on whatever path. `renewed`: of an incarnation not heard of before.
+
+    `known`: the region as it is known from now on; None: as it was.
+    """
 
     region: str
     renewed: bool = False
+    known: Region | None = None
 
 
 class ChannelChanged(Event, frozen=True):
-    """The gRPC channel to the region is up or broken."""
+    """The gRPC channel to the region is up or broken. `known` as in RegionHeard: who falls silent is left out."""
 
     region: str
     up: bool
+    known: Region | None = None
 
 
 class RegionForced(Event, frozen=True):

@@ -1,5 +1,7 @@
 """Watches the regions: their reports in every hub, and a gRPC link to each balancer that reported.
 
+What is told of a region is told of that region alone: a report costs the same however many regions there are.
+
 Reports are merged by (region, instance, incarnation, seq), never by a clock, whichever path they came by. Invariants: a
 report that is absurd, of an unknown region or under another's key is dropped and counted; a key's presence is not
 liveness and its deletion is not death; when hubs are gone the last view stands and the links carry on; an incarnation
@@ -10,7 +12,7 @@ starts). Never decides.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import grpc
@@ -21,15 +23,15 @@ from farhop.balance.trie import PrefixTrie
 from farhop.shell.tasks import Tasks, in_turns
 from farhop.store.hubs import stores_of
 from farhop.store.report import ReportError, from_wire
-from global_lb.distance import Distances
+from global_lb.distance import Distances, moved
 from global_lb.hubs import Hub
-from global_lb.link import GONE, Link, address_of
+from global_lb.link import GONE, Link, Quiet, address_of
 from global_lb.overrides import Overrides
 from global_lb.prefixes import CONFIRM_S, Prefixes
-from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, View, ViewSwapped, instance_of
+from global_lb.view import ChannelChanged, Instance, Region, RegionHeard, RegionKnown, instance_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from farhop.balance.machine import Event
@@ -44,11 +46,23 @@ FORGET_S = 60.0  # an instance not heard of for this long, and gone from every h
 INSTANCES_MAX = 1024
 
 
+class Upstreams(Protocol):
+    """Who sends requests to the balancers: the relay."""
+
+    def channel(self, address: Address, up: bool) -> None:
+        """The gRPC channel to the balancer whose tier listener that is broke, or works again."""
+        ...
+
+    def quiet(self, address: Address) -> Sequence[Quiet]:
+        """Attempts there that are silent."""
+        ...
+
+
 class Watcher:
     """Keeps the view. `react` is told events; `refused` counts reports not believed, by reason.
 
     `certificates` are for the links to regions that speak TLS; `trouble` is told where that fails, and why;
-    `broken`, to which balancer a channel broke.
+    `upstreams`, to which balancer a channel broke or works again, and what is said of attempts there.
     """
 
     def __init__(
@@ -63,10 +77,10 @@ class Watcher:
         prefixes: Prefixes | None = None,
         certificates: Certificates | None = None,
         trouble: Callable[[Address, str], None] = lambda _address, _why: None,
-        broken: Callable[[Address], None] = lambda _address: None,
+        upstreams: Upstreams | None = None,
         laws: LawBook | None = None,
     ) -> None:
-        self._broken, self.laws = broken, laws
+        self._upstreams, self.laws = upstreams, laws
         self.certificates, self._trouble = certificates, trouble
         if certificates is not None:
             certificates.changed = self._relink
@@ -74,6 +88,10 @@ class Watcher:
         self.prefixes = prefixes if prefixes is not None else Prefixes(PrefixTrie(), refused)
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._reports: dict[tuple[str, str], tuple[RegionReport, float]] = {}
+        self._instances: dict[str, dict[str, Instance]] = {}  # by region and name: made once of each report
+        self._tiers: dict[tuple[str, str], Address] = {}
+        self._balancer = config.balancer
+        self._told_ms: dict[str, float] = {}  # by region, the wire time that the machine was told
         self._links: dict[tuple[str, str], Link] = {}
         self._up: dict[tuple[str, str], bool] = {}
         self._past: dict[tuple[str, str], tuple[int, int]] = {}  # incarnation and seq of what came after all later ones
@@ -83,7 +101,7 @@ class Watcher:
         self.distances = Distances(topology, config.region)
         self.overrides = Overrides(store, topology.regions, react, refused, clock)
         hubs = stores_of(store, topology.regions[config.region].hub)
-        self.hubs = tuple(Hub(name, one, self.heard, refused, clock) for name, one in hubs.items())
+        self.hubs = tuple(Hub(name, one, self.heard, refused, clock, self.recalled) for name, one in hubs.items())
 
     @property
     def store_trouble(self) -> str | None:
@@ -138,16 +156,20 @@ class Watcher:
             if name not in listed and now - received_at > FORGET_S
         ]
         for name in gone:
+            region, instance = name
             del self._reports[name]
+            self._unwatched(self._instances[region].pop(instance))
             self._past.pop(name, None)
             if self.laws is not None:
                 self.laws.left("/".join(name))
             self.distances.forget(name)
             self._retire(self._links.pop(name))
             if self._up.pop(name, False):
-                self._channel_of(name[0])
-        if gone:
-            self._react(ViewSwapped(self._view()))
+                self._channel_of(region)
+        # Time alone makes instances silent, too: of one of several it shows with the others' reports, of all here.
+        several = {region for region, instances in self._instances.items() if len(instances) > 1}
+        for region in several.union(region for region, _ in gone):
+            self._react(RegionKnown(region, self._region(region)))
 
     # -- by either path
 
@@ -158,9 +180,9 @@ class Watcher:
         if report.region not in self._topology.regions:
             return self._doubt("unknown_region")
         name = (report.region, report.instance)
-        if not self._in_place(report):
-            return self._doubt("address_not_allowed")
         known = self._reports.get(name)
+        if not (known is not None and _as_before(known[0], report)) and not self._in_place(report):
+            return self._doubt("address_not_allowed")
         if known is None and len(self._reports) >= INSTANCES_MAX:
             return self._doubt("too_many_instances")
         now = self._clock()
@@ -171,12 +193,32 @@ class Watcher:
                 return self._doubt("past_incarnation")
         self._past.pop(name, None)
         self._reports[name] = (report, now)
+        instances, instance = self._instances.setdefault(report.region, {}), self._instance(report, now)
+        before = instances.get(report.instance)
+        if before is not None and before.tier is not instance.tier:
+            self._unwatched(before)
+        instances[report.instance] = instance
         self._link(name, report)
         if self.laws is not None:
             self.laws.named("/".join(name), report.law_epoch)
         renewed = known is None or known[0].incarnation != report.incarnation
-        self._react(RegionHeard(report.region, renewed))
-        self._react(ViewSwapped(self._view()))
+        self._react(RegionHeard(report.region, renewed, self._region(report.region)))
+        return None
+
+    def recalled(self, report: RegionReport) -> str | None:
+        """A report that was kept on disk, from before we were: where its sender may be found, and no sign of life."""
+        name = (report.region, report.instance)
+        if report.region not in self._topology.regions:
+            return self._doubt("unknown_region")
+        if not self._in_place(report):
+            return self._doubt("address_not_allowed")  # what may be dialled is said now, not when it was kept
+        if self._closed or name in self._reports or len(self._reports) >= INSTANCES_MAX:
+            return None
+        at = self._clock() - self._config.watch.report_age_s
+        self._reports[name] = (report, at)
+        self._instances.setdefault(report.region, {})[report.instance] = self._instance(report, at)
+        self._link(name, report)
+        self._react(RegionKnown(report.region, self._region(report.region)))
         return None
 
     def _goes_on(self, name: tuple[str, str], report: RegionReport, received_at: float, now: float) -> bool:
@@ -198,27 +240,37 @@ class Watcher:
         self._refused(reason)
         return reason
 
-    def _view(self) -> View:
-        now = self._clock()
-        speaking = {name for name in self._reports if not self._silent(name, now)}
-        regions = {region for region, _ in speaking}
-        instances: dict[str, list[Instance]] = {}
-        for name, (report, received_at) in self._reports.items():
+    def _region(self, region: str) -> Region | None:
+        """The region as it is known now; None if nothing is."""
+        instances = tuple(self._instances.get(region, {}).values())
+        if len(instances) > 1:
             # A silent one is left out where another speaks; a region's last one is the liveness's to judge.
-            if name in speaking or name[0] not in regions:
-                instances.setdefault(name[0], []).append(self._instance(report, received_at))
-        return View({r: Region(r, self.distances.rtt_ms(r), tuple(i)) for r, i in instances.items()})
+            now = self._clock()
+            instances = tuple(i for i in instances if not self._silent((region, i.name), now)) or instances
+        if not instances:
+            return None
+        rtt_ms = self._told_ms[region] = self.distances.rtt_ms(region, self._clock())
+        return Region(region, rtt_ms, instances)
 
     def _silent(self, name: tuple[str, str], now: float) -> bool:
         """Two signals against one instance: it does not report, and its channel is broken."""
         return now - self._reports[name][1] > self._config.watch.report_age_s and not self._up.get(name, False)
 
     def _instance(self, report: RegionReport, received_at: float) -> Instance:
-        at = address_of(report.tier_address)
-        name = self._config.certified_name(report.region)
-        tier = Address(at.host, at.port, self._config.proxy(report.region), name)
         offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
-        return instance_of(report, tier, received_at, offset_ms, self._config.balancer)
+        tier = self._tier(report.region, report.tier_address)
+        return instance_of(report, tier, received_at, offset_ms, self._balancer)
+
+    def _tier(self, region: str, address: str) -> Address:
+        """Where a tier listener is reached: the same object for the same words, 20 times a second."""
+        known = self._tiers.get((region, address))
+        if known is None:
+            at = address_of(address)
+            known = Address(at.host, at.port, self._config.proxy(region), self._config.certified_name(region))
+            if len(self._tiers) >= INSTANCES_MAX:
+                self._tiers.clear()
+            self._tiers[region, address] = known
+        return known
 
     # -- by gRPC
 
@@ -244,20 +296,35 @@ class Watcher:
         """A ping over a standing connection came back."""
         if not self.distances.pinged(name, reply.incarnation, reply.clock_ms, sent_at, self._clock()):
             self._refused("absurd_ping")
+            return
+        region = name[0]
+        told_ms = self._told_ms.get(region)
+        if told_ms is not None and moved(told_ms, self.distances.rtt_ms(region, self._clock())):
+            self._react(RegionKnown(region, self._region(region)))  # its reports may not come, or not soon
 
     def link_changed(self, name: tuple[str, str], up: bool) -> None:
         """One instance's channel broke, or is back."""
         if name not in self._reports or self._up.get(name) == up:
             return
         self._up[name] = up
-        if not up:
-            self._broken(self._instance(*self._reports[name]).tier)
+        if self._upstreams is not None:
+            self._upstreams.channel(self._instances[name[0]][name[1]].tier, up)
         self._channel_of(name[0])
-        self._react(ViewSwapped(self._view()))
+
+    def _unwatched(self, instance: Instance) -> None:
+        """Nobody tells of the way to it any more: it counts as it does before anybody has."""
+        if self._upstreams is not None:
+            self._upstreams.channel(instance.tier, True)
+
+    def quiet(self, name: tuple[str, str]) -> Sequence[Quiet]:
+        """See link.Ears."""
+        known = self._instances.get(name[0], {}).get(name[1])
+        return self._upstreams.quiet(known.tier) if self._upstreams is not None and known is not None else ()
 
     def _channel_of(self, region: str) -> None:
         """A region's channel is up while that of any of its instances is."""
-        self._react(ChannelChanged(region, any(up for (r, _), up in self._up.items() if r == region)))
+        up = any(self._up.get((region, instance), False) for instance in self._instances[region])
+        self._react(ChannelChanged(region, up, self._region(region)))
 
     def heard_by_link(self, message: region_pb2.Report, name: tuple[str, str]) -> None:
         """A report over gRPC, judged as one from etcd is."""
@@ -283,3 +350,12 @@ class Watcher:
     def jitter(self) -> float:
         """0.8 to 1.2, so that many balancers do not ask one region in step."""
         return 0.8 + 0.4 * self._rng.random()
+
+
+def _as_before(known: RegionReport, report: RegionReport) -> bool:
+    """Whether it names the addresses that an earlier one did, which was let in."""
+    return (report.tier_address, report.control_address, report.client_url) == (
+        known.tier_address,
+        known.control_address,
+        known.client_url,
+    )

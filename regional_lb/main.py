@@ -136,6 +136,8 @@ class RegionalBalancer:
         )
         self.desk.newest_epoch = lambda: self.hop_keeper.newest_epoch
         self.desk.origins = self._origins
+        hub = topology.regions[config.region].hub
+        self.desk.kept = lambda: wiring.kept(self.store, hub)
         self.admin = Admin(self.desk, self.metrics, self.decisions, self.secrecy.listener("admin", config.admin))
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -152,7 +154,8 @@ class RegionalBalancer:
         )  # fmt: skip
         self.kv_listener: KvListener | None = None
         hubs = store if store is not None else wiring.home_hubs(config, self.topology, config.remote_hub)
-        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng)
+        keep = wiring.keep(config, "regional", rng, self._log)
+        self.store = wiring.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
         self.laws = wiring.law_book(
             config, "regional", self.store, self.flow.law, self._adopt, self.metrics, self._log, rng
         )
@@ -296,6 +299,7 @@ class RegionalBalancer:
             incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
             client_url=(config.client.url or "") if config.client is not None else "",
+            quiet_s=self.observer.quiet_s,
             laws=self.laws,
             callers=self.callers,
             signer=config.report_signer,

@@ -35,8 +35,8 @@ _SAYS = {
 }
 
 
-def vouched(claims: HopClaims | Pass, law: Law, region: str, issuer: str = "") -> Caller:
-    """The caller whom a token vouches for, under the law of this region."""
+def vouched(claims: HopClaims | Pass, law: Law, region: str, issuer: str = "", attempt: str = "") -> Caller:
+    """The caller whom a token vouches for, under the law of this region. `attempt`: the issuer's name for it."""
     return Caller(
         tenant=claims.tenant,
         deadline_s=claims.deadline_ms / 1e3,
@@ -46,6 +46,7 @@ def vouched(claims: HopClaims | Pass, law: Law, region: str, issuer: str = "") -
         key=claims.key,
         entry_region=claims.entry_region,
         issuer=issuer,
+        attempt=attempt,
         decision_id=claims.decision_id,
         lawful=frozenset(claims.lawful),
         narrow=claims.narrow,

@@ -3,7 +3,8 @@
 At most every 250 ms when something moved by 5 %, and at least every second. Over gRPC a change goes out within 100 ms.
 Invariants: `seq` only grows; a replica that several balancers of the region share is counted in the report of the one
 that owns it; queue, waits and what was accepted are this instance's own; `usable_share` and `used_share` are of all
-that it can send to, whoever owns it. Never reads a request.
+that it can send to, whoever owns it. A ping's answer also says which of the asker's attempts are here. Never reads a
+request.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import grpc
 import numpy as np
 from farhop_wire import region_pb2, region_pb2_grpc
 
+from farhop.balance.inquiry import ASKED_MAX
 from farhop.shell.callers import ANYBODY
 from farhop.shell.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
@@ -36,7 +38,7 @@ from regional_lb.prefixes import NODES_PER_S, Pause, PrefixTeller
 from regional_lb.table import TOTAL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from farhop.shell.callers import Callers
     from farhop.shell.lawbook import LawBook
@@ -50,6 +52,8 @@ LOOK_S = 0.05
 STORE_GAP_S = 0.25  # at most 4 a second into etcd
 LONGEST_GAP_S = 1.0
 CHANGE = 0.05
+UNKNOWN = -1  # in place of a time, as region.proto has it
+QUIET_LIMIT_S = 86_400.0
 LAST_WORD_S = 1.0  # how long a store may take to hear that we are going
 STREAMS_MAX = 256
 
@@ -67,12 +71,13 @@ class Reporter(region_pb2_grpc.RegionServicer):
         incarnation: int,
         prefix_nodes_per_s: int = NODES_PER_S,
         client_url: str = "",
+        quiet_s: Callable[[str, str], float | None] | None = None,
         laws: LawBook | None = None,
         callers: Callers = ANYBODY,
         signer: Signer | None = None,
     ) -> None:
         """With a `signer`, what stands in etcd is sealed by it. `callers` know who asks over gRPC."""
-        self._laws, self._callers, self._signer = laws, callers, signer
+        self._quiet_s, self._laws, self._callers, self._signer = quiet_s, laws, callers, signer
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
         self._incarnation, self._client_url = incarnation, client_url
@@ -229,9 +234,25 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def Ping(  # noqa: N802 - the service's name for it
         self, request: region_pb2.PingRequest, context: Any
     ) -> region_pb2.PingReply:
-        """Our clock, at once."""
-        await self._callers.proven(context)
-        return region_pb2.PingReply(nonce=request.nonce, clock_ms=self._clock() * 1e3, incarnation=self._incarnation)
+        """Our clock, at once, and what is known of the attempts asked about."""
+        peer, asker = await self._callers.proven(context), request.balancer
+        own = peer is None or (peer.tier, peer.region) == ("global", asker.partition("/")[0])  # others' are nobody's
+        return region_pb2.PingReply(
+            nonce=request.nonce,
+            clock_ms=self._clock() * 1e3,
+            incarnation=self._incarnation,
+            quiet_ms=self.quiet_ms(asker, request.attempts) if own else [],
+        )
+
+    def quiet_ms(self, balancer: str, attempts: Sequence[str]) -> list[int]:
+        """Of each attempt of this balancer, ms since something of it was heard of; UNKNOWN of one that is not here.
+
+        [] where more are asked about than may be, or nobody here can tell.
+        """
+        if self._quiet_s is None or len(attempts) > ASKED_MAX:
+            return []
+        known = (self._quiet_s(balancer, attempt) for attempt in attempts)
+        return [UNKNOWN if s is None else int(1e3 * min(max(s, 0.0), QUIET_LIMIT_S)) for s in known]
 
     async def Law(  # noqa: N802 - the service's name for it
         self, request: region_pb2.LawExchange, context: Any

@@ -18,6 +18,7 @@ from farhop.shell.door import Caller
 from farhop.shell.keeper import recorded
 from farhop.shell.lawbook import LawBook
 from farhop.shell.observe import ObservedTier
+from farhop.store.kept import notice
 from farhop.store.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
 from regional_lb.passes import RETRY_AFTER_S, vouched
@@ -84,7 +85,7 @@ class HopKeeper:
             why = law.verdict(claims.tenant, "", narrow=claims.narrow, key=claims.key).why_not(region)
             if why is not None:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
-        return vouched(claims, law, region, claims.issuer)
+        return vouched(claims, law, region, claims.issuer, claims.attempt)
 
     def models(self, _caller: Caller) -> list[str]:
         """The models served here."""
@@ -219,6 +220,7 @@ class RegionalDesk:
         self._overrides, self._peers = overrides, peers
         self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
+        self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
         # Where replicas come from, and what was left out; main says it, since the flow does not know.
         self.origins: Callable[[], dict[str, Any]] = dict
         self.newest_epoch: Callable[[], int] = int  # of the laws that hop tokens named
@@ -230,6 +232,10 @@ class RegionalDesk:
         if self.stopping or (self._peers is not None and not self._peers.warm):
             return False
         return any(len(flow.outlook.able(model, now)) for model in flow.view.by_model)
+
+    def notice(self) -> str:
+        """See Desk."""
+        return notice(self.kept())
 
     def status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -243,6 +249,7 @@ class RegionalDesk:
             "policies": flow.policies.told(),
             "splits": flow.splits.told(flow.view.by_line),
             "overrides": {one.what: one.told() for one in self._overrides},
+            "kept": self.kept(),
             "under_way": flow.under_way,
             "queued_requests": len(flow.queue),
             "queued_tokens": flow.queue.tokens,

@@ -1,14 +1,18 @@
 """The hot guard: when a target is left, and how it is come back to. One mechanism for overload, outage and drain.
 
 A target above `spill_at` for `hold_s` is hot, until it falls below `return_at`. Coming back from hot, or from being
-away, it is cold for a growing share of the requests only: `ramp_per_s` a second. Invariants: the share lies in 0..1 and
-never grows faster than the ramp; between `return_at` and `spill_at` nothing changes, so noise there moves nothing.
-Reading changes nothing; `now` is monotonic seconds.
+away, it is cold for a growing share of the requests only: `ramp_per_s` a second. What nobody told of for SILENT_S does
+not count as time above. Invariants: the share lies in 0..1 and never grows faster than the ramp; between `return_at`
+and `spill_at` nothing changes, so noise there moves nothing. Reading changes nothing; `now` is monotonic seconds.
 """
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
+
+SILENT_S = 3.0  # reports come once a second at least
 
 
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,13 +36,14 @@ _DEFAULT = GuardConfig()
 class HotGuard:
     """One target's guard, made when it can first be used: who was never used has no share to come back to."""
 
-    __slots__ = ("_above_since", "_away", "_config", "_hot", "_ramp_from")
+    __slots__ = ("_above_since", "_away", "_config", "_hot", "_ramp_from", "_used_at")
 
     def __init__(self, config: GuardConfig = _DEFAULT) -> None:
         self._config = config
         self._hot = False
         self._away = False
         self._above_since: float | None = None
+        self._used_at = -inf
         self._ramp_from: float | None = None  # None: no ramp, the whole share
 
     @property
@@ -49,8 +54,9 @@ class HotGuard:
     def used(self, share: float, now: float) -> None:
         """Its utilisation as reported, 0 and up. NaN changes nothing."""
         config = self._config
+        heard, self._used_at = now - self._used_at <= SILENT_S, now
         if share >= config.spill_at:
-            if self._above_since is None:
+            if self._above_since is None or not heard:
                 self._above_since = now
             if now - self._above_since >= config.hold_s:
                 self._hot = True

@@ -117,6 +117,8 @@ CONNECT_FAILED = _declare(Source.TRANSPORT, "connect_failed", retryable=True)
 CONNECT_TIMEOUT = _declare(Source.TRANSPORT, "connect_timeout", retryable=True)
 FIRST_BYTE_TIMEOUT = _declare(Source.TRANSPORT, "first_byte_timeout", retryable=True)
 DIED_BEFORE_START = _declare(Source.TRANSPORT, "upstream_died_before_first_byte", retryable=True)
+# The upstream lives and does not know the attempt: the way there swallowed it, or the answer, before its first byte.
+LOST = _declare(Source.TRANSPORT, "lost_on_the_way", retryable=True)
 # A connection kept from earlier broke right after it was used again: most likely the other side had just closed it at
 # rest, and never saw the request. Asked anew by the rules for retries, as it may have been seen; held against nobody.
 KEPT_CLOSED = _declare(Source.TRANSPORT, "kept_connection_closed", retryable=True)
@@ -128,5 +130,6 @@ BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")
 
 
 def blames_target(reason: Outcome) -> bool:
-    """Whether an attempt that broke so says something bad of whoever was asked: our own bounds do not."""
-    return reason.source is Source.TRANSPORT and reason is not KEPT_CLOSED
+    """Whether an attempt that broke so says something bad of whoever was asked: our own bounds do not, nor does
+    what itself told us that it was lost."""
+    return reason.source is Source.TRANSPORT and reason is not KEPT_CLOSED and reason is not LOST

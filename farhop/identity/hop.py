@@ -40,6 +40,7 @@ LAWFUL_MAX = 256
 NARROW_LISTS_MAX = 8
 NARROW_PLACES_MAX = 64
 KEY_CHARS_MAX = 64
+ATTEMPT_CHARS_MAX = 64
 # A token is signed once its connection stands, and read with the head: this covers a slow wire and the error of the
 # receiver's clock. An expiry much further away was stamped in another clock than ours. No request outlives a day.
 LIFE_MS = 10_000.0
@@ -66,6 +67,8 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     compared. `promised_ttft_ms` is the prediction the choice of the region rests on. `body` is the SHA-256 of the
     request's body, or empty where mutual TLS keeps whoever is between the tiers from changing it. `waited_ms` is
     what the request waited in queues of other regions that let it go.
+    `attempt` names the attempt, uniquely to its issuer: by it the issuer asks later whether the region has it; "" of a
+    build that does not ask.
     """
 
     audience: str
@@ -83,6 +86,7 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     key: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
     body: Annotated[bytes, Meta(max_length=BODY_HASH_BYTES)] = b""
     waited_ms: float = 0.0
+    attempt: Annotated[str, Meta(max_length=ATTEMPT_CHARS_MAX)] = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -67,6 +67,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.CONNECT_TIMEOUT: (504, "timeout_error"),
     outcome.FIRST_BYTE_TIMEOUT: (504, "timeout_error"),
     outcome.DIED_BEFORE_START: (502, "server_error"),
+    outcome.LOST: (502, "server_error"),
     outcome.KEPT_CLOSED: (502, "server_error"),
     outcome.DIED_MID_STREAM: (502, "server_error"),
     outcome.STALLED: (504, "timeout_error"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance import machine, outcome
+from farhop.balance.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.relay import answers, faults
 from farhop.relay.tap import BodyTap, StreamTap
 from farhop.relay.transcript import Transcript
@@ -30,12 +31,15 @@ class AttemptRun:
     __slots__ = (
         "_connection",
         "_heard_at",
+        "_inquiry",
         "_length",
         "_onward",
         "_over",
+        "_pause_s",
         "_paused",
         "_refusal",
         "_relay",
+        "_silent_s",
         "_status",
         "_tap",
         "_transcript",
@@ -49,6 +53,8 @@ class AttemptRun:
         self._relay, self.journey, self.number = relay, journey, number
         self._connection: Outbound | None = None
         self._heard_at = now
+        self._silent_s = self._pause_s = 0.0  # at the last sweep, and the longest that ended, as sweeps see them
+        self._inquiry: Inquiry | None = None  # once its upstream was asked about it
         self._status = 0
         self._onward = b""
         self._length: int | None = None
@@ -205,13 +211,51 @@ class AttemptRun:
         if self._connection is not None and self._connection.attempt is self:
             self._connection.resume()
 
+    # -- what its upstream knows of it
+
+    @property
+    def id(self) -> str:
+        """As the hop token names it."""
+        return f"{self.journey.request.id}/{self.number}"
+
+    @property
+    def heard_at(self) -> float:
+        """When something of the answer came last; before that, when the attempt was made."""
+        return self._heard_at
+
+    @property
+    def inquiry(self) -> Inquiry:
+        """What is known of it where it is silent."""
+        known = self._inquiry = self._inquiry or Inquiry()
+        return known
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether its upstream, which should have it by now, is worth being asked about it."""
+        waits = not self._over and not self._paused and self._connection is not None
+        return waits and now - self._heard_at >= QUIET_S
+
+    def told(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+        """What its upstream said when asked: see balance.inquiry."""
+        if self._over or self._paused:
+            return
+        if self._heard_at > asked_at:
+            self.inquiry.heard()
+            return
+        now = self._relay.clock()
+        if self.inquiry.lost(now - self._heard_at, quiet_s, way_s, now, began=self.began):
+            self._give_up(outcome.STALLED if self.began else outcome.LOST)
+
+    # -- upkeep
+
     def check(self, now: float, limits: OutboundLimits) -> None:
         """Apply the time limits; called by the relay's sweep."""
         silent_s = now - self._heard_at
         if self._over or self._paused or self._connection is None:
             return  # connecting has its own limit, and a slow client is not a slow upstream
         if self.began:
-            if silent_s > limits.between_bytes_s:
+            self._pause_s = max(self._pause_s, self._silent_s if silent_s < self._silent_s else 0.0)
+            self._silent_s, most_s = silent_s, limits.between_bytes_s
+            if silent_s > (stall_s(self._pause_s, most_s) if self._relay.is_dark(self) else most_s):
                 self._give_up(outcome.STALLED)
         elif self.journey.request.stream:
             if silent_s > limits.first_byte_s:

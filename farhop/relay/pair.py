@@ -89,7 +89,12 @@ class PrefillRun:
     def __init__(self, relay: Relay, journey: Journey, number: int, prefill: Prefill) -> None:
         self._relay, self.journey, self.number, self.target = relay, journey, number, prefill.target
         self._collector = Collector(self._write, self._told, ANSWER_BYTES_MAX)
-        self._sent_at = 0.0
+        self._sent_at = relay.clock()
+
+    @property
+    def heard_at(self) -> float:
+        """When it was made or sent: nothing of it is heard before it is over."""
+        return self._sent_at
 
     def start(self, address: Address) -> None:
         """Get a connection."""

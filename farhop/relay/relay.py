@@ -7,10 +7,14 @@ or its client leaving; the machine hears of every edge of every request exactly 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farhop.balance import machine, outcome
+from farhop.balance.inquiry import ASKED_MAX
+from farhop.balance.machine import Address
 from farhop.relay import answers
 from farhop.relay.attempt import AttemptRun
 from farhop.relay.guard import engine_headers
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from farhop.relay.outbound import Pool
     from farhop.relay.transcript import Continuation
 
+_heard_at = attrgetter("heard_at")
 _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: who passes a request on says so
 
 
@@ -162,6 +167,8 @@ class Relay:
         self.upstream_is_tier, self._budget = upstream_is_tier, budget
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, Journey] = {}
+        self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
+        self._dark: set[Address] = set()  # upstreams to which the way is broken, by other evidence
         self._ending = False  # time is up, and nothing more is sent upstream
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._perform: dict[type[Command], Callable[[Journey, Any, float], None]] = {
@@ -390,6 +397,31 @@ class Relay:
         journey.timer, journey.due = None, inf
         self.react(machine.TimerFired(journey.request.id))
 
+    # -- upstreams that can be asked
+
+    def channel(self, address: Address, up: bool) -> None:
+        """Another connection to this upstream broke, or works again: ours may be dead without a word."""
+        if up:
+            self._dark.discard(address)
+            return
+        self._dark.add(address)
+        self.pool.give_up(address)
+        for journey in self._live.values():
+            attempt, forward = journey.attempt, journey.forward
+            if isinstance(attempt, AttemptRun) and forward is not None and forward.address == address:
+                attempt.inquiry.doubted = True
+
+    def is_dark(self, attempt: AttemptRun) -> bool:
+        """Whether the way to its upstream is broken now."""
+        forward = attempt.journey.forward
+        return bool(self._dark) and forward is not None and forward.address in self._dark
+
+    def quiet(self, address: Address) -> list[AttemptRun]:
+        """Attempts there to ask about, the longest silent first; at most ASKED_MAX."""
+        now = self.clock()
+        quiet = [run for run in self._quiet.get(address, ()) if run.journey.attempt is run and run.is_quiet(now)]
+        return heapq.nsmallest(ASKED_MAX, quiet, key=_heard_at)
+
     # -- endings
 
     def _end_attempt(self, journey: Journey, reason: Outcome) -> None:
@@ -415,12 +447,18 @@ class Relay:
 
     def _sweep(self) -> None:
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        now, held_bytes = self.clock(), 0
+        now, held_bytes, quiet = self.clock(), 0, dict[Address, list[AttemptRun]]()
         for journey in tuple(self._live.values()):
             self._arm(journey, now)
-            if journey.attempt is not None:
-                held_bytes += journey.attempt.held_bytes + journey.exchange.unsent_bytes
-                journey.attempt.check(now, self.pool.limits)
+            attempt = journey.attempt
+            if attempt is None:
+                continue
+            held_bytes += attempt.held_bytes + journey.exchange.unsent_bytes
+            attempt.check(now, self.pool.limits)
+            if self.upstream_is_tier and isinstance(attempt, AttemptRun) and attempt.is_quiet(now):
+                assert journey.forward is not None  # it is where the attempt went
+                quiet.setdefault(journey.forward.address, []).append(attempt)
+        self._quiet = quiet
         if self._budget is not None:
             self._budget.note(held_bytes)  # of answers: small for each, so that looking now and then is enough
         self.pool.sweep(self._loop.time())

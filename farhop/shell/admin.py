@@ -61,6 +61,9 @@ class Desk(Protocol):
     def ready(self) -> bool:
         """Whether work should be sent here."""
 
+    def notice(self) -> str:
+        """What is to be known beside that, in a line; "" if nothing is."""
+
     def status(self) -> dict[str, Any]:
         """The tier's state, JSON-ready."""
 
@@ -150,8 +153,9 @@ class Admin:
         return web.Response(text="alive\n")
 
     async def _show_ready(self, _request: web.Request) -> web.Response:
-        ready = self._desk.ready()
-        return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
+        ready, notice = self._desk.ready(), self._desk.notice()
+        text = "ready\n" if ready else "not ready\n"
+        return web.Response(text=f"{text}{notice}\n" if notice else text, status=200 if ready else 503)
 
     async def _show_status(self, _request: web.Request) -> web.Response:
         return _json(self._desk.status())

@@ -319,7 +319,7 @@ class Process(Part):
 
     `etcd` with endpoints is the one cluster to use. Without, the topology's hubs are, each as `hubs` says by its name,
     else as `etcd` says. `fleet` tells apart what fleets keep in one `state_dir`; without one nothing is kept on disk,
-    and a restart may fall back to an earlier law.
+    a restart may fall back to an earlier law, and there is no start while etcd is silent.
     """
 
     region: str

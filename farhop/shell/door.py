@@ -67,6 +67,7 @@ class Caller(msgspec.Struct, frozen=True):
     key: str = ""
     entry_region: str = ""
     issuer: str = ""
+    attempt: str = ""
     decision_id: str = ""
     lawful: frozenset[str] | None = None
     narrow: tuple[tuple[str, ...], ...] = ()
@@ -156,6 +157,8 @@ class Door:
             return caller
         visit.kind, visit.caller, exchange.tenant = kind, caller, caller.tenant
         self._observer.admitted(visit, head, outside=not exchange.is_hop)
+        if caller.attempt:
+            self._observer.came(visit, caller)
         visit.decision_id = caller.decision_id or f"{self._rng.getrandbits(64):016x}"
         if not caller.recorded:
             self._observer.mute(visit)

@@ -51,6 +51,7 @@ class Visit:
         "caller",
         "decided",
         "decision_id",
+        "journey",
         "kind",
         "over",
         "recorded",
@@ -70,6 +71,7 @@ class Visit:
         self.decision_id = ""
         self.body_sha256 = b""  # of the body as it is sent on, once it was wanted
         self.relay_span: Span | None = None
+        self.journey: Journey | None = None  # once it has one, until it is over
         self.attempts: list[tuple[str, str]] = []  # (target, how it ended)
 
 
@@ -161,6 +163,7 @@ class Observer:
         self._clock, self._rng, self._reasons = clock, rng, reasons
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
+        self._hops: dict[tuple[str, str], Visit] = {}  # by issuer and its name for the attempt: from head to end
 
     # -- before the journey
 
@@ -186,6 +189,18 @@ class Observer:
             return False
         self._asks -= 1.0
         return True
+
+    def came(self, visit: Visit, caller: Caller) -> None:
+        """It is an attempt of another balancer, which may ask later whether it is here."""
+        self._hops[caller.issuer, caller.attempt] = visit
+
+    def quiet_s(self, issuer: str, attempt: str) -> float | None:
+        """Seconds since something of this attempt's answer, or it, came to us; None if it is not here, or is over."""
+        visit = self._hops.get((issuer, attempt))
+        if visit is None:
+            return None
+        run = visit.journey.attempt if visit.journey is not None else None
+        return self._clock.now() - (visit.arrived_at if run is None else run.heard_at)
 
     def mute(self, visit: Visit) -> None:
         """The law keeps records of this request away from here."""
@@ -218,6 +233,7 @@ class Observer:
     def forwarded(self, journey: Journey) -> None:
         """An attempt is on its way: the decision behind it is a span of its own, and so is the attempt."""
         visit: Visit = journey.context
+        visit.journey = journey
         if visit.trace.sampled:
             self._decided(journey, visit, journey.forwarded_at)
             visit.relay_span = visit.trace.open("farhop.relay", self._clock.wall_ns(journey.forwarded_at))
@@ -309,7 +325,9 @@ class Observer:
     ) -> None:
         if visit.over:
             return
-        visit.over = True
+        visit.over, visit.journey = True, None
+        if visit.caller is not None and visit.caller.attempt:
+            self._hops.pop((visit.caller.issuer, visit.caller.attempt), None)
         ttft_s = tpot_s = None
         target = ""
         # An engine's error comes fast: as a first token it would make a broken replica look quick.

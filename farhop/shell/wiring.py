@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farhop.balance.limits import SlotLimit
 from farhop.relay.inbound import InboundLimits
@@ -19,6 +19,7 @@ from farhop.shell.config import ConfigError
 from farhop.shell.lawbook import LawBook
 from farhop.shell.tasks import Tasks
 from farhop.store.hubs import store_of, stores_of
+from farhop.store.kept import KeptStore, kept_of
 from farhop.store.sealed import Sealed, inner
 from farhop.store.state import StateDir
 from topology import load as worlds
@@ -103,11 +104,33 @@ def state(config: Process, tier: str) -> StateDir | None:
         raise ConfigError("state_dir", [str(error)]) from None
 
 
-def sealed(given: Store | Mapping[str, EtcdSettings], keys: Keys, refused: Callable[[str], None], rng: Random) -> Store:
-    """The store of these hubs, or the one given, whose readers see what counts by these keys."""
+def keep(config: Process, tier: str, rng: Random, log: Throttled) -> Callable[[str, Store], Store]:
+    """For `store_of`: what each hub told is on disk, too, where the configuration has a place for it."""
+    where = state(config, tier)
+
+    def say(problem: str) -> None:
+        log.error("kept state", problem, problem=problem)
+
+    return lambda hub, one: one if where is None else KeptStore(one, hub, where, rng, say)
+
+
+def sealed(
+    given: Store | Mapping[str, EtcdSettings],
+    keys: Keys,
+    refused: Callable[[str], None],
+    rng: Random,
+    keep: Callable[[str, Store], Store] = lambda _name, one: one,
+) -> Store:
+    """The store of these hubs, or the one given, whose readers see what counts by these keys. What is kept on disk is
+    as it was written: it is judged again when it is read."""
     if isinstance(given, Mapping):
-        return store_of(given, rng, lambda one: Sealed(one, keys, refused))
+        return store_of(given, rng, lambda name, one: Sealed(keep(name, one), keys, refused))
     return Sealed(given, keys, refused)
+
+
+def kept(store: Store, hub: str) -> list[dict[str, Any]]:
+    """What is told of what this store has on disk; a single hub goes by `hub`."""
+    return kept_of(inner(one) for one in stores_of(store, hub).values())
 
 
 def law_book(

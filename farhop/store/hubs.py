@@ -280,10 +280,10 @@ def _told(failed: Mapping[str, StoreError]) -> str:
 
 
 def store_of(
-    hubs: Mapping[str, EtcdSettings], rng: Random, around: Callable[[Store], Store] = lambda one: one
+    hubs: Mapping[str, EtcdSettings], rng: Random, around: Callable[[str, Store], Store] = lambda _name, one: one
 ) -> Store:
-    """The store of these hubs, with something `around` each: the etcd itself where there is but one."""
-    stores: dict[str, Store] = {name: around(EtcdStore(settings, rng)) for name, settings in hubs.items()}
+    """The store of these hubs, with something `around` each, by its name: the etcd itself where there is but one."""
+    stores: dict[str, Store] = {name: around(name, EtcdStore(settings, rng)) for name, settings in hubs.items()}
     return next(iter(stores.values())) if len(stores) == 1 else Hubs(stores, rng)
 
 

@@ -174,6 +174,7 @@ def _plan(world: World, fault: Any) -> None:
         "kill": (world.kill, (region,)),
         "revive": (world.revive, (region,)),
         "freeze": (world.freeze, (region, fault.to)),
+        "blackhole": (world.blackhole, (region, fault.to)),
         "heal": (world.heal, (region, fault.to)),
         "drain": (world.drain, (region, "scenario", fault.for_s)),
         "undrain": (world.undrain, (region,)),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.balance import outcome
+from farhop.balance.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.balance.machine import LawChanged
 from farhop_lab.sim.carrier import Carrier, Journey
 from farhop_lab.sim.hearing import Hearing
@@ -35,24 +36,17 @@ class Hop:
     """One attempt at a region: the request goes there, its answer comes back, each over the wire."""
 
     __slots__ = (
-        "_balancer",
-        "_began",
-        "_journey",
-        "_opened_at",
-        "_over",
-        "_region",
-        "_watch",
-        "forward",
-        "id",
-        "number",
-        "request",
-    )
+        "_balancer", "_began", "_journey", "_opened_at", "_over", "_region", "_watch", "forward", "id", "inquiry",
+        "number", "request",
+    )  # fmt: skip
 
     def __init__(self, balancer: BalancerProcess, journey: Journey, forward: Forward, region: RegionProcess) -> None:
         self._balancer, self._journey, self.forward, self._region = balancer, journey, forward, region
         self.number = forward.attempt
         self.id = f"{forward.id}/{forward.attempt}"
         self._began = self._over = False
+        self.inquiry = Inquiry()
+        balancer.hops.setdefault(region.name, {})[self] = None
         self.request = self._signed(journey.request, balancer.carrier.clock())
         stage = balancer.stage
         self._opened_at = stage.timeline.now
@@ -139,13 +133,47 @@ class Hop:
     def _quiet(self) -> None:
         """Chunks are not simulated: they come all the time, unless the link is frozen."""
         stage = self._balancer.stage
-        frozen_at = stage.wire.frozen_since(self._region.name, self._balancer.region)
-        heard_at = stage.timeline.now if frozen_at is None else frozen_at
-        due = heard_at + stage.watching.between_bytes_s
+        due = self._heard_at + self._silent_s()
         if due <= stage.timeline.now:
             self._give_up(outcome.STALLED)
         else:
+            # The way may break meanwhile: doubt() has it looked at again.
             self._watch = stage.timeline.at(due, self._quiet)
+
+    @property
+    def _heard_at(self) -> float:
+        stage = self._balancer.stage
+        if not self._began:
+            return self._opened_at
+        silent_at = stage.wire.silent_since(self._opened_at, self._region.name, self._balancer.region)
+        return stage.timeline.now if silent_at is None else silent_at
+
+    def _silent_s(self) -> float:
+        """For how long it may be silent, as relay.attempt.AttemptRun.check has it."""
+        most_s = self._balancer.stage.watching.between_bytes_s
+        return stall_s(0.0, most_s) if self._balancer.hearing.is_dark(self._region.name) else most_s
+
+    def doubt(self) -> None:
+        """The channel to its region broke."""
+        self.inquiry.doubted = True
+        if self._began:
+            self._watch.cancel()
+            self._watch = self._balancer.stage.timeline.after(0.0, self._quiet)
+
+    @property
+    def quiet(self) -> bool:
+        """See relay.attempt.AttemptRun.is_quiet."""
+        return self._balancer.stage.timeline.now - self._heard_at >= QUIET_S
+
+    def told(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+        """See relay.attempt.AttemptRun. `asked_at` in the timeline's seconds."""
+        now, heard_at = self._balancer.stage.timeline.now, self._heard_at
+        if self._over:
+            return
+        if self._began and heard_at > asked_at:
+            self.inquiry.heard()
+        elif self.inquiry.lost(now - heard_at, quiet_s, way_s, now, began=self._began):
+            self._give_up(outcome.STALLED if self._began else outcome.LOST)
 
     def _give_up(self, reason: Outcome) -> None:
         self.abort()
@@ -157,6 +185,7 @@ class Hop:
             return False
         self._over = True
         self._watch.cancel()
+        self._balancer.hops[self._region.name].pop(self, None)
         return True
 
     def cut(self) -> None:
@@ -200,6 +229,7 @@ class BalancerProcess:
         self.carrier = Carrier(
             f"global {self.name}", self.flow, stage.timeline, self._rng.uniform(10.0, 1e5), stage.journal, self._attempt
         )
+        self.hops: dict[str, dict[Hop, None]] = {}  # under way, by region
         self.prefixes: Prefixes | None = None
         if isinstance(self.flow, GlobalFlow):
             self.prefixes = Prefixes(self.flow.trie, self._disbelieved, self.flow.law.epoch)
@@ -207,8 +237,12 @@ class BalancerProcess:
             self.flow.forgotten.append(self.prefixes.begin_anew)
             stage.timeline.after(CONFIRM_S, self._tidy, self.prefixes)
         self.hearing = Hearing(
-            stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng, self.prefixes
-        )
+            stage, region, self.name, regions, self.carrier.react, self.carrier.clock, self._rng, self.prefixes,
+            self._hops,
+        )  # fmt: skip
+
+    def _hops(self, region: str) -> list[Hop]:
+        return list(self.hops.get(region, ()))
 
     def cut(self, region: str) -> None:
         """All connections to a region break, and none comes about until `cut_off` lacks it."""

@@ -129,6 +129,10 @@ class Carrier:
         """Requests neither answered nor given up."""
         return len(self._live)
 
+    def has(self, request_id: str) -> bool:
+        """Whether this request is under way here."""
+        return request_id in self._live
+
     def attempts(self) -> list[Attempt]:
         """Those under way."""
         return [journey.attempt for journey in self._live.values() if journey.attempt is not None]

@@ -9,25 +9,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farhop.balance.inquiry import ASKED_MAX
 from farhop.balance.machine import Address
 from farhop_lab.sim.streams import Line
-from global_lb.distance import Distances
-from global_lb.link import AGAIN, HURRY, PINGS_LOST
-from global_lb.view import ChannelChanged, Region, RegionHeard, View, ViewSwapped, instance_of
+from global_lb.distance import Distances, moved
+from global_lb.link import AGAIN, HURRY, PINGS_LOST, tell
+from global_lb.view import ChannelChanged, Region, RegionHeard, RegionKnown, instance_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from farhop.balance.machine import Event
     from farhop.store.report import RegionReport
+    from farhop_lab.sim.balancer import Hop
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.stage import Stage
     from global_lb.prefixes import Prefixes
+    from global_lb.view import Instance
+
+    _Inquiry = tuple[Sequence[Hop], Sequence[int], float, float]  # who is asked about, what is said, when, how far
 
 
 class Hearing:
-    """See the module's head. `react` is told events; `clock` is the balancer's; `prefixes` None: it is told of none."""
+    """See the module's head. `react` is told events; `clock` is the balancer's; `prefixes` None: it is told of none.
+    `hops` are the attempts under way at a region."""
 
     def __init__(
         self,
@@ -39,13 +45,16 @@ class Hearing:
         clock: Callable[[], float],
         rng: Random,
         prefixes: Prefixes | None = None,
+        hops: Callable[[str], Sequence[Hop]] = lambda _region: (),
     ) -> None:
+        self._hops = hops
         self._stage, self._here, self._balancer, self._regions = stage, here, balancer, regions
         self._react, self._clock, self._rng = react, clock, rng
         self.distances = Distances(stage.topology, here)
         self.reports: dict[str, tuple[RegionReport, float]] = {}
         self._prefixes, self.lines = prefixes, dict[str, Line]()
-        self._regions_seen: dict[str, Region] = {}  # as in the last view, of the same report
+        self._instances: dict[str, Instance] = {}  # by region: made once of each report
+        self._told_ms: dict[str, float] = {}  # by region, the wire time that the machine was told
         self._up: dict[str, bool] = {}
         self._lost: dict[str, int] = {}
         self._over = False
@@ -67,7 +76,8 @@ class Hearing:
         if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
             return
         self.reports[region] = (report, now)
-        self._regions_seen.pop(region, None)
+        offset_ms = self.distances.offset_ms((region, report.instance), report.incarnation)
+        self._instances[region] = instance_of(report, Address(region, 1), now, offset_ms, self._balancer)
         if known is None:
             self._lost[region] = PINGS_LOST
             self._ping(region)
@@ -75,21 +85,12 @@ class Hearing:
                 self.lines[region] = Line(
                     self._stage, self._here, self._balancer, self._regions[region], self._prefixes, self._clock
                 )
-        self._react(RegionHeard(region, known is None or known[0].incarnation < report.incarnation))
-        self._react(ViewSwapped(self._view()))
+        renewed = known is None or known[0].incarnation < report.incarnation
+        self._react(RegionHeard(region, renewed, self._region(region)))
 
-    def _view(self) -> View:
-        return View({name: self._region(name, *heard) for name, heard in self.reports.items()})
-
-    def _region(self, name: str, report: RegionReport, received_at: float) -> Region:
-        """The very same as in the last view, unless something is new."""
-        rtt_ms = self.distances.rtt_ms(name)
-        offset_ms = self.distances.offset_ms((name, report.instance), report.incarnation)
-        known = self._regions_seen.get(name)
-        if known is None or known.rtt_ms != rtt_ms or known.instances[0].clock_offset_ms != offset_ms:
-            instance = instance_of(report, Address(name, 1), received_at, offset_ms, self._balancer)
-            known = self._regions_seen[name] = Region(name, rtt_ms, (instance,))
-        return known
+    def _region(self, name: str) -> Region:
+        rtt_ms = self._told_ms[name] = self.distances.rtt_ms(name, self._clock())
+        return Region(name, rtt_ms, (self._instances[name],))
 
     # -- pings
 
@@ -106,17 +107,24 @@ class Hearing:
         if there.alive:
             # Its clock as it will be when the ping gets there.
             clock_ms = (there.carrier.clock() + rtt_s / 2.0) * 1e3
-            stage.timeline.after(rtt_s, self._pong, region, there.incarnation, clock_ms, sent_at)
+            asked = [hop for hop in self._hops(region) if hop.quiet][:ASKED_MAX]
+            told = there.reporter.quiet_ms(self._balancer, [hop.id for hop in asked])
+            inquiry = (asked, told, stage.timeline.now, rtt_s)
+            stage.timeline.after(rtt_s, self._pong, region, there.incarnation, clock_ms, sent_at, inquiry)
         else:
             stage.timeline.after(rtt_s, self._no_pong, region)
 
-    def _pong(self, region: str, incarnation: int, clock_ms: float, sent_at: float) -> None:
+    def _pong(self, region: str, incarnation: int, clock_ms: float, sent_at: float, inquiry: _Inquiry) -> None:
         if self._lost[region] == 0:
             name = (region, self.reports[region][0].instance)
             if not self.distances.pinged(name, incarnation, clock_ms, sent_at, self._clock()):
                 self._stage.journal.violated(f"{self._balancer}: an absurd ping of {region}")
+            told_ms = self._told_ms[region]
+            if moved(told_ms, self.distances.rtt_ms(region, self._clock())):
+                self._react(RegionKnown(region, self._region(region)))
         self._lost[region] = 0
         self._channel(region, True)
+        tell(*inquiry)
         self._again(region)
 
     def _no_pong(self, region: str) -> None:
@@ -132,8 +140,13 @@ class Hearing:
         jitter = 0.8 + 0.4 * self._rng.random()
         self._stage.timeline.after(self._stage.watching.ping_s * jitter * soon, self._ping, region)
 
+    def is_dark(self, region: str) -> bool:
+        """Whether its channel was up and is broken now."""
+        return self._up.get(region) is False
+
     def _channel(self, region: str, up: bool) -> None:
         if self._up.get(region) != up and not self._over:
             self._up[region] = up
-            self._react(ChannelChanged(region, up))
-            self._react(ViewSwapped(self._view()))
+            for hop in () if up else self._hops(region):
+                hop.doubt()
+            self._react(ChannelChanged(region, up, self._region(region)))

@@ -188,8 +188,10 @@ class RegionProcess:
             f"region {self.name}", self.flow, stage.timeline, rng.uniform(10.0, 1e5), stage.journal, self._attempt
         )
         self.reporter = Reporter(
-            self.name, self.instance, _ADDRESSES, self.flow, self.carrier.clock, incarnation=self.incarnation
-        )
+            self.name, self.instance, _ADDRESSES, self.flow, self.carrier.clock, incarnation=self.incarnation,
+            # What is under way is heard of all the time: chunks are not simulated.
+            quiet_s=lambda _balancer, attempt: 0.0 if self.carrier.has(attempt) else None,
+        )  # fmt: skip
         self._latest: RegionReport | None = None
         life = self.incarnation
         self.carrier.react(ViewSwapped(view_of(self.site.named())))

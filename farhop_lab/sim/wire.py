@@ -41,6 +41,7 @@ class Wire:
         self._frozen: dict[tuple[str, str], tuple[float, list[_Parcel]]] = {}
         self._swallowing: set[tuple[str, str]] = set()  # of the frozen ones
         self._dead_before: dict[tuple[str, str], float] = {}  # connections that were opened before this moment
+        self._dead_since: dict[tuple[str, str], float] = {}
         self._arrives: dict[tuple[str, str], float] = {}
         self.carried: Counter[tuple[str, str]] = Counter()
         self._rng: Random | None = None
@@ -111,10 +112,11 @@ class Wire:
     def heal(self, a: str, b: str) -> None:
         """The link works again: what waited goes first. Idempotent."""
         for pair in ((a, b), (b, a)):
-            waiting = self._frozen.pop(pair, (0.0, []))[1]
+            since, waiting = self._frozen.pop(pair, (0.0, []))
             if pair in self._swallowing:
                 self._swallowing.discard(pair)
                 self._dead_before[pair] = self._timeline.now
+                self._dead_since[pair] = since
                 continue
             for act, args in waiting:
                 self.send(*pair, act, *args)
@@ -122,6 +124,12 @@ class Wire:
     def swallows(self, a: str, b: str) -> bool:
         """Whether what is sent from `a` to `b` now will never arrive."""
         return (a, b) in self._swallowing
+
+    def silent_since(self, opened_at: float, a: str, b: str) -> float | None:
+        """Since when nothing gets from `a` to `b` on a connection that was opened then; None if it does."""
+        if opened_at < self._dead_before.get((a, b), -inf):
+            return self._dead_since[a, b]
+        return self.frozen_since(a, b)
 
     def frozen_since(self, a: str, b: str) -> float | None:
         """Since when nothing gets from `a` to `b`; None if it does."""

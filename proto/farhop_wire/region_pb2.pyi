@@ -499,19 +499,25 @@ class PingRequest(_message.Message):
 
     NONCE_FIELD_NUMBER: _builtins.int
     BALANCER_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
     """any; returned as sent"""
     balancer: _builtins.str
     """who asks"""
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of its attempts that are silent, by the names in their hop tokens; at most 256"""
+
     def __init__(
         self,
         *,
         nonce: _builtins.int = ...,
         balancer: _builtins.str = ...,
+        attempts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "balancer", b"balancer", "nonce", b"nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,22 +530,30 @@ class PingReply(_message.Message):
     NONCE_FIELD_NUMBER: _builtins.int
     CLOCK_MS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    QUIET_MS_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
     """the request's"""
     clock_ms: _builtins.float
     """ms of the answerer's own monotonic clock, as in Report"""
     incarnation: _builtins.int
     """as in Report"""
+    @_builtins.property
+    def quiet_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One for each attempt asked about, in that order: ms since something of its answer, or it, was last heard of from
+        where it is worked on; -1: not known here (never came, or is over). Empty: this build does not tell.
+        """
+
     def __init__(
         self,
         *,
         nonce: _builtins.int = ...,
         clock_ms: _builtins.float = ...,
         incarnation: _builtins.int = ...,
+        quiet_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "incarnation", b"incarnation", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "incarnation", b"incarnation", "nonce", b"nonce", "quiet_ms", b"quiet_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

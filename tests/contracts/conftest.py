@@ -11,7 +11,9 @@ import pytest_asyncio
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 from farhop.store.hubs import Hubs
+from farhop.store.kept import KeptStore
 from farhop.store.memory import MemoryCluster, MemoryStore
+from farhop.store.state import StateDir
 from farhop_lab.etcd import EmbeddedEtcd
 
 TIMEOUT_S = 1.2
@@ -147,6 +149,30 @@ class HubsWorld:
             await world.compact()
 
 
+class KeptWorld(MemoryWorld):
+    """As in memory, with what is watched on disk beside it."""
+
+    def __init__(self, folder) -> None:
+        super().__init__()
+        self.inner_near, self.inner_far = self.near, self.far
+        self.near = KeptStore(self.near, "hub", StateDir(folder, "f", "near"), Random(5), lambda _: None)
+        self.far = KeptStore(self.far, "hub", StateDir(folder, "f", "far"), Random(6), lambda _: None)
+
+    async def cut(self):
+        self.inner_near.outage()
+
+    async def heal(self):
+        self.inner_near.restore()
+
+    async def restart(self, *, wipe=False):
+        self.inner_near.outage()
+        self.inner_far.outage()
+        if wipe:
+            self.cluster.wipe()
+        self.inner_near.restore()
+        self.inner_far.restore()
+
+
 class EtcdWorld:
     """Two stores on one etcd, `near` over a wire."""
 
@@ -178,13 +204,15 @@ async def etcd():
         yield process
 
 
-@pytest_asyncio.fixture(loop_scope="module", params=["memory", "hubs", "etcd"])
-async def world(request, etcd):
+@pytest_asyncio.fixture(loop_scope="module", params=["memory", "hubs", "kept", "etcd"])
+async def world(request, etcd, tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         if request.param == "memory":
             made = MemoryWorld()
         elif request.param == "hubs":
             made = HubsWorld()
+        elif request.param == "kept":
+            made = KeptWorld(tmp_path)
         else:
             wire = await stack.enter_async_context(Wire(etcd))
             made = EtcdWorld(etcd, wire)

@@ -202,6 +202,8 @@ def test_service_goes_on_without_etcd(running: RunningWorld, how: str) -> None:
             results += [running.ask(region, "anywhere", "still there?") for region in sorted(ALL)]
         assert all(result.ok for result in results)
         assert [r.headers["x-farhop-region"] for r in results[:3]] == sorted(ALL)
+        if how == "killed":
+            _started_without_etcd(running)
     finally:
         if how == "killed":
             running.call(etcd.start())
@@ -211,8 +213,31 @@ def test_service_goes_on_without_etcd(running: RunningWorld, how: str) -> None:
     assert _eventually(lambda: running.call(_json(status))["store_trouble"] is None)
 
 
+def _started_without_etcd(running: RunningWorld) -> None:
+    """A global balancer that starts now goes by what it kept: whom to ask, and the law."""
+    virginia = running.world.regions["virginia"]
+    assert virginia.global_ is not None
+    running.call(virginia.global_.kill())
+    running.call(running.world.start_global("virginia"))
+
+    def found() -> str | None:  # once its channel there is open: nobody's report is a sign of life here
+        return running.ask("virginia", "eu-only", "do you know the law?").headers.get("x-farhop-region")
+
+    assert _eventually(lambda: found() == "frankfurt", 5.0)
+    status = running.call(_json(f"{virginia.global_admin}/status"))
+    assert [kept["from_disk"] for kept in status["kept"]] == [True]
+    assert status["law"]["etcd_out_of_reach"]
+    assert "etcd is silent" in running.call(_text(f"{virginia.global_admin}/readyz"))
+
+
 def _at_home(running: RunningWorld, region: str) -> bool:
     return running.ask(region, "anywhere", "at home?").headers["x-farhop-region"] == region
+
+
+async def _text(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        assert answer.status == 200
+        return await answer.text()
 
 
 async def _json(url: str) -> dict[str, Any]:
@@ -293,3 +318,50 @@ def test_no_engine_queues_while_another_has_room(running: RunningWorld) -> None:
     # What arrives within one step of an engine waits for the next; on a machine that stands still, for as long. No line
     # stands: of 60 requests sent on blindly, some 15 would wait at each engine.
     assert sum(seen) / len(seen) < 1.0
+
+
+CUT_S = 4.0
+
+
+def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(running: RunningWorld) -> None:
+    """One lawful region, cut off for 4 s, connections dead for good: it goes on reporting to etcd, so it is in doubt at
+    most, and there is nowhere else to go. A first byte is waited for 120 s, and a begun stream 60 s."""
+    world = running.world
+    ocean = world.ocean
+    assert ocean is not None
+
+    async def one(text: str, max_tokens: int, begun: asyncio.Event) -> tuple[Result, float]:
+        body: dict[str, Any] = {
+            "model": world.settings.model, "messages": [{"role": "user", "content": text}], "stream": True,
+            "max_tokens": max_tokens, "min_tokens": max_tokens,
+        }  # fmt: skip
+        end = None
+        async for event in ask([running.entry("virginia")], "sk-farhop-eu-only", body):
+            begun.set()
+            end = event if isinstance(event, Result) else end
+        assert end is not None
+        return end, time.monotonic()
+
+    async def drill() -> tuple[tuple[Result, float], list[tuple[Result, float]], float]:
+        begun = asyncio.Event()
+        # Connections are kept: what is sent over one of them vanishes, where a new one would not come to be.
+        await asyncio.gather(*(one(f"before {i}", 8, asyncio.Event()) for i in range(4)))
+        stream = asyncio.create_task(one("a long story", 6000, begun))
+        await begun.wait()
+        ocean.blackhole("frankfurt")
+        try:
+            swallowed = [asyncio.create_task(one(f"swallowed {i}", 8, asyncio.Event())) for i in range(2)]
+            await asyncio.sleep(CUT_S)
+        finally:
+            ocean.heal("frankfurt")
+        healed = time.monotonic()
+        return await stream, await asyncio.gather(*swallowed), healed
+
+    stream, swallowed, healed = running.call(drill())
+    told = [f"{at - healed:.2f}" for _, at in (stream, *swallowed)]
+    print(f"\nfailover: cut for {CUT_S:g} s: the stream ended, the others were answered, after the return: {told} s")
+    assert [(result.ok, result.headers.get("x-farhop-region")) for result, _ in swallowed] == [(True, "frankfurt")] * 2
+    assert all(at - healed < 8.0 for _, at in swallowed)
+    assert "upstream_stalled" in str(stream[0].error)  # a clean error event, and no end that looks like one
+    assert stream[1] - healed < 20.0
+    running.call(world.wait_until_serving(ALL))

@@ -8,6 +8,8 @@ import pytest
 from farhop_cli import bench
 from farhop_lab.bench import hostile, relay, soak
 from farhop_lab.bench.decide import Row as Decided
+from farhop_lab.bench.intake import Intake
+from farhop_lab.bench.intake import Row as Taken
 from farhop_lab.bench.place import BenchError
 from farhop_lab.bench.results import Figure, Latency, Plan, Row, Told
 from farhop_lab.bench.sim import Row as Simulated
@@ -72,7 +74,9 @@ def test_json_is_all_there_is(cli):
 
 
 def test_what_nobody_measures(cli):
-    assert "there is decide, relay, soak, hostile, scrape, hits, trie" in cli.failed(cli.run("bench", "nonsense"), 2)
+    assert "there is decide, relay, soak, hostile, scrape, intake, hits, trie" in cli.failed(
+        cli.run("bench", "nonsense"), 2
+    )
 
 
 def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
@@ -197,6 +201,18 @@ def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
     told = json.loads(broken.stdout)
     assert told["rows"][0]["requests_per_cpu_s"] == 2000.0
     assert asked == [bench.sims.QUICK, bench.sims.SIZES]
+
+
+@pytest.mark.parametrize(("taken_us", "code"), [(20.0, 0), (40.0, 1)])
+def test_what_reports_cost_is_told_and_too_much_of_it_fails(cli, monkeypatch, taken_us, code):
+    rows = [Taken("read", 10.0, 9.0, 11.0), Taken("taken in", taken_us, 9.0, 50.0), Taken("rows", 99.0, 9.0, 99.0)]
+    monkeypatch.setattr(bench.intakes, "measure", lambda: Intake(60, 4, rows))
+    told = cli.run("bench", "intake")
+    assert told.exit_code == code
+    share = 60 * 20 * (10.0 + taken_us) / 1e6
+    assert f"{share:.1%} of a core; at most 5% is meant" in told.output
+    document = json.loads(cli.run("bench", "intake", "--json").stdout)
+    assert (document["core_share"], document["core_share_max"]) == (pytest.approx(share), 0.05)
 
 
 def test_law_says_what_happened_and_fails_where_the_law_was_broken(cli, monkeypatch):

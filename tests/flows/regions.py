@@ -17,7 +17,7 @@ from farhop.store.contract import report_key
 from farhop.store.memory import MemoryStore
 from farhop.store.report import ModelReport, RegionReport, encode, to_wire
 from global_lb.config import GlobalConfig
-from global_lb.view import ChannelChanged, RegionHeard, View, ViewSwapped
+from global_lb.view import ChannelChanged, RegionHeard, RegionKnown, View
 from global_lb.watch import Watcher
 
 WORLD = topology()
@@ -48,10 +48,11 @@ class Heard:
         self.refused: list[str] = []
 
     def react(self, event: Event) -> None:
-        if isinstance(event, ViewSwapped):
-            self.view = event.view
+        if isinstance(event, RegionKnown | RegionHeard | ChannelChanged):
             self.views += 1
-        elif isinstance(event, RegionHeard):
+            if event.known is not None or isinstance(event, RegionKnown):
+                self.view = self.view.put(event.region, event.known)
+        if isinstance(event, RegionHeard):
             self.heard.append(event.region)
         elif isinstance(event, ChannelChanged):
             self.channels.append((event.region, event.up))
@@ -117,6 +118,7 @@ class Region(region_pb2_grpc.RegionServicer):
         self.latest: RegionReport | None = None
         self.news = asyncio.Condition()
         self.pinged: list[str] = []
+        self.known: dict[str, int] = {}  # attempts here, and how long they have been quiet, ms
         self.readers = 0
         self.address = ""
         self._server: grpc.aio.Server | None = None
@@ -140,7 +142,8 @@ class Region(region_pb2_grpc.RegionServicer):
 
     async def Ping(self, request: region_pb2.PingRequest, _context: Any) -> region_pb2.PingReply:
         self.pinged.append(request.balancer)
-        return region_pb2.PingReply(nonce=request.nonce, clock_ms=1.0, incarnation=1)
+        quiet_ms = [self.known.get(attempt, -1) for attempt in request.attempts]
+        return region_pb2.PingReply(nonce=request.nonce, clock_ms=1.0, incarnation=1, quiet_ms=quiet_ms)
 
     async def Prefixes(self, _request: Any, context: Any) -> AsyncIterator[region_pb2.PrefixDelta]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older build")

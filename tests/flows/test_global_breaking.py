@@ -8,7 +8,7 @@ from playbook import Expected, answered, held, sent, timer
 from worlds import everywhere, instance, law, request, seen, worldwide
 
 from farhop.balance import machine, outcome
-from farhop.balance.health import State
+from farhop.balance.health import LivenessConfig, State
 from farhop.balance.machine import (
     AttemptBegan,
     AttemptEnded,
@@ -18,6 +18,7 @@ from farhop.balance.machine import (
     RequestArrived,
     TimerFired,
 )
+from farhop.balance.retry import TRANSPORT_RETRIES_MAX
 from global_lb.live import LOOK_AGAIN_S, LOOK_SOON_S
 from global_lb.view import ChannelChanged, RegionHeard
 from topology.law import Law
@@ -296,3 +297,23 @@ def test_doubt_about_every_region_moves_nothing(play) -> None:
     flow = worldwide()
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.at(3.5).on(TimerFired("a")).expect(timer("a", at=3.5 + LOOK_AGAIN_S))  # no report of anybody for 3.5 s
+
+
+def test_one_that_its_region_does_not_know_goes_elsewhere_and_the_region_is_not_blamed(play) -> None:
+    flow = worldwide()
+    book = play(flow)
+    for n in range(LivenessConfig().relay_streak):
+        book.on(RequestArrived(request(f"r{n}"))).expect(sent(f"r{n}", "london"))
+        book.on(AttemptFailed(f"r{n}", 1, outcome.LOST)).expect(sent(f"r{n}", "frankfurt", attempt=2))
+    assert flow.liveness["london"].read(0.0).state is State.UP  # it was the region that said so
+    assert flow.ledger.load("london").in_flight == 0
+
+
+def test_one_that_the_only_lawful_region_does_not_know_is_asked_there_again_within_the_retry_rules(play) -> None:
+    flow = worldwide(view=seen(instance("london")))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    for attempt in range(1, TRANSPORT_RETRIES_MAX + 1):
+        again = sent("a", "london", attempt=attempt + 1)
+        book.on(AttemptFailed("a", attempt, outcome.LOST)).expect(again)
+    last = AttemptFailed("a", TRANSPORT_RETRIES_MAX + 1, outcome.LOST)
+    book.on(last).expect(answered("a", outcome.NO_REGION))

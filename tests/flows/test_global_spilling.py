@@ -73,10 +73,12 @@ def test_a_hot_region_serves_who_may_go_nowhere_else_or_only_much_further(play) 
 
 def test_what_was_hot_is_returned_to_at_a_pace() -> None:
     flow = hot()
-    flow.handle(at(3.0, london=0.5), 3.0)
-    shares = [taken(flow, now)["london"] / 300 for now in (3.0, 12.0)]
+    shares = []
+    for now in (3.0, 12.0, 23.0):
+        flow.handle(at(now, london=0.5), now)
+        heard(flow, REGIONS, now)
+        shares += [taken(flow, now)["london"] / 300] if now < 23.0 else []
     assert shares == [pytest.approx(0.05, abs=0.04), pytest.approx(0.5, abs=0.08)]
-    heard(flow, REGIONS, 23.0)
     assert taken(flow, 23.0) == {"london": 300}
 
 

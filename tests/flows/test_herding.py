@@ -12,7 +12,7 @@ from farhop.balance.machine import Address, Command, Event
 from farhop_lab.sim.measures import Measures, quantile
 from farhop_lab.sim.scenery import MODEL, Reporting, Watching, flat, station
 from farhop_lab.sim.world import World
-from global_lb.view import Region, View, ViewSwapped
+from global_lb.view import Region, RegionHeard, View
 from topology.law import Law
 
 # FIELD §4: 20 balancers, 4 regions of 100 slots, 8 s of service. Base loads are served where they arise; 15 a second
@@ -32,8 +32,8 @@ class Naive:
 
     def handle(self, event: Event, _now: float) -> list[Command]:
         """Forward where `choose` says; whatever comes back is the answer."""
-        if isinstance(event, ViewSwapped):
-            self.view = event.view
+        if isinstance(event, RegionHeard) and event.known is not None:
+            self.view = self.view.put(event.region, event.known)
         elif isinstance(event, machine.RequestArrived):
             request, target = event.request, self.choose()
             forward = machine.Forward(request.id, 1, target, Address(target, 1), 0.0, frozenset(self.view.regions))

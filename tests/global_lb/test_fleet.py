@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from worlds import MODEL, OTHER_MODEL, capacity, instance, request, seen
 
 from farhop.balance import outcome
+from farhop.balance.drift import AGE_MAX_S, SILENT_MS_PER_S
 from farhop.balance.health import LivenessConfig, State
 from global_lb.fleet import RESIDENCE_MIN, Regions
 from global_lb.view import View
@@ -247,3 +248,60 @@ def happens(regions: Regions, what: str, whom, now: float, n: int) -> None:
             "drained": lambda: liveness.override.force(State.DRAINING, "why", now + 2.0, now=now, over_s=1.0),
         }[what]()  # fmt: skip
         regions.settle(whom, now)
+
+
+KNOWN_ANEW = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(ALL)),
+        st.lists(st.sampled_from("ab"), unique=True, max_size=2),
+        st.booleans(),
+        st.integers(0, 8),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(KNOWN_ANEW)
+@settings(deadline=None, max_examples=60)
+def test_one_region_after_the_other_comes_to_the_same_as_all_at_once(steps) -> None:
+    """Whatever is asked on the way, nothing is left over of how a region was known before."""
+    grown, latest = Regions(1 << 20, LivenessConfig()), {}
+    for at, (name, instances, draining, ready, other) in enumerate(steps, 1):
+        models = {MODEL: capacity(replicas_ready=ready, slots_free=ready)} | (
+            {OTHER_MODEL: capacity()} if other else {}
+        )
+        made = [instance(name, i, draining=draining, models=models, received_at=float(at)) for i in instances]
+        latest[name] = seen(*made).view.regions.get(name)
+        grown.take(name, latest[name])
+        grown.settle(name, float(at))
+        grown.field(request("q"), 100.0, ALL, float(at))
+    view = View({name: known for name, known in latest.items() if known is not None})
+    fresh = Regions(1 << 20, LivenessConfig())
+    fresh.adopt(view, 20.0)
+    assert grown.view == view
+    for known in (grown, fresh):
+        for name in ALL:
+            known.liveness_of(name).channel(True)
+            known.liveness_of(name).reported(20.0)
+    for model in (MODEL, OTHER_MODEL):
+        fields = [known.field(request("q", model=model), 100.0, ALL, 20.0) for known in (grown, fresh)]
+        assert fields[0].names == fields[1].names
+        assert fields[0].absent == fields[1].absent
+        for place in range(len(fields[0])):
+            assert fields[0].scored(place, 0.0) == fields[1].scored(place, 0.0)
+    assert grown._reckonings.keys() == fresh._reckonings.keys()
+    assert grown._drifts.keys() == fresh._drifts.keys()
+
+
+def test_among_silent_regions_what_each_said_last_is_doubted(regions: Regions) -> None:
+    """Their channels stand, nobody reports: they are asked since there is nobody better, and by draw before long."""
+    assert not regions.field(request("q"), 100.0, ALL, 1.0).moving
+    field = regions.field(request("q"), 100.0, ALL, 30.0)
+    assert field.moving
+    known = Regions(1 << 20, LivenessConfig())
+    known.adopt(seen(*(instance(name, received_at=5.0) for name in sorted(ALL))).view, 5.0)
+    for name in ALL:
+        known.liveness_of(name).channel(True)
+    silent = known.field(request("q"), 100.0, ALL, 5.0 + AGE_MAX_S + 2.0)
+    assert silent.doubt_ms(5.0 + AGE_MAX_S + 2.0).tolist() == pytest.approx([2.0 * SILENT_MS_PER_S] * 3)

@@ -6,16 +6,22 @@ from worlds import MODEL, OTHER_MODEL, capacity, instance, seen
 
 from farhop.balance import outcome
 from global_lb.instances import Instances
-from global_lb.view import View
+from global_lb.view import Instance
 
 OWNER = instance("london", "a", wait_ms=50.0, slots_free=7, slots_total=8, usable_share=1.0, used_share=0.9)
 OTHER = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, slots_total=0, usable_share=1.0)
 USED = (("a", 0.3), ("b", 0.8))
 
 
+def take(known: Instances, *instances: Instance) -> bool:
+    """These are all there are of each of their regions. Whether other models can be asked for anywhere."""
+    told = [known.take(name, region) for name, region in seen(*instances).view.regions.items()]
+    return any(told)
+
+
 def able(*instances) -> list[str]:
     known = Instances()
-    known.adopt(seen(*instances).view)
+    take(known, *instances)
     return [i.name for i in known.able("london", MODEL)]
 
 
@@ -29,44 +35,45 @@ def test_who_can_send_to_replicas_of_others_can_be_asked_and_who_drains_cannot()
 
 def test_each_offers_what_all_have_but_its_own_wait() -> None:
     known = Instances()
-    known.adopt(seen(OWNER, OTHER).view)
+    take(known, OWNER, OTHER)
     offered = known.capacity(OTHER, MODEL)
     assert (offered.slots_free, offered.slots_total, offered.wait_ms) == (7, 8, 5.0)
-    known.adopt(seen(OTHER).view)
+    take(known, OTHER)
     assert known.capacity(OTHER, MODEL).slots_free == 0
 
 
 def test_whether_others_can_be_asked_is_told() -> None:
     known, two = Instances(), instance("tokyo", models={OTHER_MODEL: capacity()})
-    assert known.adopt(seen(OWNER).view)
-    assert not known.adopt(seen(OWNER, OTHER).view)  # the same region for the same model
-    assert known.adopt(seen(OWNER, two).view)
+    assert take(known, OWNER)
+    assert not take(known, OWNER, OTHER)  # the same region for the same model
+    assert take(known, OWNER, two)
     assert (known.serving(MODEL), known.serving(OTHER_MODEL)) == (("london",), ("tokyo",))
-    assert known.adopt(View({}))
+    assert not known.take("oslo", None)  # nothing was known of it
+    assert known.take("london", None)
     assert known.serving(MODEL) == ()
 
 
 def test_a_refusal_holds_until_the_next_report_and_keeps_what_is_shared() -> None:
     known, elsewhere = Instances(), instance("tokyo")
-    known.adopt(seen(OWNER, OTHER).view)
+    take(known, OWNER, OTHER)
     known.refused(OTHER, MODEL, outcome.FOREIGN_FULL, 70.0)
     told = known.capacity(OTHER, MODEL)
     assert (told.wait_ms, told.headroom_foreign_tokens, told.slots_free) == (70.0, 0.0, 7)
     assert known.reported(OTHER, MODEL).wait_ms == 5.0
-    known.adopt(seen(OWNER, OTHER, elsewhere).view)  # somebody else's report
+    take(known, OWNER, OTHER, elsewhere)  # somebody else's report
     assert known.capacity(OTHER, MODEL).wait_ms == 70.0
     newer = instance("london", "b", wait_ms=6.0, received_at=OTHER.received_at + 1.0)
-    known.adopt(seen(OWNER, newer).view)
+    take(known, OWNER, newer)
     assert known.capacity(newer, MODEL).wait_ms == 6.0
-    known.adopt(seen(OWNER, OTHER).view)
+    take(known, OWNER, OTHER)
     assert known.capacity(OTHER, MODEL).wait_ms == 5.0  # forgotten, not only hidden
 
 
 def test_how_much_of_a_region_is_used_is_by_slots_or_by_the_fullest_where_nobody_has_any() -> None:
     known = Instances()
     half = instance("london", "b", slots_total=24, used_share=0.5)
-    known.adopt(seen(OWNER, half).view)
+    take(known, OWNER, half)
     assert known.used_share("london", MODEL) == (0.9 * 8 + 0.5 * 24) / 32
     none = [instance("london", n, replicas_ready=0, slots_total=0, usable_share=1.0, used_share=u) for n, u in USED]
-    known.adopt(seen(*none).view)
+    take(known, *none)
     assert known.used_share("london", MODEL) == 0.8

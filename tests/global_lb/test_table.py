@@ -50,7 +50,7 @@ def test_doubt_is_that_of_a_drift(wait_ms: float, left: int, age_s: float, slots
     })  # fmt: skip
     now = 1.0 + gap_s + age_s
     slot_ms = 100.0 * 20.0 / max(1, slots)
-    wanted = 0.0 if drift.still else drift.doubt_ms(now, told.headroom().item(0), slot_ms)
+    wanted = drift.doubt_ms(now, told.headroom().item(0), slot_ms)
     assert told.doubt_ms(now).item(0) == pytest.approx(wanted)
 
 

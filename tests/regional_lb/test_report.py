@@ -454,3 +454,13 @@ async def test_the_reports_of_all_who_share_replicas_add_up_to_one_that_has_them
     together["r1"].handle(PeersChanged(frozenset(), frozenset(), serving=False), 0.0)
     given_up = reporter(together["r1"]).build().models[0]
     assert (given_up.replicas_total, given_up.slots_total, given_up.in_flight, given_up.usable_share) == (0, 0, 0, 1.0)
+
+
+async def test_a_ping_tells_which_attempts_are_here_and_for_how_long_they_have_been_quiet() -> None:
+    told = reporter(regional(replica("a")))
+    asked = region_pb2.PingRequest(nonce=3, balancer="virginia/g1", attempts=["a/1", "b/2"])
+    assert list((await told.Ping(asked, None)).quiet_ms) == []  # nobody here can tell
+    told._quiet_s = lambda *asked: {("virginia/g1", "a/1"): 1.25}.get(asked)
+    assert list((await told.Ping(asked, None)).quiet_ms) == [1250, report.UNKNOWN]
+    assert told.quiet_ms("tokyo/g1", ["a/1"]) == [report.UNKNOWN]  # another's of the same name
+    assert told.quiet_ms("virginia/g1", ["a/1"] * (report.ASKED_MAX + 1)) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.drift import AGE_MAX_S, DOUBT_MAX_MS, Drift
+from farhop.balance.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S, Drift
 
 
 def test_what_does_not_change_is_not_doubted() -> None:
@@ -15,7 +15,17 @@ def test_what_does_not_change_is_not_doubted() -> None:
     for at in (0.0, 1.0, 2.0):
         drift.reported(40.0, 7, at)
     assert drift.still
-    assert drift.doubt_ms(100.0, 0.0, 50.0) == 0.0
+    assert drift.doubt_ms(2.0 + AGE_MAX_S, 0.0, 50.0) == 0.0
+
+
+def test_who_fell_silent_is_doubted_more_and_more_however_still_it_was() -> None:
+    drift = Drift()
+    for at in (0.0, 1.0, 2.0):
+        drift.reported(40.0, 7, at)
+    doubts = [drift.doubt_ms(2.0 + AGE_MAX_S + after, 7.0, 50.0) for after in (0.0, 1.0, 3.0, 5.0, 500.0)]
+    assert doubts == pytest.approx([0.0, SILENT_MS_PER_S, 3 * SILENT_MS_PER_S, DOUBT_MAX_MS, DOUBT_MAX_MS])
+    drift.reported(40.0, 7, 600.0)
+    assert drift.doubt_ms(601.0, 7.0, 50.0) == 0.0  # it speaks again
 
 
 def test_doubt_grows_with_age_and_with_change() -> None:
@@ -24,7 +34,7 @@ def test_doubt_grows_with_age_and_with_change() -> None:
     drift.reported(40.0, 8, 1.0)
     assert drift.doubt_ms(1.0, 8.0, 50.0) == 0.0
     assert drift.doubt_ms(1.5, 8.0, 50.0) == pytest.approx(20.0)
-    assert drift.doubt_ms(9.0, 8.0, 50.0) == pytest.approx(AGE_MAX_S * 40.0)
+    assert drift.doubt_ms(1.0 + AGE_MAX_S, 8.0, 50.0) == pytest.approx(AGE_MAX_S * 40.0)
     drift.reported(0.0, 8, 2.0)  # down again: no less doubtful
     assert drift.doubt_ms(2.5, 8.0, 50.0) == pytest.approx(20.0)
 

@@ -76,3 +76,13 @@ def test_the_share_never_jumps_up(steps: list[tuple[float, float, str]]) -> None
         assert after <= before + 0.05 * dt + 0.05 + 1e-9
         if was_hot and not guard.hot:
             assert share < 0.75
+
+
+def test_a_silence_is_no_time_above() -> None:
+    guard = HotGuard(GuardConfig(hold_s=2.0))
+    guard.used(0.95, 0.0)
+    guard.used(0.95, 60.0)  # what was between nobody told
+    assert not guard.hot
+    guard.used(0.95, 61.0)
+    guard.used(0.95, 62.0)
+    assert guard.hot

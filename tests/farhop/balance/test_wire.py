@@ -13,10 +13,10 @@ from farhop.balance.wire import LATEST, WINDOW_S, WireTime
 def test_the_topology_stands_until_a_ping_is_heard() -> None:
     wire = WireTime(91.0)
     assert wire.rtt_ms == 91.0
-    assert not wire.measured
+    assert not wire.fresh(0.0)
     wire.sample(88.0, 0.0)
     assert wire.rtt_ms == 88.0
-    assert wire.measured
+    assert wire.fresh(0.0)
     assert not wire.moving
 
 
@@ -73,3 +73,29 @@ def test_the_estimate_is_the_least_of_the_window_and_no_more_than_its_range_abov
         seen = [(at, x) for at, x in [*seen, (now, ms)] if now - at <= WINDOW_S]
         values = [x for _, x in seen]
         assert min(values) <= wire.rtt_ms <= 2 * max(values) - min(values) + 1e-6
+
+
+def test_a_longer_route_is_believed_when_all_of_the_latest_pings_say_so() -> None:
+    wire = WireTime(0.0)
+    for i in range(20):
+        wire.sample(50.0 + i % 3, float(i))
+    for i in range(2 * LATEST):
+        wire.sample(150.0 + i % 3, 20.0 + i / 4)
+        if i + 1 >= LATEST:  # what was before is still in the window, and would stand for half a minute
+            assert 150.0 <= wire.rtt_ms <= 152.0
+    wire.sample(50.0, 25.0)  # and back
+    assert wire.rtt_ms <= 152.0
+    for i in range(LATEST):
+        wire.sample(50.0, 26.0 + i / 4)
+    assert wire.rtt_ms == pytest.approx(50.0)
+
+
+def test_without_pings_the_estimate_goes_back_to_what_was_known_before_any() -> None:
+    wire = WireTime(90.0)
+    assert (wire.at(5.0), wire.fresh(5.0)) == (90.0, False)
+    wire.sample(30.0, 10.0)
+    told = [wire.at(10.0 + share * WINDOW_S) for share in (0.0, 1.0, 1.5, 2.0, 9.0)]
+    assert told == pytest.approx([30.0, 30.0, 60.0, 90.0, 90.0])
+    assert [wire.fresh(10.0 + share * WINDOW_S) for share in (1.0, 1.01)] == [True, False]
+    wire.sample(40.0, 10.0 + 9 * WINDOW_S)
+    assert wire.at(11.0 + 9 * WINDOW_S) == 40.0

@@ -9,7 +9,9 @@ import pytest
 from relay_wire import SSE, Line, chunk, plain, post, until
 
 from farhop.balance.chain import chain, tail
+from farhop.balance.inquiry import QUIET_S, STALL_PAUSES
 from farhop.balance.machine import AttemptEnded
+from farhop.relay import relay as relays
 from farhop.relay.outbound import OutboundLimits
 from farhop.relay.transcript import Continuation
 
@@ -139,3 +141,91 @@ async def test_a_slow_client_is_not_a_stalled_upstream(stage: Any) -> None:
     attempt.check(attempt._heard_at + 60.0, s.pool.limits)
     assert s.relay.under_way == 0
     assert s.tier.attempts == [(1, "upstream_stalled")]
+
+
+# -- what the upstream, a tier, knows of it
+
+
+async def swallowing(s: Any, first: bytes = b"") -> Any:
+    """A request whose upstream read it and says no more than this; the attempt."""
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        if first:
+            await line.send(first)
+        await s.upstream.request(line)
+
+    s.upstream.script = script
+    c = await s.client()
+    await c.send(post())
+    await until(lambda: s.upstream.asked and s.relay._live)
+    attempt = s.relay._live["r1"].attempt
+    if first:
+        await until(lambda: attempt.began)
+    return attempt
+
+
+async def test_one_its_upstream_does_not_know_goes_elsewhere(stage: Any) -> None:
+    s = await stage(over_tier=True)
+    attempt = await swallowing(s)
+    at = s.upstream.address
+    assert attempt.id == "r1/1"
+    s.relay._sweep()
+    assert s.relay.quiet(at) == []  # it was made just now
+    attempt._heard_at -= QUIET_S
+    s.relay._sweep()
+    assert s.relay.quiet(at) == [attempt]
+    s.relay.channel(at, up=False)
+    s.relay.channel(at, up=True)
+    attempt.told(s.relay.clock(), 0.5, 0.1)
+    assert s.tier.attempts == []
+    attempt.told(s.relay.clock(), None, 0.1)
+    assert s.tier.attempts == [(1, "lost_on_the_way")]
+    attempt.told(s.relay.clock(), None, 0.1)  # what comes late is no news
+    assert s.relay.quiet(at) == []
+    assert len(s.tier.attempts) == 1
+
+
+async def test_a_byte_that_came_while_it_was_asked_about_proves_it_alive(stage: Any) -> None:
+    s = await stage(over_tier=True)
+    attempt = await swallowing(s)
+    s.relay.channel(s.upstream.address, up=False)
+    attempt.told(attempt._heard_at - 0.1, None, 0.1)
+    assert s.tier.attempts == []
+
+
+async def test_only_the_longest_silent_are_asked_about(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = await stage(over_tier=True)
+    monkeypatch.setattr(relays, "ASKED_MAX", 1)
+    attempt = await swallowing(s)
+    await (await s.client()).send(post())
+    await until(lambda: len(s.relay._live) == 2 and s.relay._live["r2"].attempt._connection is not None)
+    attempt._heard_at -= 9.0
+    s.relay._live["r2"].attempt._heard_at -= 5.0
+    s.relay._sweep()
+    assert s.relay.quiet(s.upstream.address) == [attempt]
+
+
+async def test_engines_are_not_asked(stage: Any) -> None:
+    s = await stage()
+    attempt = await swallowing(s)
+    attempt._heard_at -= 9.0
+    s.relay._sweep()
+    assert s.relay.quiet(s.upstream.address) == []
+
+
+@pytest.mark.parametrize("dark", [True, False])
+async def test_a_stream_behind_a_broken_way_ends_by_its_own_pace(stage: Any, dark: bool) -> None:
+    s = await stage(over_tier=True)
+    attempt = await swallowing(s, SSE + chunk(b"data: 1\n\n"))
+    limits, heard_at = s.pool.limits, attempt._heard_at
+    attempt.check(heard_at + 4.0, limits)  # a pause of 4 s, which ends
+    attempt._heard_at = heard_at = heard_at + 4.1
+    attempt.check(heard_at + 0.1, limits)
+    if dark:
+        s.relay.channel(s.upstream.address, up=False)
+    attempt.check(heard_at + 4.0 * STALL_PAUSES - 0.1, limits)
+    assert s.relay.under_way == 1
+    attempt.check(heard_at + 4.0 * STALL_PAUSES + 0.1, limits)
+    assert s.relay.under_way == (0 if dark else 1)
+    assert s.tier.attempts == ([(1, "upstream_stalled")] if dark else [])

@@ -343,3 +343,24 @@ def test_what_a_version_served_and_how_soon() -> None:
     assert float(_sample(text, "farhop_version_ttft_seconds_sum")) == pytest.approx(0.25)
     counted = [line for line in text.splitlines() if line.startswith("farhop_version_requests_total")]
     assert sorted(line.split()[-1] for line in counted) == ["1.0", "2.0"]
+
+
+async def test_an_attempt_of_the_tier_above_is_known_here_from_its_head_to_its_end(up: Both, engine: Engine) -> None:
+    engine.behaviour = "pause"
+    sending = asyncio.create_task(send(up.entry, _traced(3, body=streaming())))
+    known = up.regional.observer._hops
+    await until(lambda: known and next(iter(known.values())).journey is not None)
+    ((issuer, attempt),) = known
+    assert issuer == up.global_.config.balancer
+    (ours,) = up.global_.relay._live.values()
+    assert ours.attempt is not None
+    assert ours.attempt.id == attempt
+    quiet_s = up.regional.observer.quiet_s(issuer, attempt)
+    assert quiet_s is not None
+    assert 0.0 <= quiet_s < 5.0
+    assert up.regional.observer.quiet_s("somebody/else", attempt) is None
+    engine.release.set()
+    await sending
+    await up.at_rest()
+    assert known == {}
+    assert up.regional.observer.quiet_s(issuer, attempt) is None

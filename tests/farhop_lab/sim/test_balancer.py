@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from farhop.balance import outcome
+from farhop.balance.inquiry import STALL_FLOOR_S
 from farhop_lab.sim.balancer import BalancerProcess
 from farhop_lab.sim.scenery import MODEL, Watching, flat, station
 from farhop_lab.sim.wire import STREAMED_BYTES
@@ -101,6 +102,44 @@ def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_word_too_much() -
     assert (measures.arrived, measures.concluded, measures.violations) == (2, 2, 0)
 
 
+def test_a_request_swallowed_by_the_only_region_is_asked_again_when_that_is_back() -> None:
+    """Cut off, but not for so long that it counts as down: the connection stays dead, nobody closes it, and there is no
+    other region to go to."""
+    world = apart(watching=Watching(ping_jitter=0.0))
+    for at in (5.9, 5.99):  # one has arrived there, and its answer is lost; the other never does
+        world.at(at, world.arrive, "here", "t")
+    world.at(6.0, world.blackhole, "here", "there")
+    world.at(8.5, world.heal, "here", "there")
+    fates = world.run(100.0).fates
+    assert [fate.outcome for fate in fates] == ["served", "served"]
+    assert all(8.5 < fate.ended_at < 14.0 for fate in fates)
+    assert all((fate.region, fate.attempts) == ("there", 2) for fate in fates)
+
+
+def test_a_stream_on_a_dead_connection_ends_and_a_slow_one_does_not() -> None:
+    """After a heal the dead one is ended once TCP could not bring it any more; the other stood in a frozen link."""
+    world = World(5, flat(["here", "there"], 100.0), {"there": station(8, 30.0, first_s=0.1)}, balancers={"here": 1})
+    world.at(5.0, world.arrive, "here", "t")
+    world.at(7.0, world.blackhole, "here", "there")
+    world.at(11.0, world.heal, "here", "there")
+    world.at(13.0, world.arrive, "here", "t")
+    world.at(15.0, world.freeze, "here", "there")
+    world.at(19.0, world.heal, "here", "there")
+    dead, slow = sorted(world.run(100.0).fates, key=lambda fate: fate.arrived_at)
+    assert (dead.outcome, slow.outcome) == ("upstream_stalled", "served")
+    assert 13.0 < dead.ended_at < 18.0
+    assert world.journal.violations == 0
+
+
+def test_a_stream_behind_a_link_that_stays_broken_ends_by_its_own_pace() -> None:
+    world = World(5, flat(["here", "there"], 100.0), {"there": station(8, 90.0, first_s=0.1)}, balancers={"here": 1})
+    world.at(5.0, world.arrive, "here", "t")
+    world.at(7.0, world.freeze, "here", "there")
+    (fate,) = world.run(100.0).fates
+    assert fate.outcome == "upstream_stalled"
+    assert fate.ended_at == pytest.approx(7.0 + STALL_FLOOR_S, abs=1.0)
+
+
 def test_a_black_hole_takes_what_was_sent_into_it_and_the_answers_of_before() -> None:
     world = apart(watching=Watching(first_byte_s=60.0, between_bytes_s=9.0))
     world.at(5.0, world.arrive, "here", "t")
@@ -112,7 +151,9 @@ def test_a_black_hole_takes_what_was_sent_into_it_and_the_answers_of_before() ->
     assert only(world).carrier.under_way == 1, "and nobody here hears of it"
     world.at(8.0, world.arrive, "here", "t")
     world.run(12.0)
-    assert [fate.outcome for fate in measures.fates] == ["served"], "new connections are well"
+    told = {fate.arrived_at: fate.outcome for fate in measures.fates}
+    assert told[8.0] == "served", "new connections are well"
+    assert told[5.0] == "upstream_stalled", "and the region was asked, and knows nothing of the other one any more"
 
 
 def test_a_cut_breaks_connections_at_both_ends_and_none_comes_about() -> None:

@@ -1,0 +1,55 @@
+"""Whether an attempt that fell silent is lost: by what its upstream tells of it when asked, or by its own pace.
+
+A path may swallow a request or an answer and close nothing. Whoever is asked names the attempts it does not know, and
+for how long it has sent nothing of those it does. Invariants: what its upstream works on, or is slow with, is never
+called lost; a begun answer gets the time in which TCP may still bring what the upstream has sent. Never reads a clock.
+"""
+
+from __future__ import annotations
+
+QUIET_S = 1.0  # silent for so long, an attempt is asked about: a round trip to anywhere, and the time to read a body
+ASKED_MAX = 256  # in one ping; the longest silent first
+LATER_S = 2.0  # by so much longer silent here than there, beyond the way: what was sent since has not come
+# A stream on a path that is broken by other evidence has stalled once it is silent for several times its own pauses. A
+# first pause has nothing to be compared with: another's prompt of 100k tokens stalls decoding for about as long.
+STALL_FLOOR_S = 10.0
+STALL_PAUSES = 4.0
+
+
+def stall_s(longest_pause_s: float, most_s: float) -> float:
+    """For how long a begun stream may be silent while the way to its upstream is broken; never above `most_s`."""
+    return min(most_s, max(STALL_FLOOR_S, STALL_PAUSES * longest_pause_s))
+
+
+class Inquiry:
+    """What is known of one silent attempt. `doubted`: the way to its upstream broke while it was under way."""
+
+    __slots__ = ("_missed", "_since", "_wait_s", "doubted")
+
+    def __init__(self) -> None:
+        self.doubted = False
+        self._missed = 0
+        self._since = self._wait_s = 0.0
+
+    def heard(self) -> None:
+        """It is not silent: what was held against it is void."""
+        self._missed = 0
+
+    def lost(self, silent_s: float, quiet_s: float | None, way_s: float, now: float, *, began: bool) -> bool:
+        """Whether it is lost, by an answer received at `now`: `quiet_s` since its upstream sent something of it, None
+        if that does not know it; `way_s`: a round trip. `silent_s` since something of it was heard here.
+
+        What has not begun can be asked for again for nothing: at once where the way broke, else when said twice, as an
+        answer may have ended at this very moment. What has begun cannot: TCP, whose timeouts double, may still bring
+        it after as long a silence as there was.
+        """
+        gone = quiet_s is None or (began and silent_s - quiet_s > LATER_S + way_s)
+        if not gone:
+            self._missed = 0
+            return False
+        self._missed += 1
+        if not began:
+            return self.doubted or self._missed >= 2
+        if self._missed == 1:
+            self._since, self._wait_s = now, max(LATER_S, silent_s)
+        return self._missed >= 2 and now - self._since >= self._wait_s

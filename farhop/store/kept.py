@@ -1,0 +1,232 @@
+"""A store whose last known keys are on this process's disk, too, so that it can be opened while etcd is silent.
+
+Whoever watches is told what was kept as a first snapshot, then that contact is lost, then what etcd says once it
+speaks, as if the process had been there all along. Invariants: nothing is kept that etcd did not tell; a start without
+etcd happens only where a law had been read before, or is known not to have been set, since an outage must widen none; a
+document that is not what was written is refused, loudly. Never a second truth: etcd's first word replaces all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop.store.backoff import Backoff
+from farhop.store.contract import (
+    LAW_KEY,
+    REGION_PREFIX,
+    ROOT,
+    WIRE_PREFIX,
+    Change,
+    ChangeKind,
+    Entry,
+    Store,
+    StoreError,
+    StoreUnreachable,
+)
+from farhop.store.state import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable
+    from random import Random
+
+    from farhop.store.contract import Publication
+    from farhop.store.state import StateDir
+
+SAVE_S = 1.0  # changes of so long go to the disk together
+LAZY_S = 30.0  # where values change all the time, and who is there matters: keys that come or go do not wait
+LAZY = (REGION_PREFIX, WIRE_PREFIX)
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    revision: int
+    entries: tuple[Entry, ...]
+
+
+_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_Snapshot).decode
+
+
+class KeptStore(Store):
+    """`inner`, the hub called `hub`, with its watched keys kept in `state`. `rng` jitters its back-off.
+
+    `silent`: why it was opened from disk, until it is open in truth. `trouble`: why something cannot be kept or read.
+    `say` is told what an operator should know.
+    """
+
+    def __init__(self, inner: Store, hub: str, state: StateDir, rng: Random, say: Callable[[str], None]) -> None:
+        self.inner, self._hub, self._state, self._rng, self._say = inner, hub, state, rng, say
+        self.silent: str | None = None
+        self.trouble: str | None = None
+        self.written_at: float | None = None  # of the law that a start without etcd rests on
+        self._known: dict[str, tuple[int, dict[str, Entry]]] = {}  # by prefix watched
+        self._saved: dict[str, tuple[float, bytes]] = {}  # by prefix, when and what
+        self._dirty: dict[str, bool] = {}  # prefixes to save; whether at once
+        self._woken = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- life
+
+    async def open(self) -> None:
+        """See the contract. If nobody answers and enough was kept, it is open from disk, and tried until they do."""
+        try:
+            await self.inner.open()
+        except StoreUnreachable as error:
+            try:
+                law = await asyncio.to_thread(self._state.load, self._name(LAW_KEY))
+            except StateError as broken:
+                raise StoreUnreachable(f"{error}; nor can what was kept stand in for it: {broken}") from None
+            if law is None:
+                where = self._state.path(self._name(LAW_KEY))
+                raise StoreUnreachable(f"{error}; nor was anything kept yet in {where.parent}") from None
+            self.silent, self.written_at = str(error), law.written_at
+            self._say(f"hub {self._hub}: started from what was kept on disk, as etcd is silent: {error}")
+            self._start(self._reopen(), f"open hub {self._hub}")
+        self._start(self._save(), f"keep hub {self._hub}")
+
+    def _start(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reopen(self) -> None:
+        backoff = Backoff(self._rng)
+        while self.silent is not None:
+            await asyncio.sleep(backoff.next_s())
+            try:
+                await self.inner.open()
+            except StoreError as error:
+                self.silent = str(error)
+                continue  # its watches and publications say so, each where it is shown
+            self.silent = None
+            self._say(f"hub {self._hub}: etcd speaks again")
+
+    async def close(self) -> None:
+        """See the contract. What is not on disk yet goes there first."""
+        ending = tuple(self._tasks)
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
+        for prefix in tuple(self._dirty):
+            await self._keep(prefix)
+        await self.inner.close()
+
+    # -- watching
+
+    async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
+        """See the contract."""
+        if self.silent is not None:
+            kept = await self._recall(prefix)
+            if kept is not None:
+                yield Change(ChangeKind.SNAPSHOT, kept.revision, entries=kept.entries, kept=True)
+        async with contextlib.aclosing(self.inner.watch(prefix)) as changes:
+            async for change in changes:
+                self._note(prefix, change)
+                yield change
+
+    async def _recall(self, prefix: str) -> _Snapshot | None:
+        """What was kept of it; None if nothing can be told."""
+        try:
+            kept = await asyncio.to_thread(self._state.load, self._name(prefix))
+            return _decode(kept.document) if kept is not None else None
+        except (StateError, msgspec.DecodeError) as error:
+            self._troubled(str(error))
+            return None
+
+    def _note(self, prefix: str, change: Change) -> None:
+        _, known = self._known.get(prefix, (0, {}))
+        at_once = True
+        if change.kind is ChangeKind.LOST:
+            return
+        if change.kind is ChangeKind.SNAPSHOT:
+            known = {entry.key: entry for entry in change.entries}
+        elif change.kind is ChangeKind.PUT:
+            at_once = prefix not in LAZY or change.key not in known
+            known[change.key] = Entry(change.key, change.value, change.revision)
+        else:
+            known.pop(change.key, None)
+        self._known[prefix] = change.revision, known
+        self._dirty[prefix] = at_once or self._dirty.get(prefix, False)
+        self._woken.set()
+
+    # -- keeping
+
+    async def _save(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._woken.wait()
+            await asyncio.sleep(SAVE_S)
+            self._woken.clear()
+            for prefix, at_once in tuple(self._dirty.items()):
+                if at_once or loop.time() - self._saved.get(prefix, (0.0, b""))[0] >= LAZY_S:
+                    await self._keep(prefix)
+
+    async def _keep(self, prefix: str) -> None:
+        del self._dirty[prefix]
+        revision, known = self._known[prefix]
+        document = _encode(_Snapshot(revision, tuple(known[key] for key in sorted(known))))
+        if document == self._saved.get(prefix, (0.0, b""))[1]:
+            return
+        try:
+            await asyncio.to_thread(self._state.save, self._name(prefix), document)
+        except StateError as error:
+            self._troubled(str(error))
+            return
+        self._saved[prefix] = asyncio.get_running_loop().time(), document
+        self.trouble = None
+
+    def _troubled(self, why: str) -> None:
+        self.trouble = why
+        self._say(f"hub {self._hub}: {why}")
+
+    def _name(self, prefix: str) -> str:
+        """Of the document. Two prefixes of ours never have the same: they differ in letters."""
+        return _UNSAFE.sub(".", f"{self._hub}.{prefix.removeprefix(ROOT)}").strip(".")
+
+    def told(self) -> dict[str, Any]:
+        """For people: `from_disk` until etcd has spoken, `written_at` (epoch seconds) of what that rests on."""
+        return {
+            "hub": self._hub,
+            "from_disk": self.silent is not None,
+            "why": self.silent,
+            "written_at": self.written_at if self.silent is not None else None,
+            "trouble": self.trouble,
+        }
+
+    # -- as it is
+
+    async def publish(self, key: str, value: bytes, ttl_s: float) -> Publication:
+        """See the contract."""
+        return await self.inner.publish(key, value, ttl_s)
+
+    async def get(self, key: str) -> Entry | None:
+        """See the contract."""
+        return await self.inner.get(key)
+
+    async def list(self, prefix: str) -> tuple[Entry, ...]:
+        """See the contract."""
+        return await self.inner.list(prefix)
+
+    async def put(self, key: str, value: bytes, expect_revision: int | None = None, ttl_s: float | None = None) -> int:
+        """See the contract."""
+        return await self.inner.put(key, value, expect_revision, ttl_s)
+
+    async def delete(self, key: str, expect_revision: int | None = None) -> bool:
+        """See the contract."""
+        return await self.inner.delete(key, expect_revision)
+
+
+def kept_of(stores: Iterable[Store]) -> list[dict[str, Any]]:
+    """What is told of those of these stores that are kept on disk."""
+    return [store.told() for store in stores if isinstance(store, KeptStore)]
+
+
+def notice(told: Iterable[dict[str, Any]]) -> str:
+    """What somebody who asks whether we are ready should know of it, too; "" if there is nothing."""
+    silent = [f"hub {one['hub']}: {one['why']}" for one in told if one["from_disk"]]
+    return f"started from what was kept on disk, as etcd is silent: {'; '.join(silent)}" if silent else ""

@@ -1,0 +1,186 @@
+"""What etcd told stays on disk, and stands in for it at a start: where a law is known, and until etcd speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farhop.store import kept
+from farhop.store.contract import LAW_KEY, REGION_PREFIX, STEER_PREFIX, Change, ChangeKind, StoreUnreachable
+from farhop.store.kept import KeptStore, kept_of, notice
+from farhop.store.memory import MemoryCluster, MemoryStore
+from farhop.store.state import StateDir, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+REPORT, WORD = f"{REGION_PREFIX}tokyo/lb/r1", f"{STEER_PREFIX}bias/tokyo"
+
+
+class Etcd(MemoryStore):
+    """As EtcdStore: one whose opening fails can be watched all the same, and is told to be lost."""
+
+    async def open(self) -> None:
+        self._open = True
+        await super().open()
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Poll a condition, with a bound."""
+    async with asyncio.timeout(10.0):
+        while not true():
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "SAVE_S", 0.0)
+
+
+class Process:
+    """One start of a process that keeps its state here."""
+
+    def __init__(self, folder: Path, cluster: MemoryCluster) -> None:
+        self.state, self.said = StateDir(folder, "fleet", "a"), list[str]()
+        self.etcd = Etcd(Random(1), cluster)
+        self.store = KeptStore(self.etcd, "hub-1", self.state, Random(2), self.said.append)
+        self.told: dict[str, list[Change]] = {}
+
+    async def follow(self, prefix: str) -> None:
+        told = self.told.setdefault(prefix, [])
+        async for change in self.store.watch(prefix):
+            told.append(change)
+
+    def held(self, prefix: str) -> dict[str, bytes]:
+        """What the disk has of it."""
+        found = self.state.load(self.store._name(prefix))
+        return {} if found is None else {e.key: e.value for e in kept._decode(found.document).entries}
+
+
+@asynccontextmanager
+async def running(process: Process, *prefixes: str) -> AsyncIterator[Process]:
+    await process.store.open()
+    tasks = [asyncio.create_task(process.follow(prefix)) for prefix in prefixes]
+    await until(lambda: all(process.told.get(prefix) for prefix in prefixes))
+    try:
+        yield process
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await process.store.close()
+
+
+ALL = (LAW_KEY, REGION_PREFIX, STEER_PREFIX)
+
+
+async def test_a_start_while_etcd_is_silent_is_told_what_stood_there_last(tmp_path: Path) -> None:
+    cluster = MemoryCluster()
+    async with running(Process(tmp_path, cluster), *ALL) as before:
+        for key, value in ((LAW_KEY, b"law 7"), (REPORT, b"report"), (WORD, b"word")):
+            await before.store.put(key, value)
+        await until(lambda: before.held(STEER_PREFIX) and before.held(LAW_KEY) and before.held(REGION_PREFIX))
+        assert before.store.told()["from_disk"] is False
+    after = Process(tmp_path, cluster)
+    after.etcd.outage()
+    async with running(after, *ALL):
+        await until(lambda: all(len(after.told.get(prefix, ())) == 2 for prefix in ALL))
+        for prefix, key, value in ((LAW_KEY, LAW_KEY, b"law 7"), (REGION_PREFIX, REPORT, b"report")):
+            first, second = after.told[prefix]
+            assert (first.kind, first.kept, second.kind) == (ChangeKind.SNAPSHOT, True, ChangeKind.LOST)
+            assert {entry.key: entry.value for entry in first.entries} == {key: value}
+        told = kept_of([after.store])
+        assert told[0]["from_disk"]
+        assert told[0]["written_at"] is not None
+        assert "started from what was kept on disk" in notice(told)
+        assert len(after.said) == 1
+        cluster.put(WORD, b"newer")
+        after.etcd.restore()
+        await until(lambda: not after.store.told()["from_disk"] and len(after.told[STEER_PREFIX]) == 3)
+        last = after.told[STEER_PREFIX][-1]
+        assert (last.kind, last.kept, last.entries[0].value) == (ChangeKind.SNAPSHOT, False, b"newer")
+        await until(lambda: after.held(STEER_PREFIX) == {WORD: b"newer"})
+        assert notice(kept_of([after.store])) == ""
+
+
+async def test_without_a_law_read_before_there_is_no_start(tmp_path: Path) -> None:
+    cluster = MemoryCluster()
+    first = Process(tmp_path, cluster)
+    first.etcd.outage()
+    with pytest.raises(StoreUnreachable, match="nor was anything kept yet"):
+        await first.store.open()
+    async with running(Process(tmp_path, cluster), STEER_PREFIX) as before:
+        await before.store.put(WORD, b"word")
+        await until(lambda: before.held(STEER_PREFIX))
+    with pytest.raises(StoreUnreachable, match="nor was anything kept yet"):
+        await first.store.open()
+    async with running(Process(tmp_path, cluster), LAW_KEY) as before:
+        await until(lambda: before.state.load(before.store._name(LAW_KEY)) is not None)
+        assert before.held(LAW_KEY) == {}  # that none was set is known, too
+    async with running(first, LAW_KEY):
+        await until(lambda: len(first.told.get(LAW_KEY, ())) == 2)
+
+
+async def test_a_law_on_disk_that_is_not_what_was_written_is_no_law(tmp_path: Path) -> None:
+    cluster = MemoryCluster()
+    async with running(Process(tmp_path, cluster), *ALL) as before:
+        await before.store.put(LAW_KEY, b"law 7")
+        await before.store.put(WORD, b"word")
+        await until(lambda: before.held(LAW_KEY) and before.held(STEER_PREFIX))
+        names = [before.store._name(prefix) for prefix in (STEER_PREFIX, LAW_KEY)]
+    after = Process(tmp_path, cluster)
+    after.etcd.outage()
+    word, law = (after.state.path(name) for name in names)
+    word.write_bytes(word.read_bytes()[:-1])
+    async with running(after, STEER_PREFIX, LAW_KEY):
+        await until(lambda: len(after.told.get(LAW_KEY, ())) == 2 and after.told.get(STEER_PREFIX))
+        assert [change.kind for change in after.told[STEER_PREFIX]] == [ChangeKind.LOST]  # nothing rather than that
+        assert "checksum" in str(after.store.trouble)
+        assert len(after.said) == 2
+    law.write_bytes(law.read_bytes().replace(b"law 7", b"law 8"))
+    with pytest.raises(StoreUnreachable, match="checksum"):
+        await after.store.open()
+
+
+async def test_values_that_always_change_are_not_always_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "LAZY_S", 3600.0)
+    cluster, saved = MemoryCluster(), list[str]()
+    process = Process(tmp_path, cluster)
+    save = process.state.save
+    monkeypatch.setattr(process.state, "save", lambda name, data: saved.append(name) or save(name, data))
+    async with running(process, REGION_PREFIX):
+        await process.store.put(REPORT, b"report 0")
+        await until(lambda: process.held(REGION_PREFIX))
+        written = len(saved)
+        for number in range(1, 20):
+            await process.store.put(REPORT, b"report %d" % number)
+            await asyncio.sleep(0.002)
+        assert len(saved) == written
+        await process.store.put(REPORT + "b", b"another balancer")
+        await until(lambda: len(process.held(REGION_PREFIX)) == 2)
+        await process.store.put(REPORT, b"the last")
+        await until(lambda: process.told[REGION_PREFIX][-1].value == b"the last")
+        assert process.held(REGION_PREFIX)[REPORT] == b"report 19"
+    assert process.held(REGION_PREFIX)[REPORT] == b"the last"  # an orderly end leaves the latest
+
+
+async def test_a_disk_that_is_full_is_said_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_name: str, _data: bytes) -> None:
+        raise StateError("disk: cannot be written: No space left on device")
+
+    process = Process(tmp_path, MemoryCluster())
+    with monkeypatch.context() as patched:
+        patched.setattr(process.state, "save", full)
+        async with running(process, STEER_PREFIX):
+            await process.store.put(WORD, b"word")
+            await until(lambda: process.store.trouble is not None)
+            await until(lambda: process.told[STEER_PREFIX][-1].value == b"word")
+    assert "No space left" in str(process.store.told()["trouble"])
+    assert all("No space left" in line for line in process.said)

@@ -1,0 +1,112 @@
+"""Both tiers start while their store is silent: by the last view and law on disk, and they say so."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from inprocess import HOP_KEY, Engine, chat, global_config, regional_config, send, topology, until
+
+from farhop.shell import wiring
+from farhop.store import kept
+from farhop.store.contract import LAW_KEY, REGION_PREFIX, StoreUnreachable
+from farhop.store.kept import KeptStore
+from farhop.store.memory import MemoryCluster, MemoryStore
+from farhop.store.sealed import inner
+from farhop_lab.ports import free_ports
+from global_lb.main import GlobalBalancer
+from regional_lb.main import RegionalBalancer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+class Etcd(MemoryStore):
+    """As EtcdStore: one whose opening fails can be watched all the same, and is told to be lost."""
+
+    async def open(self) -> None:
+        self._open = True
+        await super().open()
+
+
+@pytest.fixture
+async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    monkeypatch.setattr(kept, "SAVE_S", 0.0)
+    async with Engine().running() as running:
+        yield running
+
+
+class Fleet:
+    """Both tiers of Virginia on ports of their own, with their state in a folder."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._cluster, self._folder, self._engine = MemoryCluster(), folder, engine
+        tier, control, client, admin = free_ports(4)
+        self._ports: dict[str, Any] = {
+            "tier": {"port": tier}, "control": {"port": control}, "client": {"port": client}, "admin": {"port": admin},
+        }  # fmt: skip
+
+    def made(self, *, silent: bool) -> tuple[RegionalBalancer, GlobalBalancer, list[Etcd]]:
+        world, stores = topology(), [Etcd(Random(n), self._cluster) for n in (2, 4)]
+        where = {"state_dir": str(self._folder), "fleet": "test"}
+        below_config = regional_config(self._engine, **self._ports, **where)
+        above_config = global_config(watch={"ping_s": 0.1}, **where)
+        if silent:
+            for store in stores:
+                store.outage()
+        keepers = [
+            KeptStore(store, "test", state, Random(5), lambda _: None)
+            for store, state in (
+                (stores[0], wiring.state(below_config, "regional")),
+                (stores[1], wiring.state(above_config, "global")),
+            )
+            if state is not None
+        ]
+        below = RegionalBalancer(below_config, world, Random(1), keepers[0])
+        return below, GlobalBalancer(above_config, world, Random(3), keepers[1]), stores
+
+
+async def served(below: RegionalBalancer, above: GlobalBalancer) -> tuple[int, str]:
+    """How a request through both is answered, and where."""
+    await below.open()
+    line = await above.open()
+    entry = int(line.partition("clients on ")[2].split(",")[0].rpartition(":")[2])
+    await until(lambda: any(r["state"] == "up" and r["instances"] for r in above.desk.status()["regions"]))
+    answer = await send(entry, chat())
+    return answer.status, answer.headers["x-farhop-region"]
+
+
+async def test_both_tiers_start_without_etcd_and_say_so(engine: Engine, tmp_path: Path) -> None:
+    fleet = Fleet(engine, tmp_path)
+    below, above, _ = fleet.made(silent=True)
+    for nothing_known in (below, above):
+        with pytest.raises(StoreUnreachable, match="nor was anything kept yet"):
+            await nothing_known.open()
+        await nothing_known.close()
+    below, above, _ = fleet.made(silent=False)
+    try:
+        assert await served(below, above) == (200, "virginia")
+        assert above.desk.notice() == below.desk.notice() == ""
+        store = inner(above.store)
+        assert isinstance(store, KeptStore)
+        await until(lambda: {LAW_KEY, REGION_PREFIX} <= store._saved.keys())
+    finally:
+        await above.close()
+        await below.close()
+
+    below, above, stores = fleet.made(silent=True)
+    try:
+        assert await served(below, above) == (200, "virginia")  # by the channel: nothing stands in etcd
+        for desk in (above.desk, below.desk):
+            assert desk.ready()
+            assert "etcd is silent" in desk.notice()
+            assert [one["from_disk"] for one in desk.status()["kept"]] == [True]
+        for store in stores:
+            store.restore()
+        await until(lambda: above.desk.notice() == below.desk.notice() == "")
+    finally:
+        await above.close()
+        await below.close()
