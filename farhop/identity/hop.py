@@ -16,6 +16,7 @@ import os
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
 from itertools import count
+from math import inf
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -47,6 +48,7 @@ LIFE_MS = 10_000.0
 LIFE_MAX_MS = 30_000.0
 BUDGET_MAX_MS = 86_400_000.0
 USES_MAX = 131_072  # some 25 MB: 13,000 requests a second, each remembered for LIFE_MS, fill it
+_LOOK_MS = 100.0  # to look through as many takes some 10 ms: not for each that finds them full
 NONCE_BYTES = 12
 BODY_HASH_BYTES = 32  # SHA-256: nobody finds a second body, and CPUs have instructions for it
 _ISSUERS_MAX = 4096  # key id and region
@@ -166,10 +168,11 @@ class HopSigner:
 class Uses:
     """Which tokens were used, by mac (one token has one text) and until when; never more than `most` of them."""
 
-    __slots__ = ("_most", "_until_ms")
+    __slots__ = ("_looked_ms", "_most", "_until_ms")
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._looked_ms = -inf  # when all of them were looked through last
         self._until_ms: dict[bytes, float] = {}
 
     def __len__(self) -> int:
@@ -191,7 +194,8 @@ class Uses:
         known = self._until_ms
         while known and known[oldest := next(iter(known))] <= clock_ms:
             del known[oldest]
-        if len(known) >= self._most:
+        if len(known) >= self._most and clock_ms - self._looked_ms >= _LOOK_MS:
+            self._looked_ms = clock_ms
             self._until_ms = {mac: until for mac, until in known.items() if until > clock_ms}
 
 

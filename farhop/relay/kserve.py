@@ -12,7 +12,7 @@ import msgspec
 
 from farhop.relay import paths, shape
 from farhop.relay.guard import arguments
-from farhop.relay.prompt import PAIR, Prompt, header, invalid, texts
+from farhop.relay.prompt import PAIR, Prompt, header, invalid, output_limit, texts
 
 if TYPE_CHECKING:
     from farhop.relay.guard import Guard
@@ -117,7 +117,6 @@ def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
     limit, param = asked.max_tokens, "max_tokens"
     if limit is None and asked.parameters is not None:
         limit, param = asked.parameters.max_tokens, "parameters.max_tokens"
-    if limit is not None and limit < 1:
-        raise invalid(param, f"`{param}` must be at least 1")
+    most = output_limit(limit, param)
     canonical = texts(asked.text_input, "text_input").canonical
-    return Prompt(paths.model_in(path), canonical, stream=stream, max_tokens=limit)
+    return Prompt(paths.model_in(path), canonical, stream=stream, max_tokens=most)

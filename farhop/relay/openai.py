@@ -26,6 +26,7 @@ from farhop.relay.prompt import (
     invalid,
     json_reader,
     medium,
+    output_limit,
     texts,
 )
 
@@ -176,8 +177,7 @@ def _prompt(
     *,
     divisible: bool = True,
 ) -> Prompt:
-    if limit is not None and limit < 1:
-        raise invalid(param, f"`{param}` must be at least 1")
+    most = output_limit(limit, param)
     options = body.stream_options
     stream = bool(body.stream)
     divisible = divisible and body.n in (None, 1) and body.prompt_logprobs is None
@@ -188,7 +188,7 @@ def _prompt(
         hide_usage=stream and not (options and options.include_usage),
         has_options=options is not msgspec.UNSET,
         has_salt=body.cache_salt is not msgspec.UNSET,
-        max_tokens=limit,
+        max_tokens=most,
         cache_salt=body.cache_salt or "",
         unspelled_bytes=unspelled_bytes,
         divisible=divisible,

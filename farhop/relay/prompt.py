@@ -24,6 +24,7 @@ ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in ran
 TOKEN_MAX = (1 << 31) - 1
 
 NO_OUTPUT = 0  # `max_tokens` of what generates nothing
+OUTPUT_TOKENS_MAX = (1 << 31) - 1  # no answer is longer; JSON has integers that nothing else can carry
 
 _sorted_json = msgspec.json.Encoder(order="deterministic")
 
@@ -91,6 +92,16 @@ def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Rea
 def invalid(param: str, detail: str) -> BodyError:
     """A field that is there and wrong, or missing."""
     return BodyError(outcome.INVALID_FIELD, detail, param)
+
+
+def output_limit(limit: int | None, param: str) -> int | None:
+    """How many tokens an answer may have by its request's `param`: what is more than any has is as many as any may
+    have. Raises BodyError."""
+    if limit is None:
+        return None
+    if limit < 1:
+        raise invalid(param, f"`{param}` must be at least 1")
+    return min(limit, OUTPUT_TOKENS_MAX)
 
 
 def header(lines: bytes, name: bytes) -> bytes | None:

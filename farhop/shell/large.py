@@ -36,7 +36,8 @@ from farhop.shell import session
 LARGE_BYTES = 256 * 1024  # the worst body known costs 8 us a KB: 2 ms
 PATIENCE_S = 10.0  # of 16 MiB the worst known takes 0.2 s
 _FRAME = Struct("!IQ")  # bytes of the message, and of what follows it raw
-_MESSAGE_BYTES_MAX = 1 << 20
+_MESSAGE_BYTES_MAX = 1 << 20  # beside what it repeats of a body
+_REPEATED = 2  # times a body's bytes at most: a field's name, as `param` and in `detail`
 _KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "TZ")  # of the environment, which holds keys
 _KEPT_PREFIXES = ("PYTHON", "LC_", "LD_", "DYLD_")
 
@@ -121,10 +122,10 @@ def _send(link: socket.socket, message: bytes, *raw: bytes) -> None:
         link.sendall(piece)
 
 
-def _receive(link: socket.socket) -> tuple[bytes, bytes]:
-    """A message and the bytes behind it. EOFError where the other side is gone."""
+def _receive(link: socket.socket, most: int = _MESSAGE_BYTES_MAX) -> tuple[bytes, bytes]:
+    """A message of `most` bytes and the bytes behind it. EOFError where the other side is gone."""
     message_bytes, raw_bytes = _FRAME.unpack(_exactly(link, _FRAME.size))
-    if message_bytes > _MESSAGE_BYTES_MAX:
+    if message_bytes > most:
         raise EOFError
     return bytes(_exactly(link, message_bytes)), bytes(_exactly(link, raw_bytes))
 
@@ -149,8 +150,9 @@ def _answer(link: socket.socket, told: Told) -> None:
     _send(link, msgspec.msgpack.encode((len(canonical), told)), canonical, whole)
 
 
-def _heard(link: socket.socket) -> Told:
-    message, raw = _receive(link)
+def _heard(link: socket.socket, body_bytes: int) -> Told:
+    """What is told of a body of so many bytes."""
+    message, raw = _receive(link, _MESSAGE_BYTES_MAX + _REPEATED * body_bytes)
     canonical_bytes, told = _answered.decode(message)
     if told.prompt is not None:
         told.prompt = replace(told.prompt, canonical=raw[:canonical_bytes])
@@ -191,7 +193,7 @@ class _Process:
 
     def ask(self, job: Job, body: bytes) -> Told:
         _send(self._link, msgspec.msgpack.encode(job), body)
-        return _heard(self._link)
+        return _heard(self._link, len(body))
 
     def end(self) -> None:
         """Kill it, and whoever waits for it hears so."""
@@ -240,8 +242,9 @@ class LargeBodies:
     def close(self) -> None:
         """Read no more; whoever waits is told that it failed."""
         self._closed = True
-        if self._process is not None:
-            self._process.end()
+        process = self._process  # the thread may part with it at this very moment
+        if process is not None:
+            process.end()
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._process is not None:
             self._process.close()

@@ -159,7 +159,8 @@ class KeptStore(Store):
     async def _save(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._woken.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), LAZY_S if self._dirty else None)
             await asyncio.sleep(SAVE_S)
             self._woken.clear()
             for prefix, at_once in tuple(self._dirty.items()):
@@ -170,12 +171,15 @@ class KeptStore(Store):
         del self._dirty[prefix]
         revision, known = self._known[prefix]
         document = _encode(_Snapshot(revision, tuple(known[key] for key in sorted(known))))
-        if document == self._saved.get(prefix, (0.0, b""))[1]:
+        before = self._saved.get(prefix, (0.0, b""))[1]
+        if document == before:
             return
         try:
             await asyncio.to_thread(self._state.save, self._name(prefix), document)
         except StateError as error:
             self._troubled(str(error))
+            self._saved[prefix] = asyncio.get_running_loop().time(), before
+            self._dirty.setdefault(prefix, False)  # once more, after LAZY_S
             return
         self._saved[prefix] = asyncio.get_running_loop().time(), document
         self.trouble = None

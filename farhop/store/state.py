@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -50,6 +51,7 @@ class StateDir:
     def __init__(self, root: Path, fleet: str, owner: str) -> None:
         self.fleet = _checked("fleet", fleet)
         self._folder = root / fleet / _checked("owner", owner)
+        self._saving = threading.Lock()  # a save outlives whoever waits for it and is cancelled
 
     def path(self, name: str) -> Path:
         """Where a document stands."""
@@ -83,14 +85,15 @@ class StateDir:
         try:
             # Laws hold hashes of keys: they are nobody else's to read.
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                _write(beside, self._header(name, document) + document)
-                beside.replace(path)
-                _flush_folder(self._folder)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    beside.unlink()
-                raise
+            with self._saving:
+                try:
+                    _write(beside, self._header(name, document) + document)
+                    beside.replace(path)
+                    _flush_folder(self._folder)
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        beside.unlink()
+                    raise
         except OSError as error:
             raise StateError(
                 f"{path}: cannot be written: {error.strerror or error}; give the process a directory it may write to"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.outcome import HOP_EXPIRED, HOP_FORGED, HOP_MISADDRESSED, HOP_MISSING
+from farhop.balance.outcome import HOP_EXPIRED, HOP_FORGED, HOP_MISADDRESSED, HOP_MISSING, HOP_USED, NO_BUFFER
 from farhop.identity.hop import (
     LAWFUL_MAX,
     LIFE_MAX_MS,
@@ -18,6 +18,7 @@ from farhop.identity.hop import (
     HopError,
     HopSigner,
     HopVerifier,
+    Uses,
 )
 
 OLD, NEW = b"o" * 32, b"n" * 32
@@ -201,3 +202,16 @@ def test_a_refused_key_is_not_in_the_message():
     with pytest.raises(HopError) as refused:
         HopVerifier({"a": b"tooshortsecret"}, "frankfurt")
     assert "tooshortsecret" not in str(refused.value)
+
+
+def test_a_full_memory_is_not_looked_through_for_each_that_finds_it_full() -> None:
+    uses = Uses(3)
+    for mac, until_ms in ((b"a", 9_000.0), (b"b", 1_050.0), (b"c", 9_000.0)):
+        assert uses.take(mac, until_ms, 0.0, HOP_USED) is None
+    assert uses.take(b"d", 9_000.0, 1_000.0, HOP_USED) is NO_BUFFER
+    looked = uses._until_ms
+    for clock_ms in (1_001.0, 1_060.0, 1_099.0):
+        assert uses.take(b"d", 9_000.0, clock_ms, HOP_USED) is NO_BUFFER
+        assert uses._until_ms is looked
+    assert uses.take(b"d", 9_000.0, 1_100.0, HOP_USED) is None
+    assert uses.take(b"a", 9_000.0, 1_100.0, HOP_USED) is HOP_USED

@@ -57,7 +57,7 @@ def wire() -> Iterator[socket.socket]:
 
 def asked(link: socket.socket, what: Job, body: bytes) -> Told:
     large._send(link, msgspec.msgpack.encode(what), body)
-    return large._heard(link)
+    return large._heard(link, len(body))
 
 
 @pytest.mark.parametrize("what", list(crafted(2048)))
@@ -79,6 +79,21 @@ def test_over_the_wire_comes_what_is_read_here(wire: socket.socket, what: str) -
         salt = openai.salt_of(KINDS[path], prompt, scope)
         assert told.change.of(body) == openai.change(body, prompt, salt).of(body)
         assert told.onward_sha256 == hashlib.sha256(told.change.of(body)).digest()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        msgspec.json.encode(text(100))[:-1] + b',"max_completion_tokens":' + b"9" * 400 + b"}",
+        msgspec.json.encode(text(100) | {"model": "m" * (3 << 20)}),
+        msgspec.json.encode(text(100) | {"cache_salt": "s" * (3 << 20)}),
+        msgspec.json.encode(text(100) | {"u" * (3 << 20) + "_url": 1}),
+    ],
+    ids=["tokens", "model", "salt", "field"],
+)
+def test_no_value_of_a_body_is_too_large_for_the_wire(wire: socket.socket, body: bytes) -> None:
+    assert asked(wire, job(), body) == read(job(), body)
+    assert asked(wire, job(), msgspec.json.encode(text(100))).prompt is not None
 
 
 @given(st.binary(max_size=80), st.sampled_from(Kind))

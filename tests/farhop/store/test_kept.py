@@ -171,6 +171,25 @@ async def test_values_that_always_change_are_not_always_written(
     assert process.held(REGION_PREFIX)[REPORT] == b"the last"  # an orderly end leaves the latest
 
 
+async def test_what_a_full_disk_did_not_take_is_written_once_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "LAZY_S", 0.01)
+    process = Process(tmp_path, MemoryCluster())
+    save = process.state.save
+
+    def full(_name: str, _data: bytes) -> None:
+        raise StateError("disk: cannot be written: No space left on device")
+
+    monkeypatch.setattr(process.state, "save", full)
+    async with running(process, LAW_KEY):
+        await process.store.put(LAW_KEY, b"law 7")
+        await until(lambda: process.store.trouble is not None and len(process.told[LAW_KEY]) == 2)
+        monkeypatch.setattr(process.state, "save", save)
+        await until(lambda: process.held(LAW_KEY) == {LAW_KEY: b"law 7"})
+        await until(lambda: process.store.trouble is None)
+
+
 async def test_a_disk_that_is_full_is_said_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_name: str, _data: bytes) -> None:
         raise StateError("disk: cannot be written: No space left on device")

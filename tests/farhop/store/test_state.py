@@ -1,5 +1,7 @@
 """What is kept on disk: whole or not at all, for one fleet, and refused with a reason if it is not what was written."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -137,3 +139,31 @@ def test_what_a_dead_process_left_half_written_is_written_over(kept: StateDir) -
     assert found is not None
     assert found.document == b"after"
     assert [path.name for path in kept.path("law").parent.iterdir()] == ["law"]
+
+
+def test_two_threads_do_not_write_at_once_and_the_later_word_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, write = StateDir(tmp_path, "fleet", "a"), state._write
+    entered, go_on, under_way = threading.Event(), threading.Event(), list[bytes]()
+
+    def slowly(path: Path, data: bytes) -> None:
+        under_way.append(data)
+        assert len(under_way) == 1
+        entered.set()
+        assert go_on.wait(30.0)
+        write(path, data)
+        under_way.clear()
+
+    monkeypatch.setattr(state, "_write", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(here.save, "law", b"law 7")
+        assert entered.wait(30.0)
+        second = threads.submit(here.save, "law", b"law 8")
+        wait([second], 0.05)
+        go_on.set()
+        first.result()
+        second.result()
+    kept = here.load("law")
+    assert kept is not None
+    assert kept.document == b"law 8"
