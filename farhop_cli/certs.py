@@ -33,7 +33,7 @@ AUTHORITY_DAYS = 3650
 DAYS, DAYS_MAX = 90, 825
 ROOT_BYTES = 32
 CLOCKS_APART = timedelta(minutes=5)  # a certificate begins before now: its readers' clocks may be behind ours
-_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_REGION = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")  # as topologies name them
 
 
 def init(folder: Path, trust_domain: str) -> int:
@@ -59,8 +59,9 @@ def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int,
     if tier not in names.TIERS:
         fail(f"TIER: {tier!r} is unknown; give {' or '.join(names.TIERS)}")
     if not _REGION.fullmatch(region):
-        fail("REGION: give the name of a region, at most 63 letters, digits, '.', '_', '-'")
+        fail("REGION: give the region's name in the topology: 1 to 63 of a-z 0-9 . _ -, such as paris")
     authority, signing = _authority(folder)
+    _same_domain(authority, trust_domain)
     known: Tier = "global" if tier == "global" else "regional"
     said = [
         x509.UniformResourceIdentifier(names.uri(trust_domain, known, region)),
@@ -88,7 +89,7 @@ def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int,
 def hop_key(root_file: Path | None, to: str | None, of: str | None, audiences: Sequence[str]) -> int:
     """Print a new root, or what a region is given of one; the exit code."""
     if root_file is None:
-        if to is not None or of is not None:
+        if to is not None or of is not None or audiences:
             fail("--root: name the file that holds the fleet's root; without --to and --from a new one is made")
         typer.echo(secrets.token_urlsafe(ROOT_BYTES))
         return 0
@@ -97,7 +98,11 @@ def hop_key(root_file: Path | None, to: str | None, of: str | None, audiences: S
     try:
         root = root_file.read_bytes().strip()
     except OSError as error:
-        fail(f"--root: {root_file}: {error.strerror}")
+        fail(f"--root: {root_file}: {error.strerror}; make the fleet's root with: farhop certs hop-key > hop.root")
+    for option, names_given in (("--to", (to,)), ("--from", (of,)), ("--regions", audiences)):
+        for name in names_given:
+            if name is not None and not _REGION.fullmatch(name):
+                fail(f"{option}: {name[:64]!r} is not the name of a region; give them as in the topology: paris,tokyo")
     try:
         hop_keys.read_keys({"root": root})
         if hop_keys.is_derived(root.decode("latin-1")):
@@ -119,6 +124,14 @@ def _domain(trust_domain: str) -> None:
         fail("--trust-domain: give a domain in lower case, such as farhop.example")
 
 
+def _same_domain(authority: x509.Certificate, trust_domain: str) -> None:
+    """An authority of ours says its domain: a certificate of another one is believed by nobody in the fleet."""
+    called = [str(one.value) for one in authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if authority.subject != _subject(f"farhop {trust_domain}") and called and called[0].startswith("farhop "):
+        said = called[0].removeprefix("farhop ")
+        fail(f"--trust-domain: this authority is of {said}, not {trust_domain}; give --trust-domain {said}")
+
+
 def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -136,9 +149,9 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}; make an authority with: farhop certs init --dir {folder}")
     except (ValueError, TypeError):
-        fail(f"{folder}: ca.pem and ca.key are not those of an authority; make one with: farhop certs init")
+        fail(f"{folder}: ca.pem and ca.key are not those of an authority; make one with: farhop certs init --dir NEW")
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
-        fail(f"{folder}: ca.key is not the key of ca.pem")
+        fail(f"{folder}: ca.key is not the key of ca.pem; give the folder that `farhop certs init` filled")
     return authority, key
 
 

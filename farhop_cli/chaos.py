@@ -49,7 +49,8 @@ def _read(path: Path) -> Schedule:
     try:
         return schedules.decode(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"--replay: {path} cannot be read: {error}")
+        why = getattr(error, "strerror", None) or "not UTF-8"
+        fail(f"--replay: {path} cannot be read: {why}; give a schedule, such as --out keeps")
     except ScheduleError as error:
         fail(f"--replay: {error}")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from farhop.store import override as words
 from farhop.store.contract import LAW_KEY, REGION_PREFIX, Conflict, Entry, StoreError, override_key, parse_report_key
-from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, Signer
+from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, EnvelopeError, Signer
 from farhop.store.hubs import store_of, unreached
 from farhop.store.override import Override, OverrideError
 from farhop.store.sealed import Sealed
@@ -125,17 +125,22 @@ def signing_key(text: str, of: str) -> Signer | None:
 def with_store(where: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
     """Do this with all of the fleet's hubs; the exit code. Ends the command, in one line, if none of them answers or
     another operator is in the way; tells which one was not reached. What is written is signed with the key that the
-    environment names, if it does."""
+    environment names, if it does; what would not count by the fleet's keys, where they are known, is not written."""
 
     signer = signing_key(os.environ.get(SIGNING_KEY, ""), SIGNING_KEY)
 
     async def run() -> int:
-        store = store_of(where.hubs, Random(), lambda _, one: Sealed(one, NO_KEYS, signer=signer))
+        store = store_of(where.hubs, Random(), lambda _, one: Sealed(one, NO_KEYS, signer=signer, must=where.keys))
         try:
             await store.open()
             return await _everywhere(store, work)
         except Conflict:
             fail("somebody else changed it just now; look with `farhop status`, then decide again", NEGATIVE)
+        except EnvelopeError as error:
+            fail(
+                f"{SIGNING_KEY}: balancers would not heed it, and nothing was changed: {error}; name there the private "
+                "key of one that `signing.keys` lists for this, as [NAME=]PATH"
+            )
         except StoreError as error:
             fail(f"etcd: {error}")
         finally:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farhop.store.envelope import NO_KEYS, Keys
 from farhop.store.etcd_link import EtcdSettings
 from farhop_cli import admin, running
 from farhop_cli.admin import AdminError
@@ -30,12 +31,15 @@ class Fleet:
     """`hubs` are the etcd clusters by name: operators' words are written to each of them.
 
     `topology` is None and `admins` is empty where only etcd is known. `admins` are base URLs of global balancers,
-    `regional` those of regional ones, by region, where they are known."""
+    `regional` those of regional ones, by region, where they are known. `keys` are whose signatures count, as far as
+    that is known here; `region` is where the balancer stands whose configuration was given."""
 
     hubs: Mapping[str, EtcdSettings]
     topology: Topology | None
     admins: tuple[str, ...]
     regional: Mapping[str, str] = field(default_factory=dict)
+    keys: Keys = NO_KEYS
+    region: str = ""
 
     async def statuses(self) -> list[Status]:
         """What each global balancer that answers says of the regions."""
@@ -65,6 +69,8 @@ def find(world: Path, config: Path | None, etcd: str | None) -> Fleet:
         return _configured(config)
     if etcd is not None:
         return Fleet({"etcd": settings(etcd)}, None, ())
+    if not world.exists():
+        fail(f"no world runs here ({world} is missing); give a fleet's by --config, or start one with `farhop up`")
     here = running.open_world(world)
     regions = here.file.regions
     return Fleet(
@@ -94,11 +100,12 @@ def _configured(path: Path) -> Fleet:
         topology = wiring.world(config)
         hubs = wiring.hubs(config, topology)
     except (ConfigError, TopologyError) as error:
-        fail(f"--config: {error}")
+        fail(f"--config: {error}; it must be a global balancer's configuration")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)
     host = f"[{host}]" if ":" in host else host
     scheme = "http" if config.admin.tls is None else "https"
-    return Fleet(hubs, topology, (f"{scheme}://{host}:{config.admin.port}",))
+    admins = (f"{scheme}://{host}:{config.admin.port}",)
+    return Fleet(hubs, topology, admins, keys=config.signing.made(), region=config.region)
 
 
 def known(region: str, names: Iterable[str], of: str) -> None:

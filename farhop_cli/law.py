@@ -28,7 +28,7 @@ from farhop_cli.drain import author_here, heeded, signing_key, under, with_store
 from farhop_cli.exits import NEGATIVE, fail, warn
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
-from topology.problems import TopologyError
+from topology.problems import TopologyError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -369,6 +369,8 @@ def verify(options: Options) -> int:
     keys = _keys(options)
     if options.file:
         value = _sealed_in(options.file)
+        if value is None and not Path(options.file).is_file():
+            fail(f"{quoted(options.file)}: no such file; give a law that `farhop law sign` wrote")
         return _tell_verified([(options.file, value if value is not None else b"")], keys, options)
     where = fleet.find(options.world, options.config, options.etcd)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farhop_cli import operate
-from farhop_cli.operate import Json, World
+from farhop_cli.operate import FleetConfig, Json, World
 from farhop_lab.world_file import WORLD_FILE
 
 if TYPE_CHECKING:
@@ -86,17 +86,20 @@ def run_demo() -> None:
     raise typer.Exit(run())
 
 
-@app.command("bench", epilog="Example:  farhop bench relay --quick --only regional,envoy")
+@app.command(
+    "bench",
+    epilog="\b\nExamples:  farhop bench relay --quick --only regional,envoy\n"
+    "           farhop bench chaos --seeds 50 --out found\n"
+    "           farhop bench law --worlds 1000",
+)
 def run_bench(
     what: Annotated[
         str,
-        typer.Argument(
-            help="decide, relay, soak, hostile, scrape, intake, hits, trie, sim, routing, fidelity, chaos or law."
-        ),
+        typer.Argument(help="Which of those above."),
     ] = "decide",
     as_json: Json = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="relay, hostile, trie, sim, routing, fidelity: roughly.")
+        bool, typer.Option("--quick", help="relay, hostile, trie, sim, routing, fidelity: shorter and rougher.")
     ] = False,
     only: Annotated[
         str, typer.Option("--only", help="relay: proxies whose names hold one of these words; routing: scenarios.")
@@ -112,7 +115,10 @@ def run_bench(
         int, typer.Option("--requests", min=1000, max=100_000_000, help="soak: how many requests.")
     ] = 1_000_000,
     tls: Annotated[bool, typer.Option("--tls", help="relay: clients speak TLS to the proxies that can.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="routing: keep results here, and go on from there.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="routing: keep results here, and go on from there; chaos: schedules that fail."),
+    ] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="routing: write its tables to this file.")] = None,
     speedup: Annotated[float, typer.Option("--speedup", min=0.1, max=100.0, help="fidelity: of the live world.")] = 1.0,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=1_000_000, help="chaos: how many schedules.")] = 200,
@@ -128,11 +134,22 @@ def run_bench(
     first: Annotated[int, typer.Option("--first", min=0, help="law: the number of the first world.")] = 0,
     workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="chaos, law: processes.")] = None,
 ) -> None:
-    """Measure CPU time: of a decision, of a relayed request beside other proxies; and memory over many requests.
+    """Measure what Farhop costs, how well it routes, and whether it holds.
 
-    `routing` compares Farhop with every published router, simulated on the same work; `fidelity` a simulated run with
-    a live one; `chaos` breaks worlds at random and sees whether all is as before soon after, `law` plays random worlds
-    of laws, hubs and balancers and looks for a byte where none may be: exit code 1 if something is left, or found.
+    \b
+    decide    CPU time of a decision
+    relay     CPU time of a relayed request and chunk, beside other proxies
+    soak      memory of the regional tier over many requests
+    hostile   what the worst bodies cost, beside a plain one; exit code 1 beyond its bounds
+    scrape    CPU time of reading engines' metrics
+    intake    CPU time of a region's report at a global balancer; exit code 1 beyond its bound
+    hits      how well it is known what engines have cached
+    trie      CPU time and memory of the prefix trie
+    sim       requests a second of CPU in the simulator
+    routing   Farhop beside other routers, simulated on the same work
+    fidelity  a simulated run beside a live one; exit code 1 if they differ
+    chaos     breaks worlds at random; exit code 1 if something is left behind
+    law       plays random laws, hubs and restarts; exit code 1 if a prompt is where it may not be
     """
     from farhop_cli.bench import Chaos, Options, run
 
@@ -296,15 +313,16 @@ def explain(
     raise typer.Exit(run(Options(what, world, origin, tenant, allow, as_json)))
 
 
-@app.command(epilog="Example:  farhop status --json")
-def status(world: World = WORLD_FILE, as_json: Json = False) -> None:
+@app.command(epilog="Example:  farhop status --json    or, of a fleet at work:  farhop status --config global.yaml")
+def status(config: FleetConfig = None, world: World = WORLD_FILE, as_json: Json = False) -> None:
     """Show regions, replicas and queues.
 
-    Each global balancer tells what it sees. Exit code 1 if any region is down.
+    Each global balancer of the world that runs here tells what it sees, or the one of --config. Exit code 1 if any
+    region is down.
     """
     from farhop_cli.status import run
 
-    raise typer.Exit(run(world, as_json))
+    raise typer.Exit(run(world, config, as_json))
 
 
 app.add_typer(operate.app)
@@ -385,7 +403,9 @@ def certs_hop_key(
     of: Annotated[
         str | None, typer.Option("--from", help="For this region's global balancers, to sign tokens with.")
     ] = None,
-    regions: Annotated[str, typer.Option("--regions", help="With --from: those it sends requests to.")] = "",
+    regions: Annotated[
+        str, typer.Option("--regions", help="With --from: those it sends requests to, such as paris,tokyo.")
+    ] = "",
 ) -> None:
     """Print a key of the hop token: a new root, or what one region is given of it."""
     from farhop_cli.certs import hop_key

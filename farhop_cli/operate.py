@@ -27,7 +27,9 @@ FleetConfig = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
 ]
-FleetEtcd = Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd, where there is nothing else.")]
+FleetEtcd = Annotated[
+    str | None, typer.Option("--etcd", help="HOST:PORT of an etcd without TLS, where there is nothing else.")
+]
 Why = Annotated[str | None, typer.Option("--why", help="The reason, for whoever asks; needed to set something.")]
 Author = Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]

@@ -9,18 +9,16 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from farhop_cli import admin, running, show
+from farhop_cli import admin, fleet, running, show
 from farhop_cli.admin import AdminError
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.show import number, word
-from farhop_lab.world_file import RegionFile
 
 _VIEW = (
     "seen from", "region", "state", ">rtt ms", ">wait ms", ">used", ">foreign tok", ">slots", ">in flight",
@@ -53,10 +51,10 @@ class Seen(msgspec.Struct, frozen=True):
     spills: dict[str, int] | None = None
 
 
-def run(path: Path, as_json: bool) -> int:
-    """Show the world's state; the exit code: 1 if any region is down or any balancer silent."""
-    here = running.open_world(path)
-    upper, lower = asyncio.run(_ask_all(here.file.regions))
+def run(path: Path, config: Path | None, as_json: bool) -> int:
+    """Show the world's state, or what one global balancer sees; the exit code: 1 if any region is down or any balancer
+    that was asked silent."""
+    upper, lower = asyncio.run(_ask_all(*_asked(path, config)))
     down = down_regions(upper, lower)
     if as_json:
         show.json({"global": upper, "regional": lower, "down": down})
@@ -65,6 +63,18 @@ def run(path: Path, as_json: bool) -> int:
     if down:
         fail(f"down: {', '.join(down)}", NEGATIVE)
     return 0
+
+
+def _asked(path: Path, config: Path | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Whom to ask: the admin ports of global and of regional balancers, by region."""
+    if config is not None:
+        where = fleet.find(path, config, None)
+        return dict.fromkeys([where.region], where.admins[0]), {}
+    if not path.exists():
+        fail(f"no world runs here ({path} is missing); give a fleet's by --config, or start one with `farhop up`")
+    regions = running.open_world(path).file.regions
+    upper = {name: one.global_admin for name, one in regions.items()}
+    return upper, {name: one.regional_admin for name, one in regions.items()}
 
 
 def _from_disk(tier: str, one: Seen) -> list[str]:
@@ -100,6 +110,8 @@ def _tell(upper: list[Seen], lower: list[Seen]) -> None:
     ]
     if prefixes:
         show.table("prefixes in each region, as each global balancer knows them", _PREFIXES, prefixes)
+    if not lower:
+        return
     show.table("regional balancers", _REGIONAL, [_balancer(one) for one in lower])
     splits = [row for one in lower for row in _splits(one)]
     if splits:
@@ -107,7 +119,7 @@ def _tell(upper: list[Seen], lower: list[Seen]) -> None:
     show.table("replicas", _REPLICAS, [row for one in lower for row in _replicas(one)])
 
 
-async def _ask_all(regions: dict[str, RegionFile]) -> tuple[list[Seen], list[Seen]]:
+async def _ask_all(upper: dict[str, str], lower: dict[str, str]) -> tuple[list[Seen], list[Seen]]:
     async with admin.session() as http:
 
         async def ask(region: str, url: str) -> Seen:
@@ -118,10 +130,10 @@ async def _ask_all(regions: dict[str, RegionFile]) -> tuple[list[Seen], list[See
             except AdminError as error:
                 return Seen(region, url, None, str(error))
 
-        async def tier(url_of: Callable[[RegionFile], str]) -> list[Seen]:
-            return list(await asyncio.gather(*(ask(name, url_of(one)) for name, one in regions.items())))
+        async def tier(admins: dict[str, str]) -> list[Seen]:
+            return list(await asyncio.gather(*(ask(name, url) for name, url in admins.items())))
 
-        return await tier(lambda one: one.global_admin), await tier(lambda one: one.regional_admin)
+        return await tier(upper), await tier(lower)
 
 
 async def _spills(http: aiohttp.ClientSession, url: str) -> dict[str, int] | None:

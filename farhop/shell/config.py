@@ -392,9 +392,15 @@ def parsed(document: bytes, source: str) -> Any:
     raise ConfigError(source, [problem])
 
 
+_REMEDIES = {  # of what the model says without one, by its kind of error
+    "missing": "; give it, as docs/configuration.md says",
+    "extra_forbidden": "; correct its name (docs/configuration.md), or leave it out",
+}
+
+
 def problems_of(error: ValidationError, at: str = "") -> list[str]:
     """A line for each thing wrong, with its path below `at`. Never a value: one may be a secret."""
-    return [f"{at}{_line(e['loc'], e['msg'])}" for e in error.errors()]
+    return [f"{at}{_line(e['loc'], e['msg'] + _REMEDIES.get(e['type'], ''))}" for e in error.errors()]
 
 
 def _line(where: tuple[int | str, ...], message: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.store.contract import Change, ChangeKind, Entry, Store
-from farhop.store.envelope import OPERATORS_KINDS, EnvelopeError, is_sealed, kind_of
+from farhop.store.envelope import NO_KEYS, OPERATORS_KINDS, EnvelopeError, is_sealed, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Sealed(Store):
     """`store` with documents opened by `keys`. `refused` is told of each that does not count, as `<kind>_<reason>`.
 
-    With a `signer`, what is put for an operator is sealed by it.
+    With a `signer`, what is put for an operator is sealed by it. What would not count by the keys `must` is not put:
+    EnvelopeError.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class Sealed(Store):
         keys: Keys,
         refused: Callable[[str], None] = lambda _reason: None,
         signer: Signer | None = None,
+        must: Keys = NO_KEYS,
     ) -> None:
-        self.store, self._keys, self._refused, self._signer = store, keys, refused, signer
+        self.store, self._keys, self._refused, self._signer, self._must = store, keys, refused, signer, must
 
     async def open(self) -> None:
         """See the contract."""
@@ -99,6 +101,8 @@ class Sealed(Store):
         """See the contract."""
         if self._signer is not None and kind_of(key)[0] in OPERATORS_KINDS and not is_sealed(value):
             value = self._signer.seal(key, value)
+        if self._must.asks(key):
+            self._must.open(key, value)
         return await self.store.put(key, value, expect_revision, ttl_s)
 
     async def delete(self, key: str, expect_revision: int | None = None) -> bool:

@@ -48,11 +48,20 @@ def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_pa
         (["issue", "regional", "paris"], "farhop certs init"),
         (["issue", "engine", "paris"], "give global or regional"),
         (["issue", "regional", "no region"], "REGION"),
+        (["issue", "regional", "Paris"], "REGION"),
         (["init", "--trust-domain", "Not A Domain"], "--trust-domain"),
     ],
 )
 def test_what_cannot_be_meant_is_said(cli: Any, tmp_path: Path, words: list[str], says: str) -> None:
     assert says in cli.failed(cli.run("certs", *words, "--dir", str(tmp_path / "none")), 2)
+
+
+def test_an_authority_issues_in_its_own_trust_domain(cli: Any, tmp_path: Path) -> None:
+    ours = ("--dir", str(tmp_path), "--trust-domain", "farhop.example")
+    assert cli.run("certs", "init", *ours).exit_code == 0
+    said = cli.failed(cli.run("certs", "issue", "global", "paris", "--dir", str(tmp_path)), 2)
+    assert "give --trust-domain farhop.example" in said
+    assert cli.run("certs", "issue", "global", "paris", *ours).exit_code == 0
 
 
 def test_keys_of_the_hop_token(cli: Any, tmp_path: Path) -> None:
@@ -69,6 +78,9 @@ def test_keys_of_the_hop_token(cli: Any, tmp_path: Path) -> None:
         (["--root", str(root), "--from", "tokyo"], "--regions"),
         (["--to", "paris"], "--root"),
         (["--root", str(tmp_path / "none"), "--to", "paris"], "No such file"),
-        (["--root", str(root), "--to", "no region"], "not the name of a region"),
+        (["--root", str(tmp_path / "none"), "--to", "paris"], "farhop certs hop-key > hop.root"),
+        (["--regions", "paris"], "--root"),
+        (["--root", str(root), "--to", "Paris"], "--to: 'Paris' is not the name of a region"),
+        (["--root", str(root), "--from", "tokyo", "--regions", "paris, tokyo"], "--regions: ' tokyo'"),
     ):
         assert says in cli.failed(cli.run("certs", "hop-key", *words), 2)

@@ -285,6 +285,30 @@ def test_who_has_the_key_signs_and_who_reaches_etcd_sets(cli, stage, law, keys, 
     assert "--why: say why" in cli.failed(cli.run("law", "set", law()), 2)
 
 
+def test_what_balancers_would_not_heed_is_not_written(cli, stage, law, keys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FARHOP_TEST_HOP", "x" * 32)
+    config = {
+        "region": "tokyo", "instance": "g1", "listen": {"port": 0}, "admin": {"port": 1},
+        "etcd": {"endpoints": [stage.endpoint]}, "hop": {"keys": {"k1": "env:FARHOP_TEST_HOP"}, "active": "k1"},
+        "signing": {"keys": {"ops": {"public": f"file:{tmp_path / 'ops.pub'}"}}},
+    }  # fmt: skip
+    (tmp_path / "global.yaml").write_text(yaml.safe_dump(config))
+    put = ("law", "set", law("anywhere"), "--why", "x", "--config", str(tmp_path / "global.yaml"))
+    monkeypatch.setenv("FARHOP_SIGNING_KEY", f"boss={tmp_path / 'ops.pem'}")
+    assert "key 'boss', which is not configured" in cli.failed(cli.run(*put), 2)
+    monkeypatch.delenv("FARHOP_SIGNING_KEY")
+    said = cli.failed(cli.run(*put), 2)
+    assert said.startswith("farhop: FARHOP_SIGNING_KEY: ")
+    assert "it is not signed, and a law must be" in said
+    assert stage.stands() is None
+    monkeypatch.setenv("FARHOP_SIGNING_KEY", str(tmp_path / "ops.pem"))
+    assert (cli.run(*put).exit_code, stage.stands().epoch) == (0, 2)
+
+
+def test_a_signed_law_that_is_not_there_is_no_bad_signature(cli, keys):
+    assert "no such file" in cli.failed(cli.run("law", "verify", "absent", "--public", str(keys / "ops.pub")), 2)
+
+
 @pytest.mark.parametrize(("key", "says"), [("absent.pem", "no such file"), ("law.yaml", "openssl genpkey")])
 def test_a_key_that_is_none_is_named_with_the_remedy(cli, stage, law, tmp_path, monkeypatch, key, says):
     monkeypatch.setenv("FARHOP_SIGNING_KEY", str(tmp_path / key))

@@ -107,6 +107,20 @@ async def test_each_hub_is_a_row_and_says_what_was_not_believed(healthy, cli):
     assert third[:4] == ["tokyo", "odd", "lost", "–"]
 
 
+async def test_of_a_fleet_at_work_one_global_balancer_tells(healthy, cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("FARHOP_TEST_HOP", "x" * 32)
+    port = healthy.file.regions["tokyo"].global_admin.rpartition(":")[2]
+    (tmp_path / "global.yaml").write_text(
+        f"{{region: tokyo, instance: g1, listen: {{port: 0}}, admin: {{port: {port}}}, "
+        'etcd: {endpoints: ["127.0.0.1:1"]}, hop: {keys: {k1: "env:FARHOP_TEST_HOP"}, active: k1}}\n'
+    )
+    result = await cli.in_thread("status", "--config", str(tmp_path / "global.yaml"))
+    assert (result.exit_code, result.stdout.count("why up")) == (0, 3)
+    assert "regional balancers" not in result.stdout
+    healthy.silent.add(("tokyo", "global_admin"))
+    assert "down: tokyo" in cli.failed(await cli.in_thread("status", "--config", str(tmp_path / "global.yaml")), 1)
+
+
 def test_no_world(cli, tmp_path):
     said = cli.failed(cli.run("status", "--world", str(tmp_path / "none.json")), 2)
     assert "farhop up" in said

@@ -113,7 +113,7 @@ def test_every_error_at_once_with_its_path(tmp_path: Path) -> None:
 def test_what_is_missing_is_named(tmp_path: Path, field: str) -> None:
     text = document()
     del text[field]
-    assert problems(tmp_path, text) == [f"{field}: Field required"]
+    assert problems(tmp_path, text) == [f"{field}: Field required; give it, as docs/configuration.md says"]
 
 
 @pytest.mark.parametrize(
