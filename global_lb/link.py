@@ -176,7 +176,7 @@ class Link:
                     self._heard_at = _loop_time()
                     self._watcher.heard_by_link(message, self._name)
                     laws = self._watcher.laws
-                    if laws is not None and message.law_epoch not in (0, laws.law.epoch):
+                    if laws is not None and message.law_epoch not in (0, laws.law.held_epoch):
                         self._unlike.set()
             except grpc.aio.AioRpcError as error:
                 self._watcher.stream_failed("reports", error.code())
@@ -193,11 +193,11 @@ class Link:
                 await asyncio.sleep(LAW_AGAIN_S)
                 continue
             try:
-                theirs = await self._exchange(laws.law.epoch, b"")
+                theirs = await self._exchange(laws.law.held_epoch, b"")
                 if theirs.document:
                     await laws.offer(theirs.document, "/".join(self._name), proven=proven)
-                elif theirs.epoch < laws.law.epoch:
-                    await self._exchange(laws.law.epoch, laws.document_after(theirs.epoch))
+                elif theirs.epoch < laws.law.held_epoch:
+                    await self._exchange(laws.law.held_epoch, laws.document_after(theirs.epoch))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # else an older build
                     self._watcher.stream_failed("law", error.code())

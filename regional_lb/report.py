@@ -109,7 +109,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             models=tuple(self._model(model) for model in sorted(self._flow.view.by_model)),
             accepted_bytes=dict(self._flow.accepted_bytes),  # within ACCEPTED_LIMIT: the flow keeps no more
             client_url=self._client_url,
-            law_epoch=self._flow.law.epoch,
+            law_epoch=self._flow.law.held_epoch,
         )
 
     def _model(self, model: str) -> ModelReport:

@@ -79,6 +79,11 @@ class Law:
         """The world that it was compiled from."""
         return self._topology
 
+    @property
+    def held_epoch(self) -> int:
+        """The epoch of the newest document that is here: of a law that only keeps another's place, the one before."""
+        return self.epoch if self._topology.tenants else self.epoch - 1
+
     def knowing(self, lineage: Lineage) -> Law:
         """The same rules, where these models are served."""
         if lineage is self.lineage or lineage == self.lineage:

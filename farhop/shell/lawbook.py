@@ -94,6 +94,7 @@ class LawBook:
         self._hubs = {name: _Hub() for name in (stores or (_HUB,))}
         self._ahead: dict[str, int] = {}
         self._trouble: tuple[str, ...] = ()  # of the disk
+        self._unkept = b""  # what the disk did not take: it is offered again
         self._told, self._uneven = asyncio.Event(), asyncio.Event()
         self._taking = asyncio.Lock()  # one at a time is written to the disk: the last one must be the newest
 
@@ -158,6 +159,8 @@ class LawBook:
             judged = self._judge(self._hubs[hub].seen)
             if self._is_news(judged):
                 self._keep(self._hubs[hub].seen)
+                if self._unkept:
+                    self._uneven.set()
             self._compare(hub, judged)
 
     def _news(self, change: Change, name: str) -> bool:
@@ -197,6 +200,8 @@ class LawBook:
         judged = await asyncio.to_thread(self._judge, written) if large else self._judge(written)
         if self._is_news(judged) and self._state is not None:
             await asyncio.to_thread(self._keep, written)
+            if self._unkept:
+                self._uneven.set()
         return judged
 
     def _is_news(self, judged: _Read | TopologyError | EnvelopeError | None) -> bool:
@@ -265,26 +270,31 @@ class LawBook:
             return
         try:
             self._state.save(STATE_NAME, written)
-            self._trouble = ()
+            self._trouble, self._unkept = (), b""
         except StateError as error:
+            self._unkept = written
             self._trouble = (f"a restart may fall back to an earlier law: {error}",)
             self._refused("law_not_kept")
             self._say("law not kept", list(self._trouble))
 
     async def _mend(self) -> None:
-        """Give our law to hubs that lack it, for as long as this process lives."""
+        """Give our law to hubs that lack it, and to the disk, for as long as this process lives."""
         while True:
             await self._uneven.wait()
             self._uneven.clear()
             await asyncio.sleep(self._rng.uniform(0.0, MEND_S) if self._rng is not None else MEND_S)
             await self.mend()
-            if any(hub.behind for hub in self._hubs.values()):
+            if self._unkept or any(hub.behind for hub in self._hubs.values()):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._uneven.wait(), MEND_AGAIN_S)
                 self._uneven.set()
 
     async def mend(self) -> None:
-        """Give our law to hubs that lack it. Who is first there is right: the others see it, and have no more to do."""
+        """Give our law to hubs that lack it: who is first there is right, the others see it and have no more to do. And
+        to the disk, where it did not take it."""
+        async with self._taking:
+            if self._unkept:
+                await asyncio.to_thread(self._keep, self._unkept)
         for name, hub in self._hubs.items():
             if hub.behind and hub.lost is None and self._held is not None:
                 await self._put(name, hub, self._held.written)
@@ -338,7 +348,7 @@ class LawBook:
         if written:
             await self.offer(written, who, proven=proven)
         self.named(who, epoch)
-        return self.law.epoch, self.document_after(epoch)
+        return self.law.held_epoch, self.document_after(epoch)
 
     def document_after(self, epoch: int) -> bytes:
         """The law in force as it was written, if it is later than this; b"" where it is not, or none was ever set."""

@@ -124,7 +124,7 @@ class Link:
             self.settled = self.settled or news.caught_up
 
     async def _ask_law(self, laws: LawBook, channel: grpc.aio.Channel) -> None:
-        request = region_pb2.LawExchange(sender=self._peers.shares.instance, epoch=laws.law.epoch)
+        request = region_pb2.LawExchange(sender=self._peers.shares.instance, epoch=laws.law.held_epoch)
         with contextlib.suppress(grpc.aio.AioRpcError):  # it is asked again
             theirs = await region_pb2_grpc.RegionStub(channel).Law(request, timeout=SILENT_S / 2)
             if theirs.document:

@@ -334,6 +334,43 @@ def test_a_disk_that_is_full_stops_no_law_and_says_so(tmp_path):
     assert "a restart may fall back" in stage.book.told()["trouble"][0]
 
 
+async def test_what_a_full_disk_did_not_take_is_kept_once_it_can_be(tmp_path):
+    (tmp_path / "f1").write_text("in the way")
+    stage = Stage(state=kept(tmp_path))
+    assert stage.tell(snapshot(document(3, "us"))) == [3]
+    await stage.book.mend()
+    assert not stage.book.told()["kept_on_disk"]
+    (tmp_path / "f1").unlink()
+    await stage.book.mend()
+    assert stage.book.told()["kept_on_disk"]
+    again = Stage(state=kept(tmp_path))
+    again.book.remember()
+    assert (again.book.law.epoch, again.lawful()) == (3, {"virginia"})
+
+
+async def test_who_lost_its_law_is_given_it_by_one_that_goes_by_that_very_epoch(tmp_path):
+    """It keeps the place of an epoch, and does not have it: what it names is the one before."""
+    other = Stage()
+    other.tell(snapshot(document(2, "us")))
+    state = kept(tmp_path)
+    Stage(state=state).tell(snapshot(document(2, "us")))
+    path = state.path("law")
+    path.write_bytes(path.read_bytes()[:-1])
+    lost = Stage(state=state)
+    lost.book.remember()
+    assert (lost.lawful(), lost.book.law.held_epoch) == (set(), 1)
+    epoch, written = await other.book.exchanged(lost.book.law.held_epoch, b"", "g1", proven=True)
+    assert await lost.book.offer(written, "g2", proven=True)
+    assert (epoch, lost.book.law.epoch, lost.lawful()) == (2, 2, {"virginia"})
+    lost = Stage(state=state)
+    path.write_bytes(path.read_bytes()[:-1])
+    lost.book.remember()
+    theirs, _ = await lost.book.exchanged(2, b"", "g2", proven=True)  # the other way round: it is asked what it has
+    assert theirs < other.book.law.held_epoch
+    await lost.book.exchanged(2, other.book.document_after(theirs), "g2", proven=True)
+    assert lost.lawful() == {"virginia"}
+
+
 # -- hubs that were away
 
 
