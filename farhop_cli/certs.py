@@ -136,7 +136,7 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        pass
+        pass  # no address: a name, or nonsense
     if not re.fullmatch(r"(\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})", host):
         fail(f"--host: {host[:64]!r} is neither a host name nor an address")
     return x509.DNSName(host)

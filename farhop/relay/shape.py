@@ -234,7 +234,7 @@ def twice(body: bytes) -> BodyError:
         except _FoundError as found:
             name = str(found)[:64]
         except (ValueError, RecursionError):
-            pass
+            pass  # what one reader takes another may not: it is refused all the same, without the name
     which = f"`{name}`" if name else "a key"
     return BodyError(outcome.INVALID_JSON, f"{which} stands twice in one object of the body: keep one", name or None)
 
