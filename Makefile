@@ -1,13 +1,23 @@
-# Each target does its own set-up: a fresh clone needs only Python 3.11, make and the package registry.
-PYTHON ?= python3.11
+# Each target does its own set-up: a fresh clone needs only Python 3.11 or newer, make and the package registry.
+# PYTHON: the newest that runs here. A shim that only says which versions there are does not run, and is passed over.
+PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 python3; do \
+  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ROOMS  := topology proto farhop regional_lb global_lb farhop_lab farhop_cli
 
-.PHONY: demo test lint bench fuzz stubs clean
+# Tests that need more than a plain machine are marked with what they need (tests/conftest.py).
+SYSTEM := docker or root or browser
+# Drills wait more than they work: one more than there are cores on the smallest machine this is for.
+WORKERS ?= 3
+
+.PHONY: demo test test-system coverage mutants lint bench fuzz stubs clean
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo 'Farhop needs Python 3.11 or newer: $(if $(PYTHON),$(PYTHON) is not one,none is on the PATH).' \
+	    'Install one, or name it: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m compileall -q $(ROOMS)  # a world is a dozen processes, and some machines keep no bytecode
@@ -17,7 +27,22 @@ demo: $(STAMP)
 	$(BIN)/farhop demo
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not ($(SYSTEM))'
+
+# pytest ends with 5 where no test is marked so: then there is nothing to do.
+test-system: $(STAMP)
+	@$(BIN)/pytest -m '$(SYSTEM)'; ended=$$?; \
+	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; else exit $$ended; fi
+
+# Lines and branches, of the processes of a world, too; without the drills, which a tracer slows beyond what they are
+# about, and whose killed processes would tell nothing. Two figures: what ships, and the lab.
+coverage: $(STAMP)
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup -m 'not ($(SYSTEM))' --ignore=tests/drills $(TESTS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --skip-covered --skip-empty --sort=cover
+	@echo "Covered of what ships: $$($(BIN)/coverage report --format=total --omit='farhop_lab/*') % of lines and branches."
+	@echo "Covered of the lab: $$($(BIN)/coverage report --format=total --include='farhop_lab/*') % of lines and branches."
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -26,8 +51,12 @@ lint: $(STAMP)
 	PYTHONPATH=. $(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
 
+# Small changes to the law, the ledger, the retry rules and the hop token: is each noticed? Survivors: tests/mutants.md.
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants.py
+
 bench: $(STAMP)
-	$(BIN)/farhop bench
+	$(BIN)/farhop bench decide
 
 # A million heads, bodies and answers: a night's run. `make fuzz ROUNDS=1000 SEED=7` runs fewer, from a seed.
 fuzz: $(STAMP)

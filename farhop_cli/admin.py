@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from farhop_lab.client import trouble
+from farhop_lab.world.client import trouble
 
 ANSWER_S = 3.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -33,10 +33,10 @@ async def get(http: aiohttp.ClientSession, base: str, path: str) -> dict[str, An
 
 async def explain(http: aiohttp.ClientSession, base: str, question: dict[str, Any]) -> dict[str, Any]:
     """Where a balancer would send a request. Raises AdminError."""
-    told = await _ask(http, "POST", base, "/explain", msgspec.json.encode(question))
-    if told is None:
+    answer = await _ask(http, "POST", base, "/explain", msgspec.json.encode(question))
+    if answer is None:
         raise AdminError(f"{base} has no /explain; is it a balancer's admin port?")
-    return told
+    return answer
 
 
 async def page(http: aiohttp.ClientSession, base: str, path: str) -> str:
@@ -70,13 +70,13 @@ async def _ask(
     status, text = await _fetch(http, method, base, path, body)
     if status == 404:
         return None
-    told = _decoded(text)
-    if status != 200 or told is None:
-        said = told.get("error") if told is not None else None
-        if status == 400 and said:
-            raise QuestionError(str(said))
-        raise AdminError(f"{base}{path} answered with status {status}: {said or 'no JSON object'}")
-    return told
+    answer = _decoded(text)
+    if status != 200 or answer is None:
+        why = answer.get("error") if answer is not None else None
+        if status == 400 and why:
+            raise QuestionError(str(why))
+        raise AdminError(f"{base}{path} answered with status {status}: {why or 'no JSON object'}")
+    return answer
 
 
 def _decoded(text: bytes) -> dict[str, Any] | None:

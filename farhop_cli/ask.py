@@ -19,9 +19,9 @@ from farhop_cli import admin, evidence, running, show, tables
 from farhop_cli.evidence import Account, Evidence
 from farhop_cli.exits import FAULT, NEGATIVE, fail, warn
 from farhop_cli.running import Caller, Running
-from farhop_lab import client, world_file
-from farhop_lab.client import Delta, Redirected, Result, Skipped
-from farhop_lab.world_file import WorldFileError
+from farhop_lab.world import client, world_file
+from farhop_lab.world.client import Delta, Redirected, Result, Skipped
+from farhop_lab.world.world_file import WorldFileError
 
 PROMPT_CHARS_MAX = 16 * 1024 * 1024
 

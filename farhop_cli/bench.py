@@ -1,383 +1,216 @@
-"""`farhop bench`: what a decision and what a relayed request cost, in CPU time of this machine. Judges nothing.
+"""`farhop bench`: what Farhop costs, how well it routes, and whether it holds.
 
-`routing`, `fidelity` and `chaos` measure no cost: see the modules of these names.
+The wiring alone: each subcommand has its own options, and none that it ignores.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated
 
-import msgspec
+import typer
 
-from farhop_cli import show
 from farhop_cli.exits import fail
-from farhop_lab.bench import decide as decisions
-from farhop_lab.bench import hits as cached
-from farhop_lab.bench import hostile as attacks
-from farhop_lab.bench import intake as intakes
-from farhop_lab.bench import relay as relays
-from farhop_lab.bench import results
-from farhop_lab.bench import scrape as scrapes
-from farhop_lab.bench import sim as sims
-from farhop_lab.bench import soak as soaks
-from farhop_lab.bench import trie as tries
-from farhop_lab.bench.place import BenchError
+from farhop_cli.options import PLAIN, Json, duration_s
 
-BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
-_T = TypeVar("_T")
+app = typer.Typer(
+    help="Measure what Farhop costs, how well it routes, and whether it holds.",
+    epilog="Example:  farhop bench relay --quick --only regional,envoy",
+    **PLAIN,
+)
+
+Quick = Annotated[bool, typer.Option("--quick", help="Shorter and rougher.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes. Default: CPUs.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Chaos:
-    """What `chaos` alone is told: see its module."""
+@app.command("decide", epilog="Example:  farhop bench decide --json")
+def decide(as_json: Json = False) -> None:
+    """CPU time of a decision."""
+    from farhop_cli import measure
 
-    seeds: int = 200
-    first: int = 0
-    replay: Path | None = None
-    live: bool = False
-    for_s: float = 600.0
-    workers: int | None = None
+    raise typer.Exit(measure.decide(as_json))
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line says. `repeats` None and `streams` None: as the plan has it."""
+@app.command("relay", epilog="Example:  farhop bench relay --quick --only regional,envoy")
+def relay(
+    quick: Quick = False,
+    only: Annotated[str, typer.Option("--only", help="Proxies whose names hold one of these words.")] = "",
+    repeats: Annotated[int | None, typer.Option("--repeats", min=1, max=20, help="Windows per figure; 3.")] = None,
+    streams: Annotated[
+        int | None, typer.Option("--streams", min=0, max=10_000, help="Idle streams held open; 1000.")
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Clients speak TLS to the proxies that can.")] = False,
+    as_json: Json = False,
+) -> None:
+    """CPU time of a relayed request and chunk, beside other proxies.
 
-    as_json: bool = False
-    quick: bool = False
-    only: str = ""
-    repeats: int | None = None
-    streams: int | None = None
-    requests: int = 1_000_000
-    tls: bool = False
-    out: Path | None = None
-    markdown: Path | None = None
-    speedup: float = 1.0
-    worlds: int = 10_000
-    first: int = 0
-    workers: int = 1
-    seed: int = 1
-    chaos: Chaos = Chaos()
+    Exit code 1 if one of them is in trouble.
+    """
+    from farhop_cli import measure
 
-
-def decide(options: Options) -> int:
-    """Measure what a decision costs; the exit code."""
-    with show.waiting(f"measuring decide; the figures are CPU time, medians of {decisions.REPEATS} repeats"):
-        rows = decisions.decide()
-    if options.as_json:
-        show.json({"bench": "decide", "unit": "CPU µs per request", "rows": rows})
-        return 0
-    title = f"decide: CPU µs per request, {decisions.REQUESTS} requests, {decisions.REPEATS} repeats"
-    columns = ("what", ">median µs", ">least µs", ">most µs")
-    show.table(title, columns, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
-    return 0
-
-
-def relay(options: Options) -> int:
-    """Measure what a relayed request costs, here and in other proxies; the exit code, 1 if a row is in trouble."""
-    plan = results.planned(quick=options.quick, repeats=options.repeats, idle_streams=options.streams, tls=options.tls)
-    only = [word.strip() for word in options.only.split(",") if word.strip()]
-    with show.telling("measuring relay") as say:
-        told = _done(relays.measure(plan, only, say))
-    if options.as_json:
-        show.json({"bench": "relay", "unit": "CPU µs of the proxy's processes", **results.document(told)})
-    else:
-        _costs(told)
-        _rest(told)
-        _notes(told)
-    return 1 if any(row.trouble for row in told.rows) else 0
-
-
-def _done(work: Coroutine[Any, Any, _T]) -> _T:
-    try:
-        return asyncio.run(work)
-    except BenchError as error:
-        fail(f"bench: {error}")
-
-
-def _costs(told: results.Told) -> None:
-    first = told.rows[0] if told.rows else results.Row(name="")
-    streams = [count for count, _ in told.plan.streams]
-    columns = [
-        "proxy",
-        *(f">{size // 1024} KB" for size in told.plan.sizes),
-        *(f">chunk, {n} streams" for n in streams),
-    ]
-    rows = [
-        [
-            row.name,
-            *(_cost(row.request_us.get(size), first.request_us.get(size)) for size in told.plan.sizes),
-            *(_cost(row.chunk_us.get(count), first.chunk_us.get(count)) for count in streams),
-        ]
-        for row in told.rows
-    ]
-    way = ", TLS to clients" if told.plan.tls else ""
-    title = f"relay{way}: CPU µs of the proxy's processes per request and chunk, medians of {told.rounds} (× first row)"
-    show.table(title, columns, rows)
-
-
-def _cost(figure: results.Figure | None, first: results.Figure | None) -> str:
-    if figure is None:
-        return show.NONE
-    if figure.errors:
-        return f"{figure.errors} errors"
-    times = results.ratio(figure, first)
-    return f"{figure.median:,.1f}" + (f" ({times:.2f})" if times is not None else "")
-
-
-def _rest(told: results.Told) -> None:
-    columns = ["proxy", ">CPU ms/s at rest", ">peak/s, 1 KB", ">at rate/s", ">p50 + ms", ">p99 + ms", ">KiB per stream"]
-    title = (
-        "relay: without load; at full load; at half of that (at most 4,000/s) beyond the way straight to the upstream; "
-        "memory of an open stream"
-    )
-    show.table(title, columns, [_second(row) for row in told.rows])
-
-
-def _notes(told: results.Told) -> None:
-    show.line(f"load: {told.load}; upstream: {told.upstream}, for streams uvloop")
-    if told.others > BUSY_SHARE * told.cpus:
-        show.line(f"others ran here, too (load average {told.others:.1f}, {told.cpus} CPUs): trust no latency")
-    if 0 < told.rounds < told.plan.repeats:
-        show.line(f"the machine was slow: {told.rounds} of {told.plan.repeats} rounds within the time")
-    for row in told.rows:
-        if row.trouble:
-            show.line(f"{row.name}: {row.trouble}")
-    for name, why in told.absent.items():
-        show.line(f"{name}: left out, {why}")
-
-
-def _second(row: results.Row) -> list[str]:
-    latency, held = row.latency, row.stream_bytes
-    peak = round(row.peak_per_s) if row.peak_per_s else None
-    shown = [row.name, show.number(row.rest_ms_per_s), show.number(peak)]
-    if latency is None:
-        shown += [show.NONE] * 3
-    elif latency.errors:
-        shown += [show.number(round(latency.rate_per_s)), f"{latency.errors} errors", show.NONE]
-    else:
-        added = latency.p50_ms - latency.direct_p50_ms, latency.p99_ms - latency.direct_p99_ms
-        shown += [show.number(round(latency.rate_per_s)), *(show.number(ms, 2) for ms in added)]
-    return [*shown, show.number(held / 1024 if held is not None else None)]
-
-
-def soak(options: Options) -> int:
-    """Watch the regional tier's memory over many requests; the exit code, 1 if any was answered wrongly."""
-    with show.telling("soaking") as say:
-        told = _done(soaks.measure(options.requests, say))
-    if options.as_json:
-        show.json({"bench": "soak", "per_request_bytes": told.per_request_bytes, **msgspec.to_builtins(told)})
-        return 1 if told.errors else 0
-    columns = (">requests", ">share", ">RSS MiB", ">CPU µs per request")
-    rows = [
-        [
-            show.number(mark.requests),
-            f"{mark.share:.0%}",
-            show.number(mark.rss_bytes / 2**20),
-            show.number(mark.cpu_us if mark.requests else None),
-        ]
-        for mark in told.marks
-    ]
-    show.table("soak: farhop regional, 16 replicas, prompts of 1 KB, no two the same", columns, rows)
-    show.line(f"growth from half to the end: {told.per_request_bytes:,.1f} bytes per request; {told.errors} errors")
-    if told.requests < told.asked:
-        show.line(f"the machine was slow: {told.requests:,} of {told.asked:,} requests within {soaks.LIMIT_S:g} s")
-    return 1 if told.errors else 0
-
-
-def hostile(options: Options) -> int:
-    """Measure what hostile bodies cost beside a plain one; the exit code, 1 if that is too much."""
-    with show.telling("measuring hostile bodies") as say:
-        told = _done(attacks.measure(quick=options.quick, say=say))
-    if options.as_json:
-        show.json({"bench": "hostile", "holds": told.holds, **msgspec.to_builtins(told)})
-        return 0 if told.holds else 1
-    plain = told.rows[0].cpu_ms
-    rows = [[r.what, show.number(r.cpu_ms), show.number(r.cpu_ms / plain, 2), str(r.status)] for r in told.rows]
-    title = "hostile: CPU ms of both tiers for a body of 1 MiB, the least of three"
-    show.table(title, ("body", ">ms", ">x plain", ">status"), rows)
-    show.line(
-        f"an innocent's p99: {told.alone_ms:.1f} ms alone, {told.beside_plain_ms:.1f} ms beside {attacks.CLIENTS} "
-        f"clients with plain prompts, {told.beside_worst_ms:.1f} ms beside as many with {told.worst.what!r}"
-    )
-    show.line(
-        f"event loops were late by {told.huge_lag_ms:.1f} ms at most beside bodies of {attacks.HUGE_BYTES >> 20} MiB, "
-        f"{told.quiet_lag_ms:.1f} ms beside small ones"
-    )
-    word = "hold" if told.holds else "BROKEN"
-    show.line(f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {word}")
-    return 0 if told.holds else 1
-
-
-def scrape(options: Options) -> int:
-    """Measure what looking at replicas costs; the exit code, 1 if pages of the engines were refused."""
-    with show.waiting(f"measuring scrape; the figures are CPU time, medians of {scrapes.REPEATS} repeats"):
-        rows = scrapes.read()
-        try:
-            watched = scrapes.watch()
-        except BenchError as error:
-            fail(f"bench: {error}")
-    if options.as_json:
-        told = {**msgspec.to_builtins(watched), "core_share": watched.core_share}
-        show.json({"bench": "scrape", "unit": "CPU µs per page", "rows": rows, "watcher": told})
-        return 1 if watched.refused else 0
-    columns = ("what", ">median µs", ">least µs", ">most µs")
-    told_rows = [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows]
-    show.table(f"scrape: CPU µs to read a page, {scrapes.PAGES} pages", columns, told_rows)
-    show.line(
-        f"watcher, {watched.replicas:,} replicas: {watched.pages_per_s:,.0f} pages/s of "
-        f"{watched.page_bytes // 1024} KB, {watched.cpu_us:,.0f} CPU µs each: "
-        f"{watched.core_share:.0%} of one core at 1,000/s"
-    )
-    if watched.refused:
-        show.line(f"refused: {watched.refused}")
-    return 1 if watched.refused else 0
-
-
-def intake(options: Options) -> int:
-    """Measure what the regions' reports cost a global balancer; the exit code, 1 if that is more than it may be."""
-    with show.waiting(f"measuring intake; the figures are CPU time, medians of {intakes.REPEATS} repeats"):
-        told = intakes.measure()
-    over = told.core_share > intakes.LIMIT_SHARE
-    if options.as_json:
-        document = {**msgspec.to_builtins(told), "core_share": told.core_share, "core_share_max": intakes.LIMIT_SHARE}
-        show.json({"bench": "intake", "unit": "CPU µs per report", **document})
-        return int(over)
-    title = (
-        f"intake: CPU µs per report, {told.regions} regions with {told.models} models, {intakes.HELD:,} requests held"
-    )
-    columns = ("what", ">median µs", ">least µs", ">most µs", f">of a core at {intakes.REPORTS_PER_S}/s each")
-    rows = [
-        [r.what, *map(show.number, (r.median_us, r.least_us, r.most_us)), f"{told.share_of(r):.1%}"] for r in told.rows
-    ]
-    show.table(title, columns, rows)
-    show.line(f"intake, the first two: {told.core_share:.1%} of a core; at most {intakes.LIMIT_SHARE:.0%} is meant")
-    return int(over)
-
-
-def hits(options: Options) -> int:
-    """Measure how well cached prefixes are known; the exit code."""
-    with show.telling("measuring hits") as say:
-        try:
-            rows = cached.measure(say)
-        except BenchError as error:
-            fail(f"bench: {error}")
-    if options.as_json:
-        show.json({"bench": "hits", "unit": "tokens per request", "rows": rows})
-        return 0
-    columns = (
-        "known by", ">prompt", ">found cached", ">expected", ">off by", ">exact", ">TTFT p50 ms", ">p95 ms"
+    raise typer.Exit(
+        measure.relay(quick=quick, only=only, repeats=repeats, streams=streams, tls=tls, as_json=as_json)
     )  # fmt: skip
-    told_rows = [
-        [
-            row.what,
-            *(show.number(round(n)) for n in (row.prompt_tokens, row.found_tokens, row.expected_tokens)),
-            show.number(row.error_tokens),
-            f"{row.exact_share:.0%}",
-            *(show.number(ms) for ms in (row.ttft_p50_ms, row.ttft_p95_ms)),
-        ]
-        for row in rows
-    ]
-    asked = rows[0].requests if rows else 0
-    title = f"hits: tokens per request, {asked} requests, {cached.ENGINES} engines, others beside, caches reset twice"
-    show.table(title, columns, told_rows)
-    return 0
 
 
-def trie(options: Options) -> int:
-    """Measure what the prefix trie costs, in memory, CPU time and pauses; the exit code."""
-    with show.telling("measuring trie") as say:
-        rows = tries.measure(quick=options.quick, say=say)
-    if options.as_json:
-        show.json({"bench": "trie", "rows": rows})
-        return 0
-    columns = ("what", ">median", ">least", ">most", "unit", ">at most")
-    told_rows = [[r.what, *map(show.number, (r.median, r.least, r.most)), r.unit, show.number(r.limit)] for r in rows]
-    title = f"trie: CPU time and memory, {tries.REPEATS} repeats; `at most` is what is meant"
-    show.table(title, columns, told_rows)
-    return 0
+@app.command("soak", epilog="Example:  farhop bench soak --requests 1000000")
+def soak(
+    requests: Annotated[
+        int, typer.Option("--requests", min=1000, max=100_000_000, help="How many requests.")
+    ] = 1_000_000,
+    as_json: Json = False,
+) -> None:
+    """Memory of the regional tier over many requests.
+
+    Exit code 1 if one was answered wrongly.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.soak(requests, as_json))
 
 
-def sim(options: Options) -> int:
-    """Measure how many requests a second of CPU the simulator carries; the exit code, 1 if a world broke its rules."""
-    with show.telling("measuring sim") as say:
-        rows = sims.measure(sims.QUICK if options.quick else sims.SIZES, say)
-    broken = any(row.violations for row in rows)
-    if options.as_json:
-        show.json({"bench": "sim", "unit": "requests per second of CPU", "rows": [row.told() for row in rows]})
-        return 1 if broken else 0
-    columns = ("world", "router", ">requests/s of CPU", ">CPU µs per request", ">requests", ">virtual s", ">CPU s")
-    told = [(r.per_s, 1e6 * r.cpu_s / max(1, r.requests), r.requests, r.simulated_s, r.cpu_s) for r in rows]
-    show.table(
-        "sim: requests concluded after a warm-up, in one process",
-        columns,
-        [[row.what, row.router, *map(show.number, figures)] for row, figures in zip(rows, told, strict=True)],
-    )
-    return 1 if broken else 0
+@app.command("hostile", epilog="Example:  farhop bench hostile --quick")
+def hostile(quick: Quick = False, as_json: Json = False) -> None:
+    """What the worst bodies cost, beside a plain one.
+
+    Exit code 1 beyond its bounds.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.hostile(quick, as_json))
 
 
-def routing(options: Options) -> int:
-    """Compare routers; the exit code."""
-    from farhop_cli.routing import run as compare
+@app.command("scrape", epilog="Example:  farhop bench scrape")
+def scrape(as_json: Json = False) -> None:
+    """CPU time of reading engines' metrics."""
+    from farhop_cli import measure
 
-    return compare(options)
-
-
-def fidelity(options: Options) -> int:
-    """Run a scenario live and simulated; the exit code, 1 if they differ."""
-    from farhop_cli.fidelity import run as compare
-
-    return compare(options)
+    raise typer.Exit(measure.scrape(as_json))
 
 
-def chaos(options: Options) -> int:
-    """Break worlds at random; the exit code, 1 if one does not come back to what it was."""
-    from farhop_cli.chaos import run as hunt
+@app.command("intake", epilog="Example:  farhop bench intake")
+def intake(as_json: Json = False) -> None:
+    """CPU time of regions' reports at a global balancer.
 
-    return hunt(options)
+    Exit code 1 beyond its bound.
+    """
+    from farhop_cli import measure
 
-
-def law(options: Options) -> int:
-    """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
-    from farhop_lab.proving import law_worlds
-
-    with show.telling("playing worlds") as say:
-        played, seen, sins = law_worlds.prove(options.first, options.worlds, options.workers, say)
-    if options.as_json:
-        show.json({"bench": "law", "first": options.first, "worlds": played, "seen": dict(seen), "broken": sins})
-        return 1 if sins else 0
-    rows = [[what, show.number(count)] for what, count in sorted(seen.items())]
-    show.table(f"law: what happened in {played:,} worlds, from number {options.first:,}", ("what", ">times"), rows)
-    for sin in sins:
-        show.line(sin, "red")
-    show.line(f"{played:,} worlds; the law was {'broken' if sins else 'kept in each'}", "bold")
-    return 1 if sins else 0
+    raise typer.Exit(measure.intake(as_json))
 
 
-BENCHES: dict[str, Callable[[Options], int]] = {
-    "decide": decide,
-    "relay": relay,
-    "soak": soak,
-    "hostile": hostile,
-    "scrape": scrape,
-    "intake": intake,
-    "hits": hits,
-    "trie": trie,
-    "sim": sim,
-    "routing": routing,
-    "fidelity": fidelity,
-    "chaos": chaos,
-    "law": law,
-}
+@app.command("hits", epilog="Example:  farhop bench hits")
+def hits(as_json: Json = False) -> None:
+    """How well it is known what engines have cached."""
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.hits(as_json))
 
 
-def run(name: str, options: Options) -> int:
-    """Measure and print; the exit code."""
-    measure = BENCHES.get(name)
-    if measure is None:
-        fail(f"bench: {name!r} is unknown; there is {', '.join(BENCHES)}")
-    return measure(options)
+@app.command("trie", epilog="Example:  farhop bench trie --quick")
+def trie(quick: Quick = False, as_json: Json = False) -> None:
+    """CPU time and memory of the prefix trie."""
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.trie(quick, as_json))
+
+
+@app.command("sim", epilog="Example:  farhop bench sim --quick")
+def sim(quick: Quick = False, as_json: Json = False) -> None:
+    """Requests a second of CPU in the simulator.
+
+    Exit code 1 if a world broke its rules.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.sim(quick, as_json))
+
+
+@app.command("routing", epilog="Example:  farhop bench routing --quick --seeds 3 --out results/routing")
+def routing(
+    quick: Quick = False,
+    only: Annotated[str, typer.Option("--only", help="These scenarios, such as arena,push.")] = "",
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=20, help="How many. Default: by scenario.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables to this file, too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Farhop beside other routers, simulated on the same work.
+
+    Exit code 1 if anything happened that must never happen.
+    """
+    from farhop_cli.routing import run
+
+    raise typer.Exit(run(only, quick, seeds, out, markdown, as_json))
+
+
+@app.command("fidelity", epilog="Example:  farhop bench fidelity --quick")
+def fidelity(
+    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a ready-made one.")] = "fidelity",
+    speedup: Annotated[float, typer.Option("--speedup", min=0.1, max=100.0, help="Of the live world.")] = 1.0,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """A simulated run beside a live one.
+
+    Exit code 1 if they differ.
+    """
+    from farhop_cli.fidelity import run
+
+    raise typer.Exit(run(scenario, speedup, quick, as_json))
+
+
+@app.command("chaos", epilog="Example:  farhop bench chaos --seeds 50 --out found    or:  --live --for 10m")
+def chaos(
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1_000_000, help="How many schedules; 200.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="The first of them; 0.")] = None,
+    workers: Workers = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep the shortest schedules that fail here.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="This schedule alone, from a file as --out keeps it.")
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="On real processes, not in virtual time.")] = False,
+    length: Annotated[
+        str | None, typer.Option("--for", help="With --live: how long faults begin: 30s to 1d; 10m.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Break worlds at random, and look what is left.
+
+    Exit code 1 if anything is left behind.
+    """
+    from farhop_cli import chaos as room
+
+    if live:
+        _only_for("--live", ("--seeds", seeds), ("--workers", workers), ("--out", out), ("--replay", replay))
+        for_s = duration_s("--for", length or "10m", 30.0, 86_400.0)
+        raise typer.Exit(room.live(seed or 0, for_s, as_json))
+    _only_for("a run in virtual time", ("--for", length))
+    if replay is not None:
+        _only_for("--replay", ("--seeds", seeds), ("--seed", seed), ("--workers", workers))
+        raise typer.Exit(room.replayed(replay, out, as_json))
+    raise typer.Exit(room.hunted(200 if seeds is None else seeds, seed or 0, workers, out, as_json))
+
+
+def _only_for(way: str, *given: tuple[str, object]) -> None:
+    """End the command for an option that would be ignored."""
+    for option, value in given:
+        if value is not None:
+            fail(f"{option}: it means nothing for {way}; leave it out")
+
+
+@app.command("law", epilog="Example:  farhop bench law --worlds 1000")
+def law(
+    worlds: Annotated[int, typer.Option("--worlds", min=1, max=10**9, help="How many.")] = 10_000,
+    first: Annotated[int, typer.Option("--first", min=0, help="The number of the first world.")] = 0,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Play random laws, hubs and restarts.
+
+    Exit code 1 if a prompt is where it may not be.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.law(worlds, first, workers or os.cpu_count() or 1, as_json))

@@ -21,13 +21,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from farhop.identity import hop_keys, names
+from farhop.identity import certificate_names, hop_keys
 from farhop_cli.exits import fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farhop.identity.names import Tier
+    from farhop.identity.certificate_names import Tier
 
 AUTHORITY_DAYS = 3650
 DAYS, DAYS_MAX = 90, 825
@@ -56,16 +56,16 @@ def init(folder: Path, trust_domain: str) -> int:
 def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int, trust_domain: str) -> int:
     """Issue `<tier>-<region>.pem` and its key, by the authority in `folder`; the exit code."""
     _domain(trust_domain)
-    if tier not in names.TIERS:
-        fail(f"TIER: {tier!r} is unknown; give {' or '.join(names.TIERS)}")
+    if tier not in certificate_names.TIERS:
+        fail(f"TIER: {tier!r} is unknown; give {' or '.join(certificate_names.TIERS)}")
     if not _REGION.fullmatch(region):
         fail("REGION: give the region's name in the topology: 1 to 63 of a-z 0-9 . _ -, such as paris")
     authority, signing = _authority(folder)
     _same_domain(authority, trust_domain)
     known: Tier = "global" if tier == "global" else "regional"
     said = [
-        x509.UniformResourceIdentifier(names.uri(trust_domain, known, region)),
-        x509.DNSName(names.host(trust_domain, known, region)),
+        x509.UniformResourceIdentifier(certificate_names.uri(trust_domain, known, region)),
+        x509.DNSName(certificate_names.host(trust_domain, known, region)),
         *map(_host, hosts),
     ]
     key = ec.generate_private_key(ec.SECP256R1())
@@ -120,7 +120,7 @@ def hop_key(root_file: Path | None, to: str | None, of: str | None, audiences: S
 
 
 def _domain(trust_domain: str) -> None:
-    if not re.fullmatch(names.DOMAIN, trust_domain):
+    if not re.fullmatch(certificate_names.DOMAIN, trust_domain):
         fail("--trust-domain: give a domain in lower case, such as farhop.example")
 
 

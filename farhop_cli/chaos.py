@@ -20,12 +20,11 @@ from farhop_lab.chaos import hunt
 from farhop_lab.chaos import live as lives
 from farhop_lab.chaos import schedule as schedules
 from farhop_lab.chaos.schedule import Schedule, ScheduleError
-from farhop_lab.world import WorldError
+from farhop_lab.world.world import WorldError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farhop_cli.bench import Options
     from farhop_lab.chaos.hunt import Hunted
     from farhop_lab.chaos.properties import Finding
     from farhop_lab.chaos.trial import Outcome
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
 SHOWN_MAX = 20
 
 
-def run(options: Options) -> int:
-    """Play many seeds, one file, or a live world; the exit code."""
-    asked = options.chaos
-    if asked.live:
-        return _live(options)
-    if asked.replay is not None:
-        return _tell(options, hunt.replayed(_read(asked.replay)))
-    seeds = range(asked.first, asked.first + asked.seeds)
-    with progress(f"{len(seeds)} schedules", len(seeds)) as moved:
-        return _tell(options, hunt.hunt(seeds, workers=asked.workers, done=lambda count: moved(float(count))))
+def hunted(seeds: int, first: int, workers: int | None, out: Path | None, as_json: bool) -> int:
+    """Play many schedules in virtual time; the exit code."""
+    played = range(first, first + seeds)
+    with progress(f"{len(played)} schedules", len(played)) as moved:
+        return _tell(hunt.hunt(played, workers=workers, done=lambda count: moved(float(count))), out, as_json)
+
+
+def replayed(path: Path, out: Path | None, as_json: bool) -> int:
+    """Play one schedule again; the exit code."""
+    return _tell(hunt.replayed(_read(path)), out, as_json)
 
 
 def _read(path: Path) -> Schedule:
@@ -55,13 +54,13 @@ def _read(path: Path) -> Schedule:
         fail(f"--replay: {error}")
 
 
-def _tell(options: Options, hunted: Hunted) -> int:
-    if options.out is not None:
+def _tell(hunted: Hunted, out: Path | None, as_json: bool) -> int:
+    if out is not None:
         try:
-            hunt.kept(hunted.shortest, options.out)
+            hunt.kept(hunted.shortest, out)
         except OSError as error:
-            fail(f"--out: {options.out}: {error.strerror or error}; give a folder that can be written to")
-    if options.as_json:
+            fail(f"--out: {out}: {error.strerror or error}; give a folder that can be written to")
+    if as_json:
         show.json({"bench": "chaos", **msgspec.to_builtins(hunted)})
         return 1 if hunted.failed else 0
     if hunted.failed:
@@ -96,16 +95,16 @@ def _findings(findings: Sequence[Finding]) -> None:
         show.line(f"# and {len(findings) - SHOWN_MAX} more")
 
 
-def _live(options: Options) -> int:
-    asked = options.chaos
+def live(seed: int, for_s: float, as_json: bool) -> int:
+    """Break a world of real processes for a time; the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="farhop-chaos-"))
     try:
         with show.telling("live chaos") as say:
-            verdict = asyncio.run(lives.run(folder, asked.first, asked.for_s, say))
+            verdict = asyncio.run(lives.run(folder, seed, for_s, say))
     except (WorldError, lives.LiveError) as error:
         fail(f"chaos: {error}; logs are in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
-    if options.as_json:
+    if as_json:
         show.json({"bench": "chaos --live", **_builtins(verdict)})
     else:
         show.table(

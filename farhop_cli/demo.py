@@ -12,12 +12,12 @@ import typer
 import uvloop
 
 from farhop_cli.exits import NEGATIVE, fail
-from farhop_lab import demo
-from farhop_lab.etcd import EtcdLabError
+from farhop_lab.demo import demo
+from farhop_lab.world.etcd import EtcdLabError
 
 
 def run() -> int:
-    """Play every scene; 0 if every check held, 1 if not. Ends the command with one line where no world can run."""
+    """Play every part; 0 if every check held, 1 if not. Ends the command with one line where no world can run."""
     try:
         held = uvloop.run(_play())
     except (EtcdLabError, OSError) as error:

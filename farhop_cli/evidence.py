@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from farhop_cli.running import Caller, Running
-    from farhop_lab.client import Result
+    from farhop_lab.world.client import Result
 
 RECORD_S = 1.0  # a record is written just after the answer's last byte
 TRACE_S = 3.0  # exporters send in batches

@@ -18,7 +18,7 @@ from farhop_cli import admin, evidence, running, show, tables
 from farhop_cli.admin import AdminError, QuestionError
 from farhop_cli.exits import FAULT, NEGATIVE, fail, warn
 from farhop_cli.running import Running
-from farhop_lab import client
+from farhop_lab.world import client
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def _question(here: Running, options: Options, body: bytes) -> dict[str, Any]:
 
 async def _now(here: Running, options: Options, question: dict[str, Any]) -> int:
     async with admin.session() as http:
-        entry, told = await _at_entry(http, here, options.origin, question)
-        reasons, law = told.get("reasons") or {}, told.get("law")
+        entry, answer = await _at_entry(http, here, options.origin, question)
+        reasons, law = answer.get("reasons") or {}, answer.get("law")
         chosen = reasons.get("chosen")
         regional: dict[str, Any] | None = None
         addresses = running.region_file(here, chosen)
@@ -114,14 +114,14 @@ async def _at_entry(
             warn(f"{name} may not read this request ({clause}); asking the next entry")
             continue
         try:
-            told = await admin.explain(http, here.file.regions[name].global_admin, question)
+            answer = await admin.explain(http, here.file.regions[name].global_admin, question)
         except QuestionError as error:
             fail(str(error))
         except AdminError as error:
             warn(f"{name}: {error}")
             reason, code = "no entry that may read it could be asked", FAULT
             continue
-        return name, told
+        return name, answer
     return fail(reason, code)
 
 

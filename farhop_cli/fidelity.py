@@ -5,39 +5,35 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.sim import found, shortened
-from farhop_lab.proving import cell, fidelity, pool, routers
+from farhop_lab.studies import cell, fidelity, pool, routers
 
-if TYPE_CHECKING:
-    from farhop_cli.bench import Options
-
-SCENARIO = "fidelity"
+SEED = 1
 QUICK_S = 60.0
 
 
-def run(options: Options) -> int:
+def run(name: str, speedup: float, quick: bool, as_json: bool) -> int:
     """Run both and print; the exit code, 1 if they are further apart than they may be."""
-    scenario = shortened(found(options.only or SCENARIO), QUICK_S if options.quick else None)
-    seed, doc = options.seed, scenario.doc
+    scenario = shortened(found(name), QUICK_S if quick else None)
+    seed, doc = SEED, scenario.doc
     try:
         with show.telling("fidelity") as say, tempfile.TemporaryDirectory(prefix="farhop-") as folder:
-            say(f"live, {doc.duration_s / options.speedup:.0f} s")
-            seen, failed = asyncio.run(fidelity.live(scenario, options.speedup, seed, Path(folder)))
+            say(f"live, {doc.duration_s / speedup:.0f} s")
+            seen, failed = asyncio.run(fidelity.live(scenario, speedup, seed, Path(folder)))
             say("simulated")
             (job,) = pool.jobs(scenario, [routers.FARHOP], [seed])
             simulated = cell.run(job.document, Path(job.folder), job.key, job.recipe)
         rows = fidelity.compared(seen, failed, simulated)
     except (fidelity.FidelityError, fidelity.WorldError) as error:
         fail(f"bench: {error}")
-    if options.as_json:
-        told = {"bench": "fidelity", "speedup": options.speedup, "answers": len(seen), "failed": failed}
+    if as_json:
+        head = {"bench": "fidelity", "speedup": speedup, "answers": len(seen), "failed": failed}
         show.json(
             {
-                **told,
+                **head,
                 "rows": [
                     {"figure": r.figure, "live": r.live, "simulated": r.simulated, "apart": r.apart} for r in rows
                 ],
@@ -45,7 +41,7 @@ def run(options: Options) -> int:
         )
     else:
         title = (
-            f"{doc.name}: live at {options.speedup:g} x speed ({len(seen)} answers, {failed} failed) and simulated "
+            f"{doc.name}: live at {speedup:g} x speed ({len(seen)} answers, {failed} failed) and simulated "
             f"({simulated.score.whole.served} answers, {simulated.score.whole.failed} failed), seed {seed}"
         )
         lines = [

@@ -28,7 +28,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True)
 class Fleet:
-    """`hubs` are the etcd clusters by name: operators' words are written to each of them.
+    """`hubs` are the etcd clusters by name: what operators set is written to each of them.
 
     `topology` is None and `admins` is empty where only etcd is known. `admins` are base URLs of global balancers,
     `regional` those of regional ones, by region, where they are known. `keys` are whose signatures count, as far as
@@ -44,7 +44,7 @@ class Fleet:
     async def statuses(self) -> list[Status]:
         """What each global balancer that answers says of the regions."""
         async with admin.session() as http:
-            return [told for told in await asyncio.gather(*(_status(http, url) for url in self.admins)) if told]
+            return [answer for answer in await asyncio.gather(*(_status(http, url) for url in self.admins)) if answer]
 
     async def status_of(self, region: str) -> Status | None:
         """What the region's balancer says of itself; None if it is not known here, or silent."""
@@ -91,14 +91,14 @@ def settings(endpoint: str) -> EtcdSettings:
 
 def _configured(path: Path) -> Fleet:
     # A balancer's rooms are not light; nobody but this needs them.
-    from farhop.shell import wiring
-    from farhop.shell.config import ConfigError, load
-    from global_lb.config import GlobalConfig
+    from farhop.config import ConfigError, load
+    from farhop.service import stores
+    from global_lb.app.config import GlobalConfig
 
     try:
         config = load(GlobalConfig, path)
-        topology = wiring.world(config)
-        hubs = wiring.hubs(config, topology)
+        topology = stores.world(config)
+        hubs = stores.hubs(config, topology)
     except (ConfigError, TopologyError) as error:
         fail(f"--config: {error}; it must be a global balancer's configuration")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)

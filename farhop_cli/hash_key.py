@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from farhop.identity.keys import KEY_BYTES_MAX, bearer, digest
+from farhop.identity.api_keys import KEY_BYTES_MAX, bearer, digest
 from farhop_cli import show
 from farhop_cli.exits import fail
 

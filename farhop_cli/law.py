@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,18 +22,19 @@ from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, VALUE_LIMIT_BYTES
 from farhop.store.envelope import EnvelopeError, Keys, bare, is_sealed, key_named, public_key
 from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
-from farhop_cli import fleet, show
-from farhop_cli.drain import author_here, heeded, signing_key, under, with_store
+from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_cli.standing import author_here, settled, signing_key, tell_known, with_store
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
 from topology.problems import TopologyError, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from farhop.store.contract import Entry, Store
     from farhop_cli.fleet import Fleet, Status
+    from farhop_cli.options import Where
     from topology.model import Topology
     from topology.policy import Policy
 
@@ -42,23 +42,6 @@ KEPT_MAX = 20  # laws that were replaced
 _SIGNED = ("epoch", "author", "why", "at")
 _ERA = "1970-01-01T00:00:00Z"
 _COLUMNS = (">epoch", "set at", "by", ">tenants", "why")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for, as typed, of each command's options."""
-
-    world: Path
-    config: Path | None
-    etcd: str | None
-    as_json: bool
-    file: str = ""
-    why: str = ""
-    author: str | None = None
-    after: int | None = None
-    epoch: int | None = None
-    key: str = ""
-    public: tuple[str, ...] = ()
 
 
 class _Stands(msgspec.Struct, frozen=True):
@@ -85,23 +68,29 @@ def _read(value: bytes) -> _Stands | None:
 # -- get
 
 
-def get(options: Options) -> int:
-    """Print the law, so that it can be changed and set; the exit code."""
-    where = fleet.find(options.world, options.config, options.etcd)
+def get(epoch: int | None, where: Where) -> int:
+    """Print the law that stands, or one that was, so that it can be changed and set; the exit code."""
+    here = where.fleet()
 
     async def work(store: Store) -> int:
-        key = LAW_KEY if options.epoch is None else law_history_key(options.epoch)
-        entry = await store.get(LAW_KEY)
-        if options.epoch is not None and not (entry is not None and _epoch_of(entry) == options.epoch):
-            entry = await store.get(key)
-            if entry is None and not (where.topology is not None and where.topology.epoch == options.epoch):
-                fail(f"--epoch: no law of epoch {options.epoch} is kept; see `farhop law history`", NEGATIVE)
-        if entry is None and where.topology is None:
+        entry = await _of_epoch(store, epoch, here.topology)
+        if entry is None and here.topology is None:
             fail("no law stands in that etcd; balancers go by their topology files", NEGATIVE)
-        _print(entry, where.topology, options)
+        _print(entry, here.topology, where.as_json)
         return 0
 
-    return with_store(where, work)
+    return with_store(here, work)
+
+
+async def _of_epoch(store: Store, epoch: int | None, world: Topology | None) -> Entry | None:
+    """The law that stands, or that of an epoch; None for the topology's own. Ends the command if none is kept."""
+    stands = await store.get(LAW_KEY)
+    if epoch is None or (stands is not None and _epoch_of(stands) == epoch):
+        return stands
+    kept = await store.get(law_history_key(epoch))
+    if kept is None and (world is None or world.epoch != epoch):
+        fail(f"--epoch: no law of epoch {epoch} is kept; see `farhop law history`", NEGATIVE)
+    return kept
 
 
 def _epoch_of(entry: Entry) -> int | None:
@@ -109,24 +98,24 @@ def _epoch_of(entry: Entry) -> int | None:
     return known.epoch if known is not None else None
 
 
-def _print(entry: Entry | None, world: Topology | None, options: Options) -> None:
+def _print(entry: Entry | None, world: Topology | None, as_json: bool) -> None:
     if entry is None:
         assert world is not None  # who asked saw to it
-        law, told = policy.document_of(world), {"epoch": world.epoch, "source": f"topology {world.name}"}
-        said = f"# law of epoch {world.epoch}, of topology {world.name}: none stands in etcd\n"
+        law, signature = policy.document_of(world), {"epoch": world.epoch, "source": f"topology {world.name}"}
+        head = f"# law of epoch {world.epoch}, of topology {world.name}: none stands in etcd\n"
     else:
         known = _read(entry.value)
         if known is None:
             fail(f"what stands at {entry.key} cannot be read; set another with `farhop law set`", NEGATIVE)
         law = {"models": known.models, "tenants": known.tenants}
-        told = {name: getattr(known, name) for name in _SIGNED}
-        told |= {"source": "etcd", "revision": entry.revision}
-        said = f"# law of epoch {known.epoch}, from etcd (revision {entry.revision})\n"
-        said += f"# by {_line(known.author)} at {_line(known.at)}: {_line(known.why)}\n"
-    if options.as_json:
-        show.json({**told, **law})
+        signature = {name: getattr(known, name) for name in _SIGNED}
+        signature |= {"source": "etcd", "revision": entry.revision}
+        head = f"# law of epoch {known.epoch}, from etcd (revision {entry.revision})\n"
+        head += f"# by {_line(known.author)} at {_line(known.at)}: {_line(known.why)}\n"
+    if as_json:
+        show.json({**signature, **law})
     else:
-        sys.stdout.write(said + yaml.safe_dump(law, sort_keys=False, allow_unicode=True))
+        sys.stdout.write(head + yaml.safe_dump(law, sort_keys=False, allow_unicode=True))
 
 
 def _line(text: str) -> str:
@@ -136,9 +125,9 @@ def _line(text: str) -> str:
 # -- history
 
 
-def history(options: Options) -> int:
+def history(where: Where) -> int:
     """The laws that were and the one that stands, newest first; the exit code."""
-    where = fleet.find(options.world, options.config, options.etcd)
+    here = where.fleet()
 
     async def work(store: Store) -> int:
         entries = [*await store.list(LAW_HISTORY_PREFIX), *filter(None, [await store.get(LAW_KEY)])]
@@ -146,9 +135,9 @@ def history(options: Options) -> int:
         known.sort(key=lambda one: one.epoch, reverse=True)
         if len(known) < len(entries):
             warn(f"{len(entries) - len(known)} of what stands there cannot be read")
-        if options.as_json:
-            told = [{**{n: getattr(one, n) for n in _SIGNED}, "tenants": len(one.tenants)} for one in known]
-            show.json({"laws": told})
+        if where.as_json:
+            laws = [{**{n: getattr(one, n) for n in _SIGNED}, "tenants": len(one.tenants)} for one in known]
+            show.json({"law": laws})
         elif known:
             rows = [[str(one.epoch), one.at, one.author, str(len(one.tenants)), one.why] for one in known]
             show.table("laws, the newest first", _COLUMNS, rows)
@@ -156,33 +145,44 @@ def history(options: Options) -> int:
             show.line("no law was ever set; balancers go by their topology files")
         return 0
 
-    return with_store(where, work)
+    return with_store(here, work)
 
 
 # -- set
 
 
-def put(options: Options) -> int:
+def put(file: str, why: str, by: str | None, after: int | None, where: Where) -> int:
     """Check a law and put it in the place of the one that stands; the exit code."""
-    where, world = _known(options)
-    sealed = _sealed_in(options.file)
-    if sealed is None and not options.why:
+    here, world = _known(where)
+    sealed = _sealed_in(file)
+    if sealed is None and not why:
         fail("--why: say why, for whoever asks")
-    law = _file(options.file) if sealed is None else {}
-    return with_store(where, lambda store: _set(store, where, world, law, options, sealed))
+    if sealed is not None and (why or by):
+        fail("--why, --by: a signed law says its own")
+    law = _file(file) if sealed is None else {}
+
+    def document(epoch: int) -> bytes:
+        return sealed if sealed is not None else _written(law, epoch, why, by)
+
+    return with_store(here, lambda store: _set(store, here, world, document, file, after, where))
 
 
-def unset(options: Options) -> int:
+def unset(why: str, by: str | None, after: int | None, where: Where) -> int:
     """Set the topology's own law, under a new epoch: nothing leads back to an old one; the exit code."""
-    where, world = _known(options)
-    return with_store(where, lambda store: _set(store, where, world, policy.document_of(world), options))
+    here, world = _known(where)
+    law = policy.document_of(world)
+
+    def document(epoch: int) -> bytes:
+        return _written(law, epoch, why, by)
+
+    return with_store(here, lambda store: _set(store, here, world, document, "the topology", after, where))
 
 
-def _known(options: Options) -> tuple[Fleet, Topology]:
-    where = fleet.find(options.world, options.config, options.etcd)
-    if where.topology is None:
+def _known(where: Where) -> tuple[Fleet, Topology]:
+    here = where.fleet()
+    if here.topology is None:
         fail("etcd alone cannot tell which places there are; give --config")
-    return where, where.topology
+    return here, here.topology
 
 
 def _sealed_in(name: str) -> bytes | None:
@@ -225,23 +225,42 @@ def _tell_problems(error: TopologyError) -> NoReturn:
 
 
 async def _set(
-    store: Store, where: Fleet, world: Topology, law: dict[str, Any], options: Options, sealed: bytes | None = None
+    store: Store,
+    here: Fleet,
+    world: Topology,
+    document_of: Callable[[int], bytes],
+    source: str,
+    after: int | None,
+    where: Where,
 ) -> int:
     before = await store.get(LAW_KEY)
-    newest = await _newest(store, before, await _statuses(where), world)
-    if options.after is not None and options.after != newest:
-        fail(
-            f"--after: the newest law is of epoch {newest}, not {options.after}; look at it, then decide again",
-            NEGATIVE,
-        )
-    document = sealed if sealed is not None else _written(law, newest + 1, options)
+    newest = await _newest(store, before, await _statuses(here), world)
+    if after is not None and after != newest:
+        fail(f"--after: the newest law is of epoch {newest}, not {after}; look at it, then decide again", NEGATIVE)
+    document = document_of(newest + 1)
     held = under(world, before.value if before is not None else None)
-    read = _checked(bare(document), world, options.file)
+    read = _checked(bare(document), world, source)
     if read.epoch <= newest:
-        fail(
-            f"{options.file}: it was signed for epoch {read.epoch}, and there was one of {newest}; sign it anew",
-            NEGATIVE,
-        )
+        fail(f"{source}: it was signed for epoch {read.epoch}, and there was one of {newest}; sign it anew", NEGATIVE)
+    revision, aware, asked = 0, 0, 0
+    if not where.dry_run:
+        revision = await _write(store, before, document)
+        asked = len(here.admins) + len(here.regional)
+        aware = await settled(lambda: _aware(here, read.epoch), asked)
+    difference = policy.changed(held, read.over(world))
+    if where.as_json:
+        written = {"epoch": read.epoch, "revision": revision, "dry_run": where.dry_run}
+        show.json({**written, **difference, "balancers": asked, "aware": aware})
+        return 0
+    dry = "dry run, nothing is written: " if where.dry_run else ""
+    show.line(f"{dry}law of epoch {read.epoch} stands, by {read.author}: {read.why}", "bold")
+    _tell_difference(difference)
+    tell_known(aware, asked)
+    return 0
+
+
+async def _write(store: Store, before: Entry | None, document: bytes) -> int:
+    """Put it in the place of what stood there, which is kept; the new revision."""
     if before is not None:
         kept = _epoch_of(before)
         if kept is not None:
@@ -250,23 +269,12 @@ async def _set(
             warn(f"what stood at {LAW_KEY} could not be read and is not kept")
     revision = await store.put(LAW_KEY, document, expect_revision=before.revision if before is not None else 0)
     await _trim(store)
-    aware, asked = await _aware(where, read.epoch)
-    difference = policy.changed(held, read.over(world))
-    if options.as_json:
-        show.json({"epoch": read.epoch, "revision": revision, **difference, "balancers": asked, "aware": aware})
-        return 0
-    show.line(f"law of epoch {read.epoch} stands, by {read.author}: {read.why}", "bold")
-    _tell_difference(difference)
-    if aware < asked:
-        warn(f"{aware} of {asked} balancers go by it yet; the others follow when they can: see `farhop status`")
-    elif asked:
-        show.line(f"{aware} of {asked} balancers go by it", "dim")
-    return 0
+    return revision
 
 
-def _written(law: dict[str, Any], epoch: int, options: Options) -> bytes:
+def _written(law: dict[str, Any], epoch: int, why: str, by: str | None) -> bytes:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return policy.encode(law, epoch, options.author or author_here(), options.why, at)
+    return policy.encode(law, epoch, by or author_here(), why, at)
 
 
 def _checked(document: bytes, world: Topology, source: str) -> Policy:
@@ -277,10 +285,10 @@ def _checked(document: bytes, world: Topology, source: str) -> Policy:
 
 
 def _tell_difference(difference: Mapping[str, list[str]]) -> None:
-    words = {"added": "new tenants", "changed": "changed", "removed": "removed, and served no more"}
-    for kind, word in words.items():
+    labels = {"added": "new tenants", "changed": "changed", "removed": "removed, and served no more"}
+    for kind, label in labels.items():
         if difference[kind]:
-            show.line(f"{word}: {_named(difference[kind])}", "yellow" if kind == "removed" else None)
+            show.line(f"{label}: {_named(difference[kind])}", "yellow" if kind == "removed" else None)
     if difference["models"]:
         show.line(f"models whose rule changed: {_named(difference['models'])}")
     if not any(difference.values()):
@@ -306,73 +314,87 @@ async def _trim(store: Store) -> None:
         await store.delete(entry.key)
 
 
-async def _statuses(where: Fleet) -> list[Status]:
-    regional = await asyncio.gather(*(where.status_of(region) for region in where.regional))
-    return [*await where.statuses(), *(status for status in regional if status is not None)]
+async def _statuses(here: Fleet) -> list[Status]:
+    regional = await asyncio.gather(*(here.status_of(region) for region in here.regional))
+    return [*await here.statuses(), *(status for status in regional if status is not None)]
 
 
-async def _aware(where: Fleet, epoch: int) -> tuple[int, int]:
-    """How many balancers say within a moment that they go by it, and of how many."""
+async def _aware(here: Fleet, epoch: int) -> int:
+    """How many balancers say that they go by it."""
+    epochs = [status.get("policy_epoch") for status in await _statuses(here)]
+    return sum(isinstance(known, int) and known >= epoch for known in epochs)
 
-    async def count() -> int:
-        epochs = [status.get("policy_epoch") for status in await _statuses(where)]
-        return sum(isinstance(known, int) and known >= epoch for known in epochs)
 
-    asked = len(where.admins) + len(where.regional)
-    return await heeded(count, asked), asked
+async def in_force(store: Store, world: Topology | None) -> Topology | None:
+    """The world under the law that stands in etcd; its own where none stands, or what stands cannot be the law."""
+    if world is None:
+        return None
+    entry = await store.get(LAW_KEY)
+    return under(world, entry.value if entry is not None else None)
+
+
+def under(world: Topology, document: bytes | None) -> Topology:
+    """As `in_force`, of a document at hand."""
+    try:
+        held = policy.read(document, world, LAW_KEY) if document is not None else None
+    except TopologyError as error:
+        warn(f"the law in etcd cannot be read ({len(error.problems)} problems); the topology's is taken")
+        return world
+    return held.over(world) if held is not None and held.epoch > world.epoch else world
 
 
 # -- diff
 
 
-def diff(options: Options) -> int:
-    """What a law would change of the one that stands, or of one that was; the exit code: 1 if anything."""
-    where, world = _known(options)
-    sealed = _sealed_in(options.file)
-    law = _file(options.file) if sealed is None else {}
+def diff(file: str, epoch: int | None, where: Where) -> int:
+    """What the law in a file would change of the one that stands, or of that of an epoch; the exit code: 1 if anything.
+
+    Without a file: what changed since that epoch, or, without one, what `unset` would change."""
+    here, world = _known(where)
+    sealed = _sealed_in(file) if file else None
+    law = policy.document_of(world) if not file else {} if sealed is not None else _file(file)
 
     async def work(store: Store) -> int:
-        stands = await store.get(LAW_KEY)
-        entry = stands
-        if options.epoch is not None and not (stands is not None and _epoch_of(stands) == options.epoch):
-            entry = await store.get(law_history_key(options.epoch))
-            if entry is None and options.epoch != world.epoch:
-                fail(f"--epoch: no law of epoch {options.epoch} is kept; see `farhop law history`", NEGATIVE)
-        document = bare(sealed) if sealed is not None else policy.encode(law, 1, "author", "why", _ERA)
-        made = _checked(document, world, options.file).over(world)
-        difference = policy.changed(under(world, entry.value if entry is not None else None), made)
-        if options.as_json:
+        entry = await _of_epoch(store, epoch, world)
+        held = under(world, entry.value if entry is not None else None)
+        if not file and epoch is not None:
+            made = await in_force(store, world)
+            assert made is not None  # the world is known
+        else:
+            document = bare(sealed) if sealed is not None else policy.encode(law, 1, "author", "why", _ERA)
+            made = _checked(document, world, file or "the topology").over(world)
+        difference = policy.changed(held, made)
+        if where.as_json:
             show.json(difference)
         else:
             _tell_difference(difference)
         return NEGATIVE if any(difference.values()) else 0
 
-    return with_store(where, work)
+    return with_store(here, work)
 
 
 # -- sign, verify
 
 
-def sign(options: Options) -> int:
+def sign(file: str, key: str, epoch: int, why: str, by: str | None) -> int:
     """Print the law of a file, signed for an epoch: to be set by who has no key; the exit code."""
-    signer = signing_key(options.key, "--key")
+    signer = signing_key(key, "--key")
     if signer is None:
         fail("--key: give the private key's file, [NAME=]PATH; `openssl genpkey -algorithm ed25519` makes one")
-    assert options.epoch is not None
-    document = _written(_file(options.file), options.epoch, options)
+    document = _written(_file(file), epoch, why, by)
     sys.stdout.write(signer.seal(LAW_KEY, document).decode() + "\n")
     return 0
 
 
-def verify(options: Options) -> int:
+def verify(file: str, public: Sequence[str], where: Where) -> int:
     """Whether the law in a file, or what stands in each hub, counts by these keys; the exit code: 1 if any does not."""
-    keys = _keys(options)
-    if options.file:
-        value = _sealed_in(options.file)
-        if value is None and not Path(options.file).is_file():
-            fail(f"{quoted(options.file)}: no such file; give a law that `farhop law sign` wrote")
-        return _tell_verified([(options.file, value if value is not None else b"")], keys, options)
-    where = fleet.find(options.world, options.config, options.etcd)
+    keys = _keys(public, where.config)
+    if file:
+        value = _sealed_in(file)
+        if value is None and not Path(file).is_file():
+            fail(f"{quoted(file)}: no such file; give a law that `farhop law sign` wrote")
+        return _tell_verified([(file, value if value is not None else b"")], keys, where.as_json)
+    here = where.fleet()
 
     async def work(store: Store) -> int:
         copies = []
@@ -383,28 +405,28 @@ def verify(options: Options) -> int:
                 warn(f"hub {name} was not reached ({error})")
                 continue
             copies.append((f"hub {name}", entry.value if entry is not None else None))
-        return _tell_verified(copies, keys, options)
+        return _tell_verified(copies, keys, where.as_json)
 
-    return with_store(where, work)
+    return with_store(here, work)
 
 
-def _keys(options: Options) -> Keys:
-    if options.public:
+def _keys(public: Sequence[str], config: Path | None) -> Keys:
+    if public:
         keys = {}
-        for one in options.public:
+        for one in public:
             name, _, path = one.rpartition("=")
             try:
                 keys[name or Path(path).name.partition(".")[0]] = (public_key(Path(path).read_text("utf-8")), ("law",))
             except (OSError, ValueError) as error:
                 fail(f"--public: {getattr(error, 'strerror', None) or error}")
         return Keys(keys)
-    if options.config is None:
+    if config is None:
         fail("give --config, a balancer's configuration with its signing keys, or --public [NAME=]PATH")
-    from farhop.shell.config import ConfigError, load
-    from global_lb.config import GlobalConfig
+    from farhop.config import ConfigError, load
+    from global_lb.app.config import GlobalConfig
 
     try:
-        keys_made = load(GlobalConfig, options.config).signing.made()
+        keys_made = load(GlobalConfig, config).signing.made()
     except ConfigError as error:
         fail(f"--config: {error}")
     if not keys_made.asks(LAW_KEY):
@@ -412,8 +434,8 @@ def _keys(options: Options) -> Keys:
     return keys_made
 
 
-def _tell_verified(copies: list[tuple[str, bytes | None]], keys: Keys, options: Options) -> int:
-    told = []
+def _tell_verified(copies: list[tuple[str, bytes | None]], keys: Keys, as_json: bool) -> int:
+    checked = []
     for where, value in copies:
         one: dict[str, Any] = {"where": where, "epoch": None, "signed_by": None, "good": value is None, "why": "no law"}
         if value is not None:
@@ -424,11 +446,11 @@ def _tell_verified(copies: list[tuple[str, bytes | None]], keys: Keys, options: 
                 one |= {"good": True, "why": "the signature is good"}
             except EnvelopeError as error:
                 one |= {"why": str(error)}
-        told.append(one)
-    if options.as_json:
-        show.json({"laws": told})
+        checked.append(one)
+    if as_json:
+        show.json({"law": checked})
     else:
-        for one in told:
+        for one in checked:
             epoch = f", epoch {one['epoch']}, signed by {one['signed_by'] or 'nobody'}" if one["epoch"] else ""
             show.line(f"{one['where']}{epoch}: {one['why']}", None if one["good"] else "red")
-    return 0 if all(one["good"] for one in told) else NEGATIVE
+    return 0 if all(one["good"] for one in checked) else NEGATIVE

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from farhop_lab.world_file import RegionFile, WorldFile
+    from farhop_lab.world.world_file import RegionFile, WorldFile
 
 EVERY_S = 1.0
 PLAIN_EVERY = 10  # samples between two plain lines of traffic
@@ -145,8 +145,8 @@ async def _status(http: aiohttp.ClientSession, url: str) -> dict[str, Any] | Non
 def picture(rows: list[Row]) -> Group:
     """The rows, for a terminal of 80 columns or more; under them why a region is not simply up."""
     reasons = (f" {row.region}: {row.why}" for row in rows if row.state != "up")
-    told = (Text(show.printable(reason), no_wrap=True, overflow="ellipsis") for reason in reasons)
-    return Group(show.built("", _COLUMNS, [_cells(row) for row in rows]), *told)
+    lines = (Text(show.printable(reason), no_wrap=True, overflow="ellipsis") for reason in reasons)
+    return Group(show.built("", _COLUMNS, [_cells(row) for row in rows]), *lines)
 
 
 def _cells(row: Row) -> list[str]:
@@ -183,7 +183,7 @@ class Lines:
 
 
 async def follow(world: WorldFile, stop: asyncio.Event) -> None:
-    """Sample and tell every second, until told to stop."""
+    """Sample and tell every second, until it is stopped."""
     sampler, console = Sampler(world), show.console()
     async with admin.session() as http:
         if not console.is_terminal:

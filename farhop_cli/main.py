@@ -1,421 +1,130 @@
-"""The `farhop` command: one line per subcommand's wiring; what they do lives in the rooms they call.
+"""The `farhop` command: which commands there are, and where each is wired. Help and completion import no other room.
 
-Errors are one line on stderr and a non-zero exit: 2 for bad usage, configuration or surroundings, 1 for an answer that
-is negative (refused, down, a check that failed). Rooms are imported when their command runs, so that help is quick.
+Exit codes, of every command: 0 it went well; 1 the answer is negative (refused, down, a check that failed, a difference
+found, nothing there to unset); 2 usage, configuration or surroundings are at fault, in one line on stderr; 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
+import importlib
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-
-from farhop_cli import operate
-from farhop_cli.operate import FleetConfig, Json, World
-from farhop_lab.world_file import WORLD_FILE
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-app = typer.Typer(
-    help="Farhop: routes LLM requests to the right region and the right replica, lawfully.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML).")]
-From = Annotated[
-    str | None,
-    typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
-]
-Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
-
-
-@contextlib.contextmanager
-def _loading() -> Iterator[None]:
-    """For the rooms of a process that runs on: to load them makes no garbage, and to look for some takes a tenth."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@app.command("up", epilog="Example:  farhop up --topology three-regions --profile a100 --replicas 2 --speedup 10")
-def run_up(
-    topology: Annotated[
-        str, typer.Option("--topology", "-t", help="A topology file, or the name of a ready-made world.")
-    ] = "three-regions",
-    engine: Annotated[
-        list[str] | None,
-        typer.Option("--engine", help="`emulated`, or REGION=URL of an engine of yours; repeat for several."),
-    ] = None,
-    etcd: Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd of yours; else one is run.")] = None,
-    profile: Annotated[str, typer.Option("--profile", help="The GPU to emulate: l4, a100 or h100.")] = "a100",
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=64, help="Emulated engines per region.")] = 2,
-    speedup: Annotated[float, typer.Option("--speedup", help="How many times faster than real GPUs and wires.")] = 10.0,
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="The first region's entry; the others follow. 0: any.")
-    ] = 8100,
-    model: Annotated[str, typer.Option("--model", help="Name of the model served.")] = "llama-3.1-8b",
-    world: World = WORLD_FILE,
-) -> None:
-    """Run a whole world here until Ctrl-C: etcd, both tiers, engines."""
-    with _loading():
-        from farhop_cli.up import Options, run
-
-    run(Options(topology, engine or [], etcd, profile, replicas, speedup, port, model, world))
-
-
-@app.command("demo", epilog="Example:  farhop demo")
-def run_demo() -> None:
-    """Boot the default world and check, a line each, what Farhop is for.
-
-    Real processes, real kills; about a minute. Exit code 1 if a check does not hold.
-    """
-    with _loading():
-        from farhop_cli.demo import run
-
-    raise typer.Exit(run())
-
-
-@app.command(
-    "bench",
-    epilog="\b\nExamples:  farhop bench relay --quick --only regional,envoy\n"
-    "           farhop bench chaos --seeds 50 --out found\n"
-    "           farhop bench law --worlds 1000",
-)
-def run_bench(
-    what: Annotated[
-        str,
-        typer.Argument(help="Which of those above."),
-    ] = "decide",
-    as_json: Json = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="relay, hostile, trie, sim, routing, fidelity: shorter and rougher.")
-    ] = False,
-    only: Annotated[
-        str, typer.Option("--only", help="relay: proxies whose names hold one of these words; routing: scenarios.")
-    ] = "",
-    repeats: Annotated[
-        int | None,
-        typer.Option("--repeats", min=1, max=20, help="relay: windows per figure; routing: seeds. Default 3."),
-    ] = None,
-    streams: Annotated[
-        int | None, typer.Option("--streams", min=0, max=10_000, help="relay: idle streams held open; default 1000.")
-    ] = None,
-    requests: Annotated[
-        int, typer.Option("--requests", min=1000, max=100_000_000, help="soak: how many requests.")
-    ] = 1_000_000,
-    tls: Annotated[bool, typer.Option("--tls", help="relay: clients speak TLS to the proxies that can.")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="routing: keep results here, and go on from there; chaos: schedules that fail."),
-    ] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="routing: write its tables to this file.")] = None,
-    speedup: Annotated[float, typer.Option("--speedup", min=0.1, max=100.0, help="fidelity: of the live world.")] = 1.0,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1_000_000, help="chaos: how many schedules.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="chaos: the first of them.")] = 0,
-    replay: Annotated[
-        Path | None, typer.Option("--replay", help="chaos: this schedule alone, from a file as the command prints it.")
-    ] = None,
-    live: Annotated[bool, typer.Option("--live", help="chaos: on real processes, for the time of --for.")] = False,
-    for_s: Annotated[
-        float, typer.Option("--for", min=30.0, max=86_400.0, help="chaos --live: seconds within which faults begin.")
-    ] = 600.0,
-    worlds: Annotated[int, typer.Option("--worlds", min=1, max=10**9, help="law: how many.")] = 10_000,
-    first: Annotated[int, typer.Option("--first", min=0, help="law: the number of the first world.")] = 0,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="chaos, law: processes.")] = None,
-) -> None:
-    """Measure what Farhop costs, how well it routes, and whether it holds.
-
-    \b
-    decide    CPU time of a decision
-    relay     CPU time of a relayed request and chunk, beside other proxies
-    soak      memory of the regional tier over many requests
-    hostile   what the worst bodies cost, beside a plain one; exit code 1 beyond its bounds
-    scrape    CPU time of reading engines' metrics
-    intake    CPU time of a region's report at a global balancer; exit code 1 beyond its bound
-    hits      how well it is known what engines have cached
-    trie      CPU time and memory of the prefix trie
-    sim       requests a second of CPU in the simulator
-    routing   Farhop beside other routers, simulated on the same work
-    fidelity  a simulated run beside a live one; exit code 1 if they differ
-    chaos     breaks worlds at random; exit code 1 if something is left behind
-    law       plays random laws, hubs and restarts; exit code 1 if a prompt is where it may not be
-    """
-    from farhop_cli.bench import Chaos, Options, run
-
-    options = Options(
-        as_json, quick, only, repeats, streams, requests, tls, out, markdown, speedup, worlds, first,
-        workers or os.cpu_count() or 1, chaos=Chaos(seeds, seed, replay, live, for_s, workers),
-    )  # fmt: skip
-    raise typer.Exit(run(what, options))
-
-
-@app.command("sim", epilog="Example:  farhop sim arena --policy farhop,skywalker --seeds 3 --out results/arena")
-def run_sim(
-    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a ready-made one.")],
-    policy: Annotated[str, typer.Option("--policy", help="Routers, such as farhop,skywalker. Default: its own.")] = "",
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1000, help="How many. Default: its own.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="This one alone.")] = None,
-    for_s: Annotated[
-        float | None, typer.Option("--for", min=1.0, max=604_800.0, help="Simulated seconds. Default: its own.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Keep results here; what is there is not run again.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes. Default: CPUs.")] = None,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With --out: pictures, too.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Simulate a scenario in virtual time, one router beside another.
-
-    The routers named `farhop` are the shipped machines. Exit code 1 if anything happened that must never happen.
-    """
-    from farhop_cli.sim import Options, run
-
-    raise typer.Exit(run(Options(scenario, policy, seeds, seed, for_s, out, workers, plots, as_json)))
-
-
-@app.command("plan", epilog="Example:  farhop plan wildchat --good 0.95 --ttft 1500 --for 180")
-def run_plan(
-    scenario: Annotated[str, typer.Argument(help="A scenario: its topology, GPUs, demand and objective count.")],
-    good: Annotated[
-        float | None, typer.Option("--good", min=0.01, max=1.0, help="Share of answers to be good.")
-    ] = None,
-    ttft_ms: Annotated[float | None, typer.Option("--ttft", min=1.0, help="Good: TTFT within these ms.")] = None,
-    tpot_ms: Annotated[float | None, typer.Option("--tpot", min=1.0, help="Good: TPOT within these ms.")] = None,
-    for_s: Annotated[float | None, typer.Option("--for", min=1.0, max=604_800.0, help="Simulated seconds.")] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each fleet.")] = 1,
-    most: Annotated[int, typer.Option("--most", min=1, max=1000, help="Replicas per region at the most.")] = 64,
-    within_s: Annotated[
-        float, typer.Option("--within", min=1.0, help="Stop searching after so many seconds.")
-    ] = 1800.0,
-    out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
-
-    By search over simulated runs. Exit code 1 if no fleet within --most is enough.
-    """
-    from farhop_cli.plan import Options, run
-
-    raise typer.Exit(run(Options(scenario, good, ttft_ms, tpot_ms, for_s, seeds, most, within_s, out, as_json)))
-
-
-@app.command("global", epilog="Example:  farhop global --config virginia-global.yaml")
-def run_global(config: Config) -> None:
-    """Run a global balancer."""
-    with _loading():
-        from global_lb.main import run
-
-    run(config)
-
-
-@app.command("regional", epilog="Example:  farhop regional --config virginia-regional.yaml")
-def run_regional(config: Config) -> None:
-    """Run a regional balancer."""
-    with _loading():
-        from regional_lb.main import run
-
-    run(config)
-
-
-@app.command("engine", epilog="Example:  farhop engine --profile l4 --port 8001 --replicas 2 --speedup 10")
-def run_engine(
-    port: Annotated[list[int] | None, typer.Option("--port", help="Port; repeat for several. 0: any free one.")] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
-    profile: Annotated[str | None, typer.Option("--profile", help="The GPU to emulate: l4, a100 or h100.")] = None,
-    replicas: Annotated[int | None, typer.Option("--replicas", help="How many, on consecutive ports.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Name of the model served.")] = None,
-    speedup: Annotated[float | None, typer.Option("--speedup", help="How many times faster than the GPU.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
-    kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
-    mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
-    adapter: Annotated[list[str] | None, typer.Option(help="A LoRA adapter; may be repeated.")] = None,
-    max_loras: Annotated[int | None, typer.Option(help="How many adapters fit a batch.")] = None,
-    lora_load_ms: Annotated[float | None, typer.Option(help="What loading an adapter takes.")] = None,
-    disaggregation_mode: Annotated[str | None, typer.Option(help="As SGLang's: prefill, or decode.")] = None,
-    bootstrap_port: Annotated[int | None, typer.Option(help="Of a prefill: where decode engines find it.")] = None,
-    dcgm_port: Annotated[int | None, typer.Option(help="Serve a DCGM exporter's page of these GPUs here.")] = None,
-    kv_events_port: Annotated[int | None, typer.Option(help="Publish KV events over ZMQ here.")] = None,
-    kv_replay_port: Annotated[int | None, typer.Option(help="Say KV events again here.")] = None,
-    kv_events_schema: Annotated[str | None, typer.Option(help="How events are worded: map, or array (old).")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Read prompts by this tokenizer.json.")] = None,
-    write_tokenizer: Annotated[Path | None, typer.Option(help="Write one, and a template, into a folder; end.")] = None,
-) -> None:
-    """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
-
-    `POST /lab/fault {"kind": "stuck", "for_s": 30}` breaks one (oom, fast-500, slow, stuck, dead-green, xid), DELETE
-    mends it.
-    """
-    if write_tokenizer is not None:
-        from farhop_lab.engine.tokenizer_file import write
-
-        raise typer.Exit(write(write_tokenizer))
-    with _loading():
-        from farhop_cli.engine import run
-
-    run({
-        "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
-        "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
-        "dcgm_port": dcgm_port, "adapters": adapter, "max_loras": max_loras, "lora_load_ms": lora_load_ms,
-        "kv_events_port": kv_events_port, "kv_replay_port": kv_replay_port, "kv_events_schema": kv_events_schema,
-        "tokenizer": tokenizer, "disaggregation_mode": disaggregation_mode, "bootstrap_port": bootstrap_port,
-    })  # fmt: skip
-
-
-@app.command(epilog='Example:  farhop ask "Why is the sky blue?" --from LONDON --tenant eu-only')
-def ask(
-    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
-    origin: From = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Ask as this tenant of the running world.")] = None,
-    key: Annotated[str | None, typer.Option("--key", envvar="FARHOP_KEY", help="Ask with this API key.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Default: the world's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer.")] = None,
-    allow: Allow = None,
-    completion: Annotated[bool, typer.Option("--completion", help="Use /v1/completions, not chat.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Sum up the gaps between tokens.")] = False,
-    url: Annotated[str | None, typer.Option("--url", help="Ask this entry, not the nearest.")] = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Send a request; show its answer, decision and trace."""
-    from farhop_cli.ask import Options, run
-
-    options = Options(prompt, world, origin, tenant, key, model, max_tokens, allow, completion, watch, url, as_json)
-    raise typer.Exit(run(options))
-
-
-@app.command(epilog="Example:  farhop explain request.json --tenant japan-only --from Paris")
-def explain(
-    what: Annotated[str, typer.Argument(metavar="REQUEST.json|DECISION-ID", help="A body as for /v1, or an id.")],
-    origin: From = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose request it would be.")] = None,
-    allow: Allow = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Tell where a request would go, or why one went.
-
-    Nothing is sent to an engine, and only balancers that the tenant's law lets read the request are asked.
-    """
-    from farhop_cli.explain import Options, run
-
-    raise typer.Exit(run(Options(what, world, origin, tenant, allow, as_json)))
-
-
-@app.command(epilog="Example:  farhop status --json    or, of a fleet at work:  farhop status --config global.yaml")
-def status(config: FleetConfig = None, world: World = WORLD_FILE, as_json: Json = False) -> None:
-    """Show regions, replicas and queues.
-
-    Each global balancer of the world that runs here tells what it sees, or the one of --config. Exit code 1 if any
-    region is down.
-    """
-    from farhop_cli.status import run
-
-    raise typer.Exit(run(world, config, as_json))
-
-
-app.add_typer(operate.app)
-
-
-@app.command(epilog="Example:  farhop check three-regions")
-def check(
-    topology: Annotated[str, typer.Argument(help="A topology file, or the name of a ready-made world.")],
-    as_json: Json = False,
-) -> None:
-    """Check a topology: every error at once.
-
-    A topology without errors is summed up: its regions, and what its law comes to for each tenant.
-    """
-    from farhop_cli.check import run
-
-    raise typer.Exit(run(topology, as_json))
-
-
-@app.command("hash-key", epilog="Example:  farhop hash-key --generate")
-def hash_key(
-    key: Annotated[str | None, typer.Argument(help="The key. Left out, it is read from standard input.")] = None,
-    generate: Annotated[bool, typer.Option("--generate", help="Make a new key; print it and its hash.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Print the hash that a topology holds of an API key.
-
-    A key given as argument stays in the shell's history: better leave it out, or make one with --generate.
-    """
-    from farhop_cli.hash_key import run
-
-    raise typer.Exit(run(key, generate, as_json))
-
-
-certs_app = typer.Typer(
-    help="Make certificates and keys for a fleet.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example:  farhop certs init --dir certs",
-)
-app.add_typer(certs_app, name="certs")
-Folder = Annotated[Path, typer.Option("--dir", help="Where the authority's files are, and new ones go.")]
-Domain = Annotated[str, typer.Option("--trust-domain", help="As in the configurations: whose names count.")]
-CERTS_FOLDER, TRUST_DOMAIN = Path("certs"), "farhop.internal"
-
-
-@certs_app.command("init", epilog="Example:  farhop certs init --dir certs")
-def certs_init(folder: Folder = CERTS_FOLDER, trust_domain: Domain = TRUST_DOMAIN) -> None:
-    """Make an authority for the fleet: ca.pem and ca.key. Nothing is written over."""
-    from farhop_cli.certs import init
-
-    raise typer.Exit(init(folder, trust_domain))
-
-
-@certs_app.command("issue", epilog="Example:  farhop certs issue regional paris --host 10.1.0.7")
-def certs_issue(
-    tier: Annotated[str, typer.Argument(help="global or regional.")],
-    region: Annotated[str, typer.Argument(help="The balancer's region.")],
-    host: Annotated[
-        list[str] | None, typer.Option("--host", help="A name or address that clients use, too; repeat for several.")
-    ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, max=825, help="How long it is good for.")] = 90,
-    folder: Folder = CERTS_FOLDER,
-    trust_domain: Domain = TRUST_DOMAIN,
-) -> None:
-    """Issue a certificate that names a balancer's tier and region, and its key."""
-    from farhop_cli.certs import issue
-
-    raise typer.Exit(issue(folder, tier, region, host or [], days, trust_domain))
-
-
-@certs_app.command("hop-key", epilog="Example:  farhop certs hop-key --root hop.root --to paris > paris-hop.key")
-def certs_hop_key(
-    root: Annotated[
-        Path | None, typer.Option("--root", help="The file of the fleet's root; without one, a new root is made.")
-    ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="For this region's balancers, to check tokens with.")] = None,
-    of: Annotated[
-        str | None, typer.Option("--from", help="For this region's global balancers, to sign tokens with.")
-    ] = None,
-    regions: Annotated[
-        str, typer.Option("--regions", help="With --from: those it sends requests to, such as paris,tokyo.")
-    ] = "",
-) -> None:
-    """Print a key of the hop token: a new root, or what one region is given of it."""
-    from farhop_cli.certs import hop_key
-
-    raise typer.Exit(hop_key(root, to, of, [name for name in regions.split(",") if name]))
+    from typer import Typer
+
+VERSION = "--version"
+
+
+class Wired(NamedTuple):
+    """A command: the module and the Typer of it that has the command's wiring, and its line in the help."""
+
+    module: str
+    app: str
+    help: str
+
+
+COMMANDS = {
+    "up": Wired("verbs", "app", "Run a whole world here until Ctrl-C: etcd, both tiers, engines."),
+    "demo": Wired("verbs", "app", "Boot the default world and check, a line each, what Farhop is for."),
+    "ask": Wired("verbs", "app", "Send a request; show its answer, decision and trace."),
+    "explain": Wired("verbs", "app", "Tell where a request would go, or why one went."),
+    "status": Wired("verbs", "app", "Show regions, replicas and queues."),
+    "law": Wired(
+        "operate",
+        "law_app",
+        "The law that all balancers go by: who is served, where their prompts, records and hints may be.",
+    ),
+    "route": Wired("operate", "route_app", "How an entry chooses regions and answers, before its configuration."),
+    "split": Wired("operate", "split_app", "What share of a model's traffic each version gets in a region."),
+    "policy": Wired("operate", "policy_app", "By which policy a region picks replicas, before its configuration."),
+    "bias": Wired("operate", "bias_app", "Draw requests to a region, or away from it, for a while."),
+    "pin": Wired("operate", "pin_app", "Send a tenant's or a model's requests to one region, for a while."),
+    "drain": Wired("operate", "drain_app", "Move a region's new work elsewhere, for a while."),
+    "undrain": Wired("operate", "undrain_app", "Take a drain back; the region comes back at a pace."),
+    "check": Wired("verbs", "app", "Check a topology: every error at once."),
+    "hash-key": Wired("verbs", "app", "Print the hash that a topology holds of an API key."),
+    "certs": Wired("verbs", "certs_app", "Make certificates and keys for a fleet."),
+    "sim": Wired("verbs", "app", "Simulate a scenario in virtual time, one router beside another."),
+    "plan": Wired(
+        "verbs", "app", "Plan capacity: replicas per region, N and N-1, with and without routing between regions."
+    ),
+    "bench": Wired("bench", "app", "Measure what Farhop costs, how well it routes, and whether it holds."),
+    "global": Wired("verbs", "app", "Run a global balancer."),
+    "regional": Wired("verbs", "app", "Run a regional balancer."),
+    "engine": Wired("verbs", "app", "Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."),
+}
+
+
+def app() -> Typer:
+    """The command line. Typer is imported here: `--version` does without."""
+    import typer
+    from typer.core import TyperGroup
+
+    class Commands(TyperGroup):
+        """The table above as a group, whose commands are imported when they are asked for."""
+
+        def list_commands(self, _ctx: Any) -> list[str]:
+            return list(COMMANDS)
+
+        def get_command(self, _ctx: Any, cmd_name: str) -> Any:
+            wired = COMMANDS.get(cmd_name)
+            if wired is None:
+                return None
+            if cmd_name not in self.commands:
+                self.commands[cmd_name] = _command(cmd_name, wired)
+            return self.commands[cmd_name]
+
+        def format_commands(self, _ctx: Any, formatter: Any) -> None:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, wired.help) for name, wired in COMMANDS.items()])
+
+    made = typer.Typer(
+        cls=Commands,
+        help="Farhop: routes LLM requests to the right region and the right replica, lawfully.",
+        epilog="Example:  farhop up    then:  farhop ask hello\n\n"
+        "Exit codes: 0 well; 1 the answer is negative; 2 usage, configuration or surroundings are at fault.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    @made.callback()
+    def farhop(
+        version: bool = typer.Option(False, VERSION, is_eager=True, callback=_version, help="Print it and end."),
+    ) -> None:
+        """Nothing is done without a command."""
+
+    return made
+
+
+def _command(name: str, wired: Wired) -> Any:
+    import typer
+
+    found = getattr(importlib.import_module(f"farhop_cli.{wired.module}"), wired.app)
+    for info in found.registered_commands:
+        if info.name == name:
+            single = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
+            single.registered_commands.append(info)
+            return typer.main.get_command(single)
+    made = typer.main.get_command(found)
+    made.name = name
+    return made
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"farhop {version('farhop')}\n")
+        raise SystemExit(0)
 
 
 def main() -> None:
     """The entry point."""
     try:
-        app()
+        if sys.argv[1:] == [VERSION]:
+            _version(True)
+        app()()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,314 +1,466 @@
-"""The `farhop` commands that operators speak to a running fleet with: what they say stands in etcd, for all balancers.
+"""What operators make stand in etcd: `farhop law|route|split|policy|bias|pin|drain get|set|unset|diff|history`.
 
-The wiring alone, as in `farhop_cli.main`, whose rules hold here: a room is imported when its command runs.
+The wiring alone: the rooms are imported when a command runs, so that help is quick.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
-from farhop_lab.world_file import ENVIRONMENT, WORLD_FILE
+from farhop_cli.options import (
+    PLAIN,
+    WORLD_FILE,
+    By,
+    Config,
+    DryRun,
+    Etcd,
+    Json,
+    Length,
+    Where,
+    Why,
+    World,
+    regions,
+)
 
-app = typer.Typer()
-law_app = typer.Typer(
-    help="The law that all balancers go by: who is served, where their prompts, records and hints may be.",
-    no_args_is_help=True, rich_markup_mode=None, epilog="Example:  farhop law get > law.yaml",
-)  # fmt: skip
-app.add_typer(law_app, name="law")
+if TYPE_CHECKING:
+    from farhop_cli.standing import Noun
 
-World = Annotated[
-    Path, typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`.")
+Region = Annotated[str, typer.Argument(help="The region.", autocompletion=regions)]
+SomeRegion = Annotated[
+    str,
+    typer.Argument(metavar="[REGION]", help="Of this region alone.", show_default=False, autocompletion=regions),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-FleetConfig = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
-]
-FleetEtcd = Annotated[
-    str | None, typer.Option("--etcd", help="HOST:PORT of an etcd without TLS, where there is nothing else.")
-]
-Why = Annotated[str | None, typer.Option("--why", help="The reason, for whoever asks; needed to set something.")]
-Author = Annotated[str | None, typer.Option("--author", help="Who says so. Default: user@host.")]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]
-Model = Annotated[str, typer.Option("--model", help="Or: the requests for which model.")]
+Model = Annotated[str, typer.Option("--model", help="The requests for which model.")]
+Against = Annotated[
+    str,
+    typer.Argument(
+        metavar="[FILE]", show_default=False, help="As `get --json` prints it; or -; or a balancer's configuration."
+    ),
+]
 
 
-@app.command(epilog='Example:  farhop drain tokyo --for 30m --why "kernel update"')
-def drain(
-    region: Annotated[str, typer.Argument(help="The region to send no new work to.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
-    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
-    over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
-    author: Author = None,
-    force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Move a region's new work elsewhere, for a while.
+def verb(
+    app: typer.Typer, name: str, example: str, writes: bool = False
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make a function, which is given `where` and returns the exit code, the command `name` of `app`.
 
-    The word stands in etcd under a lease and ends by itself. Exit code 1 if it is refused, since a tenant would have
-    no region left.
+    The options of which `where` is made are the same for all commands: they are added here, and nowhere else.
     """
-    from farhop_cli.drain import Options
-    from farhop_cli.drain import drain as run
+    shared: dict[str, tuple[Any, Any]] = {
+        **({"dry_run": (DryRun, False)} if writes else {}),
+        "config": (Config, None), "etcd": (Etcd, None), "world": (World, WORLD_FILE), "as_json": (Json, False),
+    }  # fmt: skip
 
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json, length, why, over, author, force)))
+    def wire(work: Callable[..., int]) -> Callable[..., int]:
+        def command(**given: Any) -> None:
+            where = Where(**{option: given.pop(option) for option in shared})
+            raise typer.Exit(work(**given, where=where))
+
+        hints = get_type_hints(work, include_extras=True)
+        own = [
+            one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in inspect.signature(work).parameters.values()
+            if one.name != "where"
+        ]
+        added = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            for option, (hint, default) in shared.items()
+        ]
+        command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+        command.__doc__ = work.__doc__
+        app.command(name, epilog=f"Example:  {example}")(command)
+        return work
+
+    return wire
 
 
-@app.command(epilog="Example:  farhop undrain tokyo")
-def undrain(
-    region: Annotated[str, typer.Argument(help="The region to use again.")],
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
+class Verbs(TyperGroup):
+    """The commands of a noun, in one order for all."""
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        """By name, as help lists them."""
+        order = ("get", "set", "unset", "diff", "history")
+        return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def noun(name: str) -> Noun:
+    """What the rooms know of it."""
+    from farhop_cli import bias_pin, by_model, drain, route
+
+    found = (bias_pin.BIAS, bias_pin.PIN, by_model.POLICY, by_model.SPLIT, drain.NOUN, route.NOUN)
+    return next(one for one in found if one.name == name)
+
+
+def _group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
+    """The commands of a noun, with those three that read, which are alike for all."""
+    made = typer.Typer(help=what, epilog=f"Example:  farhop {name} {example}", cls=Verbs, **PLAIN)
+
+    @verb(made, "get", f"farhop {name} get {of}")
+    def get(region: SomeRegion = "", *, where: Where) -> int:
+        """Show what stands in etcd: who set it, why, and until when."""
+        from farhop_cli import standing
+
+        return standing.get(noun(name), region, where)
+
+    @verb(made, "diff", f"farhop {name} diff was.json --region {of}")
+    def diff(
+        file: Against = "",
+        region: Annotated[str, typer.Option("--region", help="Of this region alone.", autocompletion=regions)] = "",
+        *,
+        where: Where,
+    ) -> int:
+        """Tell what would change if a file stood there instead.
+
+        Exit code 1 if anything. Without a file: what goes before the balancers' configurations, all of which `unset`
+        would take away.
+        """
+        from farhop_cli import standing
+
+        return standing.diff(noun(name), region, file, where)
+
+    @verb(made, "history", f"farhop {name} history {of}")
+    def history(region: SomeRegion = "", *, where: Where) -> int:
+        """List what was set and unset, when, by whom and why.
+
+        As far back as etcd remembers: until it is compacted (`--auto-compaction-retention`). Nothing else keeps it.
+        """
+        from farhop_cli import standing
+
+        return standing.history(noun(name), region, where)
+
+    return made
+
+
+# -- drain
+
+drain_app = _group(
+    "drain", "Move a region's new work elsewhere, for a while.", 'set tokyo --for 30m --why "new kernel"'
+)
+
+
+@verb(drain_app, "set", 'farhop drain set tokyo --for 30m --why "kernel update"', writes=True)
+def drain_set(
+    region: Region,
+    why: Why,
+    length: Length = "1h",
+    over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
+    by: By = None,
+    force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
+    *,
+    where: Where,
+) -> int:
+    """Drain a region. It stands under a lease and ends by itself.
+
+    Exit code 1 if it is refused, since a tenant would have no region left.
+    """
+    from farhop_cli.drain import put
+
+    return put(region, why, by, length, over, force, where)
+
+
+@verb(drain_app, "unset", "farhop drain unset tokyo", writes=True)
+def drain_unset(region: Region, *, where: Where) -> int:
     """Take a drain back; the region comes back at a pace.
 
-    Tells who had set it and why. Exit code 1 if the region is not drained.
+    Tells who had set it and why. Exit code 1 if the region is not drained. `farhop undrain` is the same.
     """
-    from farhop_cli.drain import Options
-    from farhop_cli.drain import undrain as run
+    from farhop_cli.drain import unset
 
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
+    return unset(region, where)
 
 
-@app.command(epilog='Example:  farhop bias tokyo --ms 50 --for 2h --why "link is dear tonight"')
-def bias(
-    region: Annotated[str, typer.Argument(help="The region that is to count as worse or better than it is.")],
+undrain_app = typer.Typer(**PLAIN)
+verb(undrain_app, "undrain", "farhop undrain tokyo", writes=True)(drain_unset)
+
+
+# -- bias
+
+bias_app = _group(
+    "bias", "Draw requests to a region, or away from it, for a while.", 'set tokyo --ms 50 --for 2h --why "dear link"'
+)
+
+
+@verb(bias_app, "set", 'farhop bias set tokyo --ms 50 --for 2h --why "link is dear tonight"', writes=True)
+def bias_set(
+    region: Region,
     ms: Annotated[float, typer.Option("--ms", help="Milliseconds added to its scores; below 0: taken off.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
-    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
-    author: Author = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Draw requests to a region, or away from it, for a while.
+    why: Why,
+    length: Length = "1h",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Make a region count as worse or better than it is.
 
-    The word stands in etcd under a lease and ends by itself. It acts where scores are milliseconds (docs/policies.md).
+    Ends by itself, as a drain does. It acts where scores are milliseconds (docs/reference/policies.md).
     """
-    from farhop_cli.steer import Options
-    from farhop_cli.steer import bias as run
+    from farhop_cli.bias_pin import set_bias
 
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json, ms=ms, length=length, why=why, author=author)))
+    return set_bias(region, ms, why, by, length, where)
 
 
-@app.command(epilog="Example:  farhop unbias tokyo")
-def unbias(
-    region: Annotated[str, typer.Argument(help="The region that is to count as it is.")],
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
+@verb(bias_app, "unset", "farhop bias unset tokyo", writes=True)
+def bias_unset(region: Region, *, where: Where) -> int:
     """Take a bias back. Exit code 1 if there is none."""
-    from farhop_cli.steer import Options
-    from farhop_cli.steer import unbias as run
+    from farhop_cli.bias_pin import unset_bias
 
-    raise typer.Exit(run(Options(region, world, config, etcd, as_json)))
+    return unset_bias(region, where)
 
 
-@app.command(epilog='Example:  farhop pin frankfurt --tenant eu-only --for 1h --why "trying the new GPUs"')
-def pin(
-    region: Annotated[str, typer.Argument(help="The region to go to, where the law allows it.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
+# -- pin
+
+pin_app = _group(
+    "pin", "Send a tenant's or a model's requests to one region, for a while.",
+    'set frankfurt --tenant eu-only --for 1h --why "new GPUs"', "frankfurt",
+)  # fmt: skip
+
+
+@verb(pin_app, "set", 'farhop pin set frankfurt --tenant eu-only --for 1h --why "new GPUs"', writes=True)
+def pin_set(
+    region: Region,
+    why: Why,
     tenant: Tenant = "",
     model: Model = "",
     strict: Annotated[bool, typer.Option("--strict", help="Nowhere else, even if it does not serve.")] = False,
-    length: Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")] = "1h",
-    author: Author = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Send a tenant's or a model's requests to one region, for a while.
+    length: Length = "1h",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Pin a tenant's or a model's requests to a region.
 
-    While it does not serve they go where they would else. Never widens the law. Ends by itself, as a drain does.
+    Ends by itself, as a drain does. While the region does not serve, requests go where they would else. Never widens
+    the law.
     """
-    from farhop_cli.steer import Options
-    from farhop_cli.steer import pin as run
+    from farhop_cli.bias_pin import set_pin
 
-    raise typer.Exit(
-        run(Options(region, world, config, etcd, as_json, 0.0, tenant, model, strict, length, why, author))
-    )
+    return set_pin(region, tenant, model, strict, why, by, length, where)
 
 
-@app.command(epilog="Example:  farhop unpin --tenant eu-only")
-def unpin(
-    tenant: Tenant = "",
-    model: Model = "",
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
+@verb(pin_app, "unset", "farhop pin unset --tenant eu-only", writes=True)
+def pin_unset(tenant: Tenant = "", model: Model = "", *, where: Where) -> int:
     """Take a pin back. Exit code 1 if there is none."""
-    from farhop_cli.steer import Options
-    from farhop_cli.steer import unpin as run
+    from farhop_cli.bias_pin import unset_pin
 
-    raise typer.Exit(run(Options("", world, config, etcd, as_json, tenant=tenant, model=model)))
+    return unset_pin(tenant, model, where)
 
 
-@app.command(epilog='Example:  farhop route virginia "{answer: redirect}" --tenant acme --why "streams are long"')
-def route(
+# -- route
+
+route_app = _group(
+    "route", "How an entry chooses regions and answers, before its configuration.",
+    "set virginia '{answer: redirect}' --tenant acme --why \"streams are long\"", "virginia",
+)  # fmt: skip
+
+
+@verb(
+    route_app, "set", "farhop route set virginia '{answer: redirect}' --tenant acme --why \"long streams\"", writes=True
+)
+def route_set(
     region: Annotated[str, typer.Argument(help="The entry whose global balancers are to follow it.")],
-    said: Annotated[
-        str | None,
-        typer.Argument(metavar="ROUTE", help="Fields as under `routes`. Left out: show what stands in etcd."),
-    ] = None,
+    route: Annotated[str, typer.Argument(help="YAML or JSON, with fields as under `routes`.")],
+    why: Why,
     tenant: Tenant = "",
     model: Annotated[str, typer.Option("--model", help="The requests for which model; of the tenant, if both.")] = "",
-    clear: Annotated[
-        bool, typer.Option("--clear", help="Back to the configuration; without --tenant and --model for all.")
-    ] = False,
-    why: Why = None,
-    author: Author = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Change by which policy an entry chooses regions, with which modifiers, and how it answers; or show it.
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Make an entry choose and answer by a route.
 
-    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
+    Without --tenant and --model, for all without a route of their own. Exit code 1 if somebody else changed it
+    meanwhile, or the routes cannot stand together.
     """
-    from farhop_cli.route import Options, run
+    from farhop_cli.route import put
 
-    raise typer.Exit(run(Options(region, said, tenant, model, clear, why, author, world, config, etcd, as_json)))
+    return put(region, route, tenant, model, why, by, where)
 
 
-@app.command(epilog='Example:  farhop policy tokyo least-load --why "comparing"')
-def policy(
-    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
-    name: Annotated[str | None, typer.Argument(help="The policy. Left out: show what stands in etcd.")] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="For this model; else for all without their own.")
-    ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Back to the configuration; without --model for all.")] = False,
-    why: Why = None,
-    author: Author = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Change by which policy a region picks replicas, or show what goes before its configuration.
+@verb(route_app, "unset", "farhop route unset virginia --tenant acme", writes=True)
+def route_unset(
+    region: Annotated[str, typer.Argument(help="The entry.")],
+    tenant: Tenant = "",
+    model: Annotated[str, typer.Option("--model", help="The requests for which model; of the tenant, if both.")] = "",
+    why: Why = "back to the configuration",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Go back to the configuration.
 
-    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
+    Without --tenant and --model, for all. Exit code 1 if nothing stands there.
     """
-    from farhop_cli.by_model import Options
-    from farhop_cli.policy import run
+    from farhop_cli.route import unset
 
-    raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), name))
-
-
-@app.command(epilog='Example:  farhop split tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"')
-def split(
-    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
-    model: Annotated[str | None, typer.Option("--model", help="The model whose versions share its traffic.")] = None,
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="Such as v1=95,v2=5. Left out: show what stands in etcd.")
-    ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Back to the configuration; without --model for all.")] = False,
-    why: Why = None,
-    author: Author = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Split a model's traffic between its versions: canary, A/B, or all at once to another.
-
-    Exit code 1 if somebody else changed it meanwhile, or there is nothing to clear.
-    """
-    from farhop_cli.by_model import Options
-    from farhop_cli.split import run
-
-    raise typer.Exit(run(Options(region, model, clear, why, author, world, config, etcd, as_json), weights))
+    return unset(region, tenant, model, why, by, where)
 
 
-@law_app.command("get", epilog="Example:  farhop law get > law.yaml")
-def law_get(
-    epoch: Annotated[
-        int | None, typer.Option("--epoch", help="One that was replaced; see `farhop law history`.")
-    ] = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Print the law that stands in etcd, or the topology's; change it and `farhop law set` it."""
-    from farhop_cli.law import Options, get
+# -- policy, split
 
-    raise typer.Exit(get(Options(world, config, etcd, as_json, epoch=epoch)))
-
-
-LawFile = Annotated[
-    str, typer.Argument(help="YAML with `tenants` and, if there are rules of models, `models`; or -; or a signed law.")
+policy_app = _group(
+    "policy", "By which policy a region picks replicas, before its configuration.",
+    'set tokyo least-load --why "comparing"',
+)  # fmt: skip
+OfModel = Annotated[
+    str | None, typer.Option("--model", help='Of this model; "": of all without their own. Left out: all of it.')
 ]
+
+
+@verb(policy_app, "set", 'farhop policy set tokyo least-load --why "comparing"', writes=True)
+def policy_set(
+    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    policy: Annotated[str, typer.Argument(help="The policy's name.")],
+    why: Why,
+    model: Annotated[str, typer.Option("--model", help="For this model; else for all without their own.")] = "",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Make a region pick replicas by a policy.
+
+    Exit code 1 if somebody else changed it meanwhile.
+    """
+    from farhop_cli.by_model import set_policy
+
+    return set_policy(region, policy, model, why, by, where)
+
+
+split_app = _group(
+    "split", "What share of a model's traffic each version gets in a region.",
+    'set tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"',
+)  # fmt: skip
+
+
+@verb(
+    split_app, "set", 'farhop split set tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"', writes=True
+)
+def split_set(
+    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    model: Annotated[str, typer.Option("--model", help="The model whose versions share its traffic.")],
+    weights: Annotated[str, typer.Option("--weights", help="Such as v1=95,v2=5.")],
+    why: Why,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Split a model's traffic between its versions.
+
+    Canary, A/B, or all at once to another. The weights change alone: rules and stickiness stay. Exit code 1 if somebody
+    else changed it meanwhile.
+    """
+    from farhop_cli.by_model import set_split
+
+    return set_split(region, model, weights, why, by, where)
+
+
+def _unset_by_model(app: typer.Typer, name: str) -> None:
+    @verb(app, "unset", f"farhop {name} unset tokyo --model llama-70b", writes=True)
+    def unset(
+        region: Region, model: OfModel = None, why: Why = "back to the configuration", by: By = None, *, where: Where
+    ) -> int:
+        """Go back to the configuration.
+
+        For one model or all. Exit code 1 if nothing stands there.
+        """
+        from farhop_cli import by_model
+
+        return by_model.unset(noun(name), region, model, why, by, where)
+
+
+_unset_by_model(policy_app, "policy")
+_unset_by_model(split_app, "split")
+
+
+# -- law
+
+law_app = typer.Typer(
+    help="The law that all balancers go by: who is served, where their prompts, records and hints may be.",
+    epilog="Example:  farhop law get > law.yaml", cls=Verbs, **PLAIN,
+)  # fmt: skip
+LAW_FILE = "YAML with `tenants` and, if there are rules of models, `models`; or -; or a signed law."
+LawFile = Annotated[str, typer.Argument(help=LAW_FILE)]
 After = Annotated[
     int | None, typer.Option("--after", help="Only if the newest law is still of this epoch: the one you changed.")
 ]
 
 
-@law_app.command("set", epilog='Example:  farhop law set law.yaml --why "eu-only may not use Ireland" --after 4')
+@verb(law_app, "get", "farhop law get > law.yaml")
+def law_get(
+    epoch: Annotated[
+        int | None, typer.Option("--epoch", help="One that was replaced; see `farhop law history`.")
+    ] = None,
+    *,
+    where: Where,
+) -> int:
+    """Print the law that stands in etcd, or the topology's.
+
+    Change what it prints, and `farhop law set` it.
+    """
+    from farhop_cli.law import get
+
+    return get(epoch, where)
+
+
+@verb(law_app, "set", 'farhop law set law.yaml --why "eu-only may not use Ireland" --after 4', writes=True)
 def law_set(
     file: LawFile,
     why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks; a signed law says its own.")] = "",
-    author: Author = None,
+    by: By = None,
     after: After = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
+    *,
+    where: Where,
+) -> int:
     """Put a law in the place of the one that stands, under a new epoch.
 
     It is checked first, every fault at once. It is signed if FARHOP_SIGNING_KEY names a private key's file. Exit code 1
     if it has faults, or somebody else changed it meanwhile.
     """
-    from farhop_cli.law import Options, put
+    from farhop_cli.law import put
 
-    raise typer.Exit(put(Options(world, config, etcd, as_json, file, why, author, after)))
-
-
-@law_app.command("unset", epilog='Example:  farhop law unset --why "back to what the topology says"')
-def law_unset(
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
-    author: Author = None,
-    after: After = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Go back to the topology's own law, under a new epoch: no law in force is ever undone by taking it away."""
-    from farhop_cli.law import Options, unset
-
-    raise typer.Exit(unset(Options(world, config, etcd, as_json, "the topology", why, author, after)))
+    return put(file, why, by, after, where)
 
 
-@law_app.command("diff", epilog="Example:  farhop law diff law.yaml")
+@verb(law_app, "unset", 'farhop law unset --why "back to what the topology says"', writes=True)
+def law_unset(why: Why, by: By = None, after: After = None, *, where: Where) -> int:
+    """Go back to the topology's own law, under a new epoch.
+
+    No law in force is ever undone by taking it away.
+    """
+    from farhop_cli.law import unset
+
+    return unset(why, by, after, where)
+
+
+@verb(law_app, "diff", "farhop law diff law.yaml    or:  farhop law diff --epoch 3")
 def law_diff(
-    file: LawFile,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", show_default=False, help=LAW_FILE)] = "",
     epoch: Annotated[int | None, typer.Option("--epoch", help="Not what stands, but a law that was.")] = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Check a law, and tell what it would change. Exit code 1 if it has faults, or would change anything."""
-    from farhop_cli.law import Options, diff
+    *,
+    where: Where,
+) -> int:
+    """Check a law, and tell what it would change.
 
-    raise typer.Exit(diff(Options(world, config, etcd, as_json, file, epoch=epoch)))
+    Exit code 1 if it has faults, or would change anything. Without a file: what changed since --epoch, or, without
+    that, what `farhop law unset` would change.
+    """
+    from farhop_cli.law import diff
+
+    return diff(file, epoch, where)
+
+
+@verb(law_app, "history", "farhop law history")
+def law_history(where: Where) -> int:  # fmt: skip
+    """List the last laws: epoch, when, by whom and why."""
+    from farhop_cli.law import history
+
+    return history(where)
 
 
 @law_app.command("sign", epilog='Example:  farhop law sign law.yaml --key ops.pem --epoch 6 --why "…" > law.signed')
@@ -318,43 +470,34 @@ def law_sign(
         str, typer.Option("--key", envvar="FARHOP_SIGNING_KEY", help="The private key's file: [NAME=]PATH.")
     ],
     epoch: Annotated[int, typer.Option("--epoch", min=1, help="Above that of every law there was.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")],
-    author: Author = None,
+    why: Why,
+    by: By = None,
 ) -> None:
-    """Print a law with your signature, so that somebody else can `farhop law set` it. Reaches nothing."""
-    from farhop_cli.law import Options
-    from farhop_cli.law import sign as run
+    """Print a law with your signature; it reaches nothing.
 
-    raise typer.Exit(run(Options(WORLD_FILE, None, None, False, file, why, author, epoch=epoch, key=key)))
+    Somebody else can then `farhop law set` it, without your key.
+    """
+    from farhop_cli.law import sign
+
+    raise typer.Exit(sign(file, key, epoch, why, by))
 
 
-@law_app.command("verify", epilog="Example:  farhop law verify --config global.yaml")
+@verb(law_app, "verify", "farhop law verify --config global.yaml")
 def law_verify(
-    file: Annotated[str, typer.Argument(help="A signed law; without one, what stands in each hub.")] = "",
+    file: Annotated[
+        str, typer.Argument(metavar="[FILE]", show_default=False, help="A signed law; else what stands in each hub.")
+    ] = "",
     public: Annotated[
-        list[str] | None, typer.Option("--public", help="A public key's file: [NAME=]PATH; may be repeated.")
+        list[str] | None,
+        typer.Option("--public", metavar="[NAME=]PATH", help="A public key's file; may be repeated."),
     ] = None,
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Tell whether a law counts by the keys of a balancer's configuration, or by these. Exit code 1 if it does not."""
-    from farhop_cli.law import Options
-    from farhop_cli.law import verify as run
+    *,
+    where: Where,
+) -> int:
+    """Tell whether a law counts, by its signature.
 
-    options = Options(world, config, etcd, as_json, file, public=tuple(public or ()))
-    raise typer.Exit(run(options))
+    By the keys of a balancer's configuration, or by these. Exit code 1 if it does not.
+    """
+    from farhop_cli.law import verify
 
-
-@law_app.command("history", epilog="Example:  farhop law history")
-def law_history(
-    config: FleetConfig = None,
-    etcd: FleetEtcd = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """List the last laws: epoch, when, by whom and why."""
-    from farhop_cli.law import Options, history
-
-    raise typer.Exit(history(Options(world, config, etcd, as_json)))
+    return verify(file, public or (), where)

@@ -13,16 +13,16 @@ import xxhash
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.sim import found, shortened
-from farhop_lab.proving import pool, routers
-from farhop_lab.proving.planning import REPLICAS_MAX, Outcome, Planned, Search, Trial
 from farhop_lab.scenarios.schema import FaultDoc
+from farhop_lab.studies import pool, routers
+from farhop_lab.studies.planning import REPLICAS_MAX, Outcome, Planned, Search, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from farhop_lab.proving.cell import Result
-    from farhop_lab.proving.planning import Need
     from farhop_lab.scenarios.load import Scenario
+    from farhop_lab.studies.cell import Result
+    from farhop_lab.studies.planning import Need
 
 LOCAL = "region-local"
 

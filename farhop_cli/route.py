@@ -1,191 +1,134 @@
-"""`farhop route`: how an entry chooses regions and answers, written to etcd for a tenant, a model or all. Never routes.
+"""`farhop route`: how an entry chooses regions and answers, for a tenant, a model or all. Never routes.
 
-Every write is a compare-and-set of the whole list and signed, so that two operators at once cannot overwrite each other
-unseen, and whoever looks sees who it was. What a balancer would refuse is refused here.
+What a balancer would refuse is refused here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import yaml
-from pydantic import ValidationError
 
-from farhop.store import word
-from farhop.store.contract import route_key
-from farhop.store.word import Signature, WordError
-from farhop_cli import fleet, show
-from farhop_cli.drain import author_here, heeded, with_store
-from farhop_cli.exits import NEGATIVE, fail, warn
-from global_lb.config import ROUTES_MAX, RouteConfig
-from global_lb.steering import DOCUMENT_LIMIT_BYTES, routes_of
-from topology.problems import quoted
+from farhop.store.contract import ROUTE_PREFIX
+from farhop.store.documents import authored
+from farhop_cli import signed
+from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.standing import Item, Noun, Standing
+from global_lb.app.overrides import DOCUMENT_LIMIT_BYTES
+from global_lb.routing.policy import ROUTES_MAX, RouteConfig, routes_of
 
 if TYPE_CHECKING:
-    from farhop.store.contract import Store
+    from collections.abc import Sequence
+
+    from farhop.store.documents.authored import Signature
     from farhop_cli.fleet import Fleet
+    from farhop_cli.options import Where
 
-Route = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for, as typed. `route`: YAML or JSON; None: show, or with `clear` take away."""
-
-    region: str
-    route: str | None
-    tenant: str
-    model: str
-    clear: bool
-    why: str | None
-    author: str | None
-    world: Path
-    config: Path | None
-    etcd: str | None
-    as_json: bool
+_SCOPE = ("tenant", "model")
 
 
-def run(options: Options) -> int:
-    """Set, clear or show; the exit code."""
-    where = fleet.find(options.world, options.config, options.etcd)
-    if where.topology is not None:
-        fleet.known(options.region, where.topology.regions, f"topology {quoted(where.topology.name)}")
-    if options.clear and options.route is not None:
-        fail("give a route or --clear, not both")
-    if options.route is None and not options.clear:
-        return with_store(where, lambda store: _show(store, options))
-    signature = _signed(options)
-    made = None if options.route is None else _made(options)
-    return with_store(where, lambda store: _write(store, where, options, made, signature))
+def put(region: str, text: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
+    """Make an entry choose and answer by a route, for a tenant, a model or all without their own; the exit code."""
+    signature = signed.signature(why, by)
+    whom = _scope(tenant, model)
+    route = _parsed(text)
+    signed.checked(RouteConfig, {**route, **whom}, "ROUTE")
+    regions = (found := where.fleet(region)).topology and found.topology.regions
+
+    def encode(items: Sequence[Item], signature: Signature) -> bytes:
+        _together(items, regions)
+        return _encode(items, signature)
+
+    notes = ("requests under way are not disturbed; those on hold are decided by it",)
+    return signed.put(NOUN, encode, region, whom, lambda _: route, signature, where, notes)
 
 
-def _signed(options: Options) -> Signature:
-    if options.why is None:
-        fail("--why: say why; whoever looks will see it")
-    signature = Signature(options.author or author_here(), options.why, datetime.now(UTC))
+def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
+    """Take away what stands for a tenant or a model, or, without either, all; the exit code."""
+    return signed.unset(NOUN, _encode, region, _scope(tenant, model) or None, why, by, where)
+
+
+def _scope(tenant: str, model: str) -> dict[str, str]:
+    named = {"tenant": signed.named("--tenant", tenant), "model": signed.named("--model", model)}
+    return {kind: name for kind, name in named.items() if name}
+
+
+def _parsed(text: str) -> dict[str, Any]:
     try:
-        word.check(signature)
-    except WordError as error:
-        fail(f"--{error}")
-    return signature
-
-
-def _made(options: Options) -> Route:
-    """The route as it will stand. Ends the command, naming the field, if a balancer would refuse it."""
-    try:
-        said = yaml.safe_load(options.route or "")
+        route = yaml.safe_load(text)
     except yaml.YAMLError:
         fail("ROUTE: not YAML or JSON; give such as '{policy: nearest}'")
-    if not isinstance(said, dict):
-        fail("ROUTE: must be a mapping such as '{policy: nearest}'; docs/policies.md has the fields")
-    for field in ("tenant", "model"):
-        if field in said:
-            fail(f"ROUTE: {field}: say it by --{field}")
-    route = {**said, **_scope(options)}
-    try:
-        RouteConfig.model_validate(route)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        fail(f"ROUTE: {place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}")
+    if not isinstance(route, dict):
+        fail("ROUTE: must be a mapping such as '{policy: nearest}'; docs/reference/policies.md has the fields")
+    for name in _SCOPE:
+        if name in route:
+            fail(f"ROUTE: {name}: say it by --{name}")
     return route
 
 
-def _scope(options: Options) -> Route:
-    said = {"tenant": options.tenant, "model": options.model}
-    return {field: name for field, name in said.items() if name}
-
-
-def _of(route: Route) -> tuple[str, str]:
-    return str(route.get("tenant", "")), str(route.get("model", ""))
-
-
-# -- etcd
-
-
-async def _stands(store: Store, region: str) -> tuple[list[Route], Signature | None, int]:
-    """The routes there, who wrote them, and the revision (0: nothing stands)."""
-    key = route_key(region)
-    found = await store.get(key)
-    if found is None:
-        return [], None, 0
+def _together(items: Sequence[Item], regions: Any) -> None:
+    """End the command if the routes would be refused as a whole."""
+    if len(items) > ROUTES_MAX:
+        fail(f"{len(items)} routes, at most {ROUTES_MAX}; take some away", NEGATIVE)
     try:
-        listed, signature = word.routes_parted(found.value, DOCUMENT_LIMIT_BYTES)
-        return msgspec.json.decode(listed, type=list[Route]), signature, found.revision
-    except (WordError, msgspec.DecodeError):
-        fail(f"what stands at {key} cannot be read; take it away with `etcdctl del`", NEGATIVE)
-
-
-async def _show(store: Store, options: Options) -> int:
-    routes, signature, _ = await _stands(store, options.region)
-    if options.as_json:
-        show.json({"region": options.region, "routes": routes, "signed": signature})
-        return 0
-    if not routes:
-        show.line(f"{options.region}: nothing in etcd; its configuration decides")
-    for route in routes:
-        said = {field: value for field, value in route.items() if field not in ("tenant", "model")}
-        show.line(f"{_whose(_of(route))}: {msgspec.json.encode(said).decode()}")
-    if routes and signature is not None:
-        show.line(f"by {signature.author} at {signature.at:%Y-%m-%d %H:%M:%S} UTC: {signature.why}", "dim")
-    return 0
-
-
-async def _write(store: Store, where: Fleet, options: Options, made: Route | None, signature: Signature) -> int:
-    before, _, revision = await _stands(store, options.region)
-    scope = (options.tenant, options.model)
-    routes = [route for route in before if _of(route) != scope]
-    if made is not None:
-        routes.append(made)
-    elif not options.tenant and not options.model:
-        routes = []  # all of it
-    if made is None and len(routes) == len(before):
-        fail(f"{options.region}: nothing stands there for {_whose(scope)}; nothing was changed", NEGATIVE)
-    _check(routes, where)
-    if routes:
-        document = word.routes_signed(list(routes), signature)
-        await store.put(route_key(options.region), document, expect_revision=revision)
-    else:
-        await store.delete(route_key(options.region), expect_revision=revision)
-    known = await _known(where, options.region, signature.at.isoformat() if routes else None)
-    if options.as_json:
-        show.json({"region": options.region, "routes": routes, "signed": signature, "known": known})
-        return 0
-    what = "as configured" if made is None else msgspec.json.encode(made).decode()
-    show.line(f"{options.region}, {_whose(scope) if made or any(scope) else 'everybody'}: {what}", "bold")
-    show.line("requests under way are not disturbed; those on hold are decided by it")
-    if not known and where.admins:
-        warn("no global balancer there says so yet; they follow when they can")
-    return 0
-
-
-def _check(routes: list[Route], where: Fleet) -> None:
-    """End the command if the list would be refused as a whole."""
-    if len(routes) > ROUTES_MAX:
-        fail(f"{len(routes)} routes, at most {ROUTES_MAX}; take some away", NEGATIVE)
-    try:
-        listed = [RouteConfig.model_validate(route) for route in routes]
-        if where.topology is not None:
-            routes_of(listed, where.topology.regions)
+        listed = [RouteConfig.model_validate(_route(item)) for item in items]
+        if regions is not None:
+            routes_of(listed, regions)
     except ValueError as error:
         fail(f"ROUTE: {str(error).splitlines()[0]}", NEGATIVE)
 
 
-async def _known(where: Fleet, region: str, at: str | None) -> bool:
-    """Whether every balancer of the entry that answers says within a moment that it follows (None: nothing stands)."""
-
-    async def count() -> int:
-        told = [one for one in await where.statuses() if one.get("region") == region]
-        return bool(told) and all((one.get("routes_said") or {}).get("at") == at for one in told)
-
-    return await heeded(count, min(1, len(where.admins))) > 0
+# -- the documents
 
 
-def _whose(scope: tuple[str, str]) -> str:
-    tenant, model = scope
-    named = [f"tenant {tenant}"] * bool(tenant) + [f"model {model}"] * bool(model)
-    return ", ".join(named) or "all without a route of their own"
+def _route(item: Item) -> dict[str, Any]:
+    return {**item.says, **{kind: item.whom[kind] for kind in _SCOPE if item.whom.get(kind)}}
+
+
+def _items(region: str, routes: Sequence[dict[str, Any]]) -> list[Item]:
+    """The routes by whom they are for."""
+    found = []
+    for route in routes:
+        whom = {kind: str(route[kind]) for kind in _SCOPE if route.get(kind)}
+        found.append(Item({"region": region, **whom}, {name: v for name, v in route.items() if name not in _SCOPE}))
+    return found
+
+
+def _read(key: str, document: bytes) -> Standing:
+    listed, signature = authored.routes_parted(document, DOCUMENT_LIMIT_BYTES)
+    return signed.stands(
+        _items(key.rpartition("/")[2], msgspec.json.decode(listed, type=list[dict[str, Any]])), signature
+    )
+
+
+def _encode(items: Sequence[Item], by: Signature) -> bytes:
+    return authored.routes_signed([_route(item) for item in items], by)
+
+
+def _line(says: Any) -> str:
+    return msgspec.json.encode(says).decode()
+
+
+def _configured(configuration: dict[str, Any]) -> list[Item]:
+    routes = configuration.get("routes")
+    return _items(
+        configuration["region"], [one for one in routes if isinstance(one, dict)] if isinstance(routes, list) else []
+    )
+
+
+def _asked(here: Fleet, region: str) -> int:
+    """Where only one global balancer is known, by its configuration, it counts if it is of that entry."""
+    return 0 if here.region not in ("", region) else min(1, len(here.admins))
+
+
+async def _followed(here: Fleet, region: str, _before: Standing | None, after: Standing | None) -> int:
+    at = after.at.isoformat() if after is not None and after.at is not None else None
+    own = [one for one in await here.statuses() if one.get("region") == region]
+    return int(bool(own) and all((one.get("routes_signed") or {}).get("at") == at for one in own))
+
+
+NOUN = Noun(
+    "route", ROUTE_PREFIX, "nothing stands in etcd; the entries' configurations decide",
+    _read, _line, _asked, _followed, _configured,
+)  # fmt: skip

@@ -10,14 +10,13 @@ import msgspec
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.sim import shown, simulated
-from farhop_lab.proving import aims, routers, routing, tables
-from farhop_lab.proving.ablations import ABLATIONS
+from farhop_lab.studies import aims, routers, routing, tables
+from farhop_lab.studies.ablations import ABLATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farhop_cli.bench import Options
-    from farhop_lab.proving.cell import Result
+    from farhop_lab.studies.cell import Result
 
     Table = tuple[str, list[str], list[list[str]]]
 
@@ -33,22 +32,22 @@ COLUMNS = (
 )
 
 
-def run(options: Options) -> int:
+def run(only: str, quick: bool, seeds: int | None, out: Path | None, markdown_file: Path | None, as_json: bool) -> int:
     """Run the comparison; the exit code, 1 if something happened that must never happen."""
-    only = tuple(word.strip() for word in options.only.split(",") if word.strip())
-    for name in only:
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    for name in names:
         if name not in routing.SCENARIOS:
             fail(f"--only: {name!r} is none of {', '.join(routing.SCENARIOS)}")
-    plan = routing.Plan(quick=options.quick, seeds=options.repeats, only=only)
-    results = simulated(routing.jobs(plan), options.out, None, "routing")
-    if options.as_json:
+    plan = routing.Plan(quick=quick, seeds=seeds, only=names)
+    results = simulated(routing.jobs(plan), out, None, "routing")
+    if as_json:
         show.json(document(plan, results))
     else:
         for title, columns, lines in built(results):
             show.table(title, columns, lines)
         show.line(footing(plan))
-    if options.markdown is not None:
-        _write(options.markdown, plan, results)
+    if markdown_file is not None:
+        _write(markdown_file, plan, results)
     return NEGATIVE if any(result.score.violations or result.score.unlawful for result in results) else 0
 
 
@@ -81,8 +80,8 @@ def markdown(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]])
 def built(results: Sequence[Result]) -> list[Table]:
     """All tables: verdicts, a region's loss, the fleet of a day, each scenario, what each part earns."""
     rows = tables.rows(results)
-    told = [_verdicts(results), _loss(rows), _fleet(results), *_scenarios(rows), _ablations(rows)]
-    return [(title, columns, lines) for title, columns, lines in told if lines]
+    made = [_verdicts(results), _loss(rows), _fleet(results), *_scenarios(rows), _ablations(rows)]
+    return [(title, columns, lines) for title, columns, lines in made if lines]
 
 
 def _verdicts(results: Sequence[Result]) -> Table:

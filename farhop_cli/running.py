@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from farhop.identity.keys import bearer, digest
+from farhop.identity.api_keys import bearer, digest
 from farhop_cli import admin
 from farhop_cli.admin import AdminError
 from farhop_cli.exits import fail
-from farhop_lab import client, world_file
-from farhop_lab.world_file import RegionFile, WorldFile, WorldFileError
+from farhop_lab.world import client, world_file
+from farhop_lab.world.world_file import RegionFile, WorldFile, WorldFileError
 from topology import geo, policy
 from topology import load as worlds
 from topology.law import Law, Narrow, Scope, narrowing
@@ -92,8 +92,8 @@ def ruled(running: Running) -> Running:
 
     What stands in etcd alone would not do: what a balancer has not heard of does not bind it yet.
     """
-    told = [one for one in asyncio.run(_laws(running)) if one is not None and one.epoch > running.topology.epoch]
-    newest = max(told, key=lambda one: one.epoch, default=None)
+    newer = [one for one in asyncio.run(_laws(running)) if one is not None and one.epoch > running.topology.epoch]
+    newest = max(newer, key=lambda one: one.epoch, default=None)
     return running if newest is None else Running(running.file, newest, Law(newest))
 
 
@@ -102,9 +102,9 @@ async def _laws(running: Running) -> list[Topology | None]:
 
         async def ask(url: str) -> Topology | None:
             try:
-                told = await admin.get(http, url, "/law") or {}
-                law = {name: told.get(name) for name in ("models", "tenants")}
-                document = policy.encode(law, told.get("epoch", 0), "it", "told", "2026-01-01T00:00:00Z")
+                answer = await admin.get(http, url, "/law") or {}
+                law = {name: answer.get(name) for name in ("models", "tenants")}
+                document = policy.encode(law, answer.get("epoch", 0), "it", "as it says", "2026-01-01T00:00:00Z")
                 return policy.read(document, running.topology, url).over(running.topology)
             except (AdminError, TopologyError):
                 return None  # one that is silent or older says nothing; whoever it is asked for next says so

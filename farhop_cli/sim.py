@@ -13,16 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_lab.proving import plots, pool, routers, tables
 from farhop_lab.scenarios import load
+from farhop_lab.studies import plots, pool, routers, tables
 from topology.problems import TopologyError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from farhop_lab.proving.cell import Result
     from farhop_lab.scenarios.load import Scenario
     from farhop_lab.sim.stats import Interval
+    from farhop_lab.studies.cell import Result
 
 # What the table shows: column, figure, digits, factor.
 FIGURES = (
@@ -85,7 +85,7 @@ def _pictures(scenario: Scenario, results: Sequence[Result], options: Options) -
         return []
 
 
-# -- shared with the other commands of the proving ground
+# -- shared with the other commands over scenarios
 
 
 def found(name: str) -> Scenario:

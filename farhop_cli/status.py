@@ -1,4 +1,4 @@
-"""`farhop status`: the regions as each global balancer sees them, what operators said of them, and each region's work.
+"""`farhop status`: the regions as each global balancer sees them, what operators set, and each region's work.
 
 A balancer that does not answer is a row, not an end; what one does not tell is a dash.
 """
@@ -25,9 +25,9 @@ _VIEW = (
     ">report age s", "why",
 )  # fmt: skip
 _HUBS = ("seen from", "hub", "contact", ">outages", ">revision", ">balancers", ">reports", "why")
-_OVERRIDES = ("region", "word", "by", "until", ">minutes left", "why")
+_OVERRIDES = ("region", "override", "by", "until", ">minutes left", "why")
 _GLOBAL = ("region", "state", ">epoch", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
-_ROUTES = ("seen from", "tenant", "model", "policy", "answer", ">µ$ spent", ">µ$/h", ">quota", "said by")
+_ROUTES = ("seen from", "tenant", "model", "policy", "answer", ">µ$ spent", ">µ$/h", ">quota", "set by")
 _SPLITS = ("region", "model", "weights", ">rules", "sticky", "nobody serves")
 _LAWS = ("region", "tier", ">epoch", "from", ">revision", "by", "why", "signed", "on disk", "what is wrong")
 _PREFIXES = ("seen from", "region", "prefix stream", ">nodes", ">believed tok", ">cached tok", ">error")
@@ -42,7 +42,7 @@ _REPLICAS = (
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one balancer said, or why it did not. `spills`: requests it sent past a hot region, by where they went."""
+    """What one balancer says, or why it does not. `spills`: requests it sent past a hot region, by where they went."""
 
     region: str
     url: str
@@ -79,11 +79,11 @@ def _asked(path: Path, config: Path | None) -> tuple[dict[str, str], dict[str, s
 
 def _from_disk(tier: str, one: Seen) -> list[str]:
     """That it was started without etcd, and still is."""
-    told = [kept for kept in _parts(one, "kept") if kept.get("from_disk")]
+    shown = [kept for kept in _parts(one, "kept") if kept.get("from_disk")]
     return [
         f"{tier} balancer of {one.region}: started from what was kept on disk; hub {word(kept.get('hub'))} is silent: "
         f"{word(kept.get('why'))}"
-        for kept in told
+        for kept in shown
     ]
 
 
@@ -95,9 +95,10 @@ def _tell(upper: list[Seen], lower: list[Seen]) -> None:
     hubs = [row for one in upper for row in _hubs(one)]
     if hubs:
         show.table("hubs, as each global balancer sees them", _HUBS, hubs)
-    said = [_override(name, one) for name, one in overrides(upper).items()] + [_word(one) for one in steering(upper)]
-    if said:
-        show.table("operators' words", _OVERRIDES, said)
+    drained = [_override(name, one) for name, one in drains(upper).items()]
+    overrides = [*drained, *(_bias_or_pin(one) for one in biases_and_pins(upper))]
+    if overrides:
+        show.table("what operators set", _OVERRIDES, overrides)
     laws = [row for tier, those in (("global", upper), ("regional", lower)) for one in those for row in _law(tier, one)]
     if laws:
         show.table("the law that each balancer goes by", _LAWS, laws)
@@ -143,7 +144,7 @@ async def _spills(http: aiohttp.ClientSession, url: str) -> dict[str, int] | Non
         return None  # a balancer whose metrics are elsewhere
 
 
-_SPILL = re.compile(r'farhop_spill_total\{(?:.*,)?to="([^"\\]{1,128})"(?:,.*)?\} ([0-9.e+]{1,32})')
+_SPILL = re.compile(r'farhop_spilled_requests_total\{(?:.*,)?target="([^"\\]{1,128})"(?:,.*)?\} ([0-9.e+]{1,32})')
 
 
 def spills(page: str) -> dict[str, int]:
@@ -157,54 +158,54 @@ def spills(page: str) -> dict[str, int]:
     return found
 
 
-def overrides(upper: list[Seen]) -> dict[str, dict[str, Any]]:
-    """Operators' words by region, as the first balancer that knows of one tells it."""
-    said: dict[str, dict[str, Any]] = {}
+def drains(upper: list[Seen]) -> dict[str, dict[str, Any]]:
+    """Drains by region, by the first balancer that knows of one."""
+    found: dict[str, dict[str, Any]] = {}
     for one in upper:
         for region in _parts(one, "regions"):
-            word_ = region.get("override")
-            if isinstance(word_, dict):
-                said.setdefault(str(region.get("region")), word_)
-    return said
+            drain = region.get("override")
+            if isinstance(drain, dict):
+                found.setdefault(str(region.get("region")), drain)
+    return found
 
 
-def steering(upper: list[Seen]) -> list[dict[str, Any]]:
-    """Biases and pins, each once, as the first balancer that knows of one tells it."""
-    said: dict[str, dict[str, Any]] = {}
+def biases_and_pins(upper: list[Seen]) -> list[dict[str, Any]]:
+    """Biases and pins, each once, by the first balancer that knows of one."""
+    found: dict[str, dict[str, Any]] = {}
     for one in upper:
-        for word_ in _parts(one, "words"):
-            said.setdefault(" ".join(str(word_.get(f)) for f in ("action", "region", "tenant", "model")), word_)
-    return [said[key] for key in sorted(said)]
+        for each in _parts(one, "operator_overrides"):
+            found.setdefault(" ".join(str(each.get(f)) for f in ("action", "region", "tenant", "model")), each)
+    return [found[key] for key in sorted(found)]
 
 
-def _word(said: dict[str, Any]) -> list[str]:
-    ms = said.get("ms")
-    whom = f"{word(said.get('tenant') or said.get('model'))}{' (strict)' if said.get('strict') else ''}"
+def _bias_or_pin(found: dict[str, Any]) -> list[str]:
+    ms = found.get("ms")
+    whom = f"{word(found.get('tenant') or found.get('model'))}{' (strict)' if found.get('strict') else ''}"
     action = f"bias {ms:+g} ms" if isinstance(ms, int | float) else f"pin {whom}"
-    return _override(str(said.get("region")), {**said, "action": action})
+    return _override(str(found.get("region")), {**found, "action": action})
 
 
 def _law(tier: str, one: Seen) -> list[list[str]]:
     law = (one.status or {}).get("law")
     if not isinstance(law, dict):
         return []
-    wrong = [str(said) for said in law.get("trouble") or []]
+    wrong = [str(one) for one in law.get("trouble") or []]
     if law.get("etcd_out_of_reach"):
         wrong.append(f"frozen, etcd is out of reach: {law['etcd_out_of_reach']}")
     epoch, named = law.get("epoch"), law.get("newest_named")
     if isinstance(epoch, int) and isinstance(named, int) and named > epoch:
         wrong.append(f"tokens name epoch {named}, unknown here")
-    words = (word(law.get(field)) for field in ("source", "revision", "author", "why"))
+    texts = (word(law.get(field)) for field in ("source", "revision", "author", "why"))
     signed = law.get("signed_by") or ("unsigned" if law.get("author") else None)
     kept = "yes" if law.get("kept_on_disk") else "no"
-    return [[one.region, tier, word(epoch), *words, word(signed), kept, "; ".join(wrong)]]
+    return [[one.region, tier, word(epoch), *texts, word(signed), kept, "; ".join(wrong)]]
 
 
-def _override(region: str, said: dict[str, Any]) -> list[str]:
-    left_s = said.get("left_s")
+def _override(region: str, found: dict[str, Any]) -> list[str]:
+    left_s = found.get("left_s")
     minutes = left_s / 60.0 if isinstance(left_s, int | float) else None
-    words = (word(said.get(field)) for field in ("action", "author", "until"))
-    return [region, *words, number(minutes), word(said.get("why"))]
+    texts = (word(found.get(field)) for field in ("action", "author", "until"))
+    return [region, *texts, number(minutes), word(found.get("why"))]
 
 
 def down_regions(upper: list[Seen], lower: list[Seen]) -> list[str]:
@@ -237,43 +238,35 @@ def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
         number(sum(slots) if slots else None),
         number(region.get("in_flight")),
         number(min((i["report_age_s"] for i in instances if "report_age_s" in i), default=None), 2),
-        _why(region),
+        word(region.get("why")),
     ]
-
-
-def _why(region: dict[str, Any]) -> str:
-    """Why its state; and through whom it would be nearer, where that is so."""
-    why, via = word(region.get("why")), region.get("via")
-    if not isinstance(via, dict):
-        return why
-    return f"{why}; nearer by {word(via.get('balancer'))}: {number(via.get('rtt_ms'))} ms"
 
 
 def _state(region: dict[str, Any]) -> str:
     state, share = word(region.get("state")), region.get("share")
     if isinstance(share, float) and share > 0.0:
         return f"{state} ({percent(share)} left)"
-    gladly = region.get("cold_share")
+    gladly = region.get("admitted_share")
     if state == "up" and isinstance(gladly, float) and gladly < 1.0:
         return f"{state} ({percent(gladly)} back)" if gladly > 0.0 else f"{state} (hot)"
     return state + (" (forced)" if region.get("forced") else "")
 
 
 def _most(region: dict[str, Any], offers: list[list[dict[str, Any]]], field: str) -> object:
-    """A figure of the region, where it is told for the whole; else the most of any of its instances' models."""
-    told = [one.get(field) for models in offers for one in models]
-    return region.get(field, max((n for n in told if isinstance(n, int | float)), default=None))
+    """A figure of the region, where it is known for the whole; else the most of any of its instances' models."""
+    shown = [one.get(field) for models in offers for one in models]
+    return region.get(field, max((n for n in shown if isinstance(n, int | float)), default=None))
 
 
 def percent(share: object) -> str:
     """A share as a percentage, or a dash."""
-    told = isinstance(share, int | float) and not isinstance(share, bool) and math.isfinite(share)
-    return f"{share:.0%}".replace("%", " %") if told else show.NONE
+    shown = isinstance(share, int | float) and not isinstance(share, bool) and math.isfinite(share)
+    return f"{share:.0%}".replace("%", " %") if shown else show.NONE
 
 
-def _error(told: dict[str, Any]) -> list[str]:
+def _error(shown: dict[str, Any]) -> list[str]:
     """Tokens believed to be cached, those that were, and by how much the belief was too high (or, below 0, too low)."""
-    believed, cached = told.get("predicted_hit_tokens"), told.get("actual_hit_tokens")
+    believed, cached = shown.get("predicted_hit_tokens"), shown.get("actual_hit_tokens")
     off = None
     if isinstance(believed, int | float) and isinstance(cached, int | float) and cached > 0:
         off = (believed - cached) / cached
@@ -299,8 +292,8 @@ def _global(one: Seen, upper: list[Seen]) -> list[str]:
 
 def _routes(one: Seen) -> list[list[str]]:
     """A row for each route but the plain default."""
-    said = (one.status or {}).get("routes_said")
-    by = f"{word(said.get('author'))}: {word(said.get('why'))}" if isinstance(said, dict) else show.NONE
+    found = (one.status or {}).get("routes_signed")
+    by = f"{word(found.get('author'))}: {word(found.get('why'))}" if isinstance(found, dict) else show.NONE
     return [
         [
             one.region,
@@ -314,11 +307,11 @@ def _routes(one: Seen) -> list[list[str]]:
             by,
         ]
         for route in _parts(one, "routes")
-        if isinstance(said, dict) or _telling(route)
+        if isinstance(found, dict) or _unlike_default(route)
     ]
 
 
-def _telling(route: dict[str, Any]) -> bool:
+def _unlike_default(route: dict[str, Any]) -> bool:
     """Whether anything of it is not as it is without configuration."""
     plain = {"policy": "predictive", "answer": "proxy", "tenant": "", "model": "", "usd_weight_ms": 0.0}
     counted = route.get("foreign_quota") is not None or route.get("egress_usd_per_hour") is not None
@@ -361,8 +354,8 @@ def _hubs(one: Seen) -> list[list[str]]:
 
 def _refused(hub: dict[str, Any]) -> str:
     refused = hub.get("refused")
-    told = ", ".join(f"{number(n, 0)} {why}" for why, n in refused.items()) if isinstance(refused, dict) else ""
-    return f"not believed: {told}" if told else ""
+    shown = ", ".join(f"{number(n, 0)} {why}" for why, n in refused.items()) if isinstance(refused, dict) else ""
+    return f"not believed: {shown}" if shown else ""
 
 
 def _stream(region: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from farhop_cli import show
 from farhop_cli.show import number, word
 
 if TYPE_CHECKING:
-    from farhop_lab.world_file import WorldFile
+    from farhop_lab.world.world_file import WorldFile
 
 Record = Mapping[str, Any]
 
@@ -66,11 +66,11 @@ def _outside(name: str, why: str) -> list[str]:
     return ["✗", name, *[""] * (len(_REGION_COLUMNS) - 3), why]
 
 
-def law(told: Record) -> str:
+def law(shown: Record) -> str:
     """The law a balancer goes by, in a line: its epoch, where it came from, who set it and why."""
-    revision = f" (revision {told['revision']})" if told.get("revision") else ""
-    signed = f", by {word(told.get('author'))}: {word(told.get('why'))}" if told.get("author") else ""
-    return f"law of epoch {word(told.get('epoch'))}, from {word(told.get('source'))}{revision}{signed}"
+    revision = f" (revision {shown['revision']})" if shown.get("revision") else ""
+    signed = f", by {word(shown.get('author'))}: {word(shown.get('why'))}" if shown.get("author") else ""
+    return f"law of epoch {word(shown.get('epoch'))}, from {word(shown.get('source'))}{revision}{signed}"
 
 
 def replicas(reasons: Record, title: str) -> None:

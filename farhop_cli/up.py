@@ -27,12 +27,12 @@ from farhop.store.etcd import EtcdStore
 from farhop_cli import fleet, live
 from farhop_cli.exits import fail
 from farhop_cli.tables import show_world
-from farhop_lab import etcd as lab_etcd
-from farhop_lab import world_file
-from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.etcd import EtcdLabError
-from farhop_lab.world import HOST, World, WorldError, WorldSettings
-from farhop_lab.world_file import WorldFileError
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.world import etcd as lab_etcd
+from farhop_lab.world import world_file
+from farhop_lab.world.etcd import EtcdLabError
+from farhop_lab.world.world import HOST, World, WorldError, WorldSettings
+from farhop_lab.world.world_file import WorldFileError
 from topology import load as worlds
 from topology.problems import TopologyError, quoted
 
@@ -55,7 +55,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Run the world asked for until told to stop. Ends the command with one line if it cannot come up."""
+    """Run the world asked for until it is stopped. Ends the command with one line if it cannot come up."""
     settings = checked(options)
     folder = Path(tempfile.mkdtemp(prefix="farhop-up-"))
     try:
@@ -197,12 +197,12 @@ async def _serve(
     typer.echo("starting etcd, engines and balancers ...", err=True)
     async with World(settings, folder) as world:
         serving.set()
-        told = world.describe(os.getpid())
-        await asyncio.to_thread(world_file.write, described, told)
+        description = world.describe(os.getpid())
+        await asyncio.to_thread(world_file.write, described, description)
         try:
-            show_world(told)
+            show_world(description)
             typer.echo("Ctrl-C ends it, and leaves nothing behind.", err=True)
-            await live.follow(told, stop)
+            await live.follow(description, stop)
             typer.echo("stopping ...", err=True)
         finally:
             await asyncio.to_thread(described.unlink, missing_ok=True)

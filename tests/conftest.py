@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -13,11 +16,14 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from farhop_lab.client import Result, answer
-from farhop_lab.world import World, WorldSettings
+from farhop_lab.world.client import Result, answer
+from farhop_lab.world.world import World, WorldSettings
 
 T = TypeVar("T")
 _NAP_S = 0.005
+
+NEEDS = ("docker", "root", "browser")  # the markers of `make test-system`
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 # Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
 settings.register_profile("farhop", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -75,10 +81,31 @@ async def soonest(measure: Callable[[], Awaitable[float]], below_s: float, tries
         took_s.append(await measure())
 
 
+def _missing() -> dict[str, str]:
+    """Of what markers ask for, what is not there, and why a test is skipped for it."""
+    missing: dict[str, str] = {}
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, timeout=20.0, check=False).returncode:
+        missing["docker"] = "no Docker engine answers `docker info`"
+    if os.geteuid() != 0:
+        missing["root"] = "not run as root"
+    if not any(map(shutil.which, BROWSERS)):
+        missing["browser"] = f"none of {', '.join(BROWSERS)} is on the PATH"
+    return missing
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run on several cores a file stays together, and all that share the world are one."""
+    """Where tests run on several cores a file stays together, and all that share the world are one.
+
+    What a marker asks for and the machine has not is a reason to skip, and the only one that this file knows.
+    """
+    marked = any(item.get_closest_marker(name) for item in items for name in NEEDS)
+    missing = _missing() if marked else {}
     for item in items:
+        for name in missing:
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=missing[name]))
         group = "world" if "running" in getattr(item, "fixturenames", ()) else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
 

@@ -1,7 +1,7 @@
-"""Turning scores into one choice: near ties, a draw by weight, the better of two.
+"""Turning scores into one choice: a draw by weight, the better of two.
 
-Never writes what it reads and never rolls its own dice. Invariants: an index returned is a valid one; a score of NaN or
-infinity is never among the near ties; a weight that is not a positive finite number is never drawn while another is.
+Never writes what it reads and never rolls its own dice. Invariants: an index returned is a valid one; a weight that is
+not a positive finite number is never drawn while another is.
 """
 
 from __future__ import annotations
@@ -13,24 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
-
-
-def near_ties(scores: Sequence[float], margin_ms: float) -> list[int]:
-    """Indices, ascending, of the scores (ms, lower is better) within `margin_ms` of the least; [] if none is finite.
-
-    A margin that is negative or NaN counts as 0: the best are always their own ties.
-    """
-    if not scores:
-        return []
-    best = min(scores)
-    if not -inf < best < inf:
-        # min() of a list that begins with NaN is NaN; anything else here means that nothing is finite but outliers.
-        finite = [score for score in scores if -inf < score < inf]
-        if not finite:
-            return []
-        best = min(finite)
-    limit = best + margin_ms if margin_ms > 0.0 else best
-    return [i for i, score in enumerate(scores) if best <= score <= limit and score != inf]
 
 
 def draw(weights: Sequence[float], rng: Random) -> int:

@@ -25,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class Mark(msgspec.Struct, frozen=True):
+class HeaderMatch(msgspec.Struct, frozen=True):
     """Something of a request's head that an operator's rule looks for: a header or a cookie of this name and value."""
 
     kind: Literal["header", "cookie"]
@@ -47,8 +47,8 @@ class Request(msgspec.Struct, frozen=True):
     the request came straight from a client. `narrow` are lists of places to stay within (one of each): never a
     widening. `key` names the API key, `issuer` the global balancer that forwarded the request here. `session` is a hash
     of what the client calls its session, 0 without one, or where nothing asks for it. `version` is the model's version
-    that the client asks for, `marks` are those of the rules' that it bears: both empty where nothing asks for them.
-    `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
+    that the client asks for, `header_matches` are those of the rules' that it bears: both empty where nothing asks for
+    them. `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
     prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
     queues of other regions that let it go.
     """
@@ -71,7 +71,7 @@ class Request(msgspec.Struct, frozen=True):
     promised_ttft_ms: float | None = None
     session: int = 0
     version: str = ""
-    marks: tuple[Mark, ...] = ()
+    header_matches: tuple[HeaderMatch, ...] = ()
     tokens: Tokens | None = None
     divisible: bool = False
     body_hash: int = 0
@@ -177,10 +177,6 @@ class TimerFired(Event, frozen=True):
     """A timer asked for by SetTimer is due. A request has one timer; setting it again moves it."""
 
     id: str
-
-
-class ViewChanged(Event, frozen=True):
-    """The watcher swapped the view: requests on hold may go now."""
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -47,7 +47,8 @@ def catalogue() -> tuple[Outcome, ...]:
 
 SERVED = _declare(Source.ENGINE, "served")
 ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own 4xx or 5xx: relayed, never retried
-# What an engine's answer says of the engine itself (farhop.relay.faults): relayed, never retried, and heeded.
+# What an engine's answer says of the engine itself (farhop.relay.upstream.engine_faults): relayed, never retried, and
+# heeded.
 ENGINE_OUT_OF_MEMORY = _declare(Source.ENGINE, "engine_out_of_memory")
 ENGINE_BROKEN = _declare(Source.ENGINE, "engine_broken")
 
@@ -71,7 +72,7 @@ HOP_EXPIRED = _declare(Source.CLIENT, "hop_token_expired")
 HOP_MISADDRESSED = _declare(Source.CLIENT, "hop_token_misaddressed")
 HOP_USED = _declare(Source.CLIENT, "hop_token_used")
 
-# Of the token by which a client that was redirected comes to a region (farhop.identity.passes).
+# Of the token by which a client that was redirected comes to a region (farhop.identity.redirect_token).
 PASS_FORGED = _declare(Source.CLIENT, "redirect_token_forged")
 PASS_EXPIRED = _declare(Source.CLIENT, "redirect_token_expired")
 PASS_MISADDRESSED = _declare(Source.CLIENT, "redirect_token_misaddressed")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable
 
 ROOT = "/farhop/v1/"
 REGION_PREFIX = f"{ROOT}region/"
@@ -26,7 +26,6 @@ ROUTE_PREFIX = f"{ROOT}route/"
 STEER_PREFIX = f"{ROOT}steer/"
 SPLIT_PREFIX = f"{ROOT}split/"
 REPLICA_PREFIX = f"{ROOT}replica/"
-WIRE_PREFIX = f"{ROOT}wire/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
 KEYS_LIMIT = 100_000  # in one list or snapshot
 
@@ -81,6 +80,20 @@ class Change(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...] = ()
     why: str = ""
     kept: bool = False
+
+    @property
+    def written(self) -> tuple[Entry, ...]:
+        """What stands by this step: everything there is, or the key put, or nothing that was not known."""
+        if self.kind is ChangeKind.PUT:
+            return (Entry(self.key, self.value, self.revision),)
+        return self.entries
+
+    def ended(self, known: Iterable[str]) -> list[str]:
+        """Those of these keys that do not stand any more."""
+        if self.kind is ChangeKind.SNAPSHOT:
+            there = {entry.key for entry in self.entries}
+            return [key for key in known if key not in there]
+        return [key for key in known if key == self.key] if self.kind is ChangeKind.DELETE else []
 
 
 class Publication(Protocol):
@@ -183,11 +196,6 @@ def split_key(region: str) -> str:
 def replica_prefix(region: str) -> str:
     """Under which a region's replicas stand, each by its name. Raises ValueError for a name that would not parse."""
     return f"{REPLICA_PREFIX}{_segment(region)}/"
-
-
-def wire_key(region: str, instance: str) -> str:
-    """Where a global balancer says the wire times it measured. Raises ValueError for a name that would not parse."""
-    return f"{WIRE_PREFIX}{_segment(region)}/{_segment(instance)}"
 
 
 def parse_report_key(key: str) -> tuple[str, str] | None:

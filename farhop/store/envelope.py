@@ -33,7 +33,6 @@ from farhop.store.contract import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-PUBLIC_BYTES = 32
 KEY_TEXT_MAX = 4096  # characters of a key in PEM
 _BEGINS = b'{"envelope":1,'
 _CONTEXT = b"farhop document v1\0"

@@ -20,7 +20,6 @@ from farhop.store.contract import (
     LAW_KEY,
     REGION_PREFIX,
     ROOT,
-    WIRE_PREFIX,
     Change,
     ChangeKind,
     Entry,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 SAVE_S = 1.0  # changes of so long go to the disk together
 LAZY_S = 30.0  # where values change all the time, and who is there matters: keys that come or go do not wait
-LAZY = (REGION_PREFIX, WIRE_PREFIX)
+LAZY = (REGION_PREFIX,)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -143,13 +142,11 @@ class KeptStore(Store):
         at_once = True
         if change.kind is ChangeKind.LOST:
             return
-        if change.kind is ChangeKind.SNAPSHOT:
-            known = {entry.key: entry for entry in change.entries}
-        elif change.kind is ChangeKind.PUT:
+        if change.kind is ChangeKind.PUT:
             at_once = prefix not in LAZY or change.key not in known
-            known[change.key] = Entry(change.key, change.value, change.revision)
-        else:
-            known.pop(change.key, None)
+        for key in change.ended(known):
+            del known[key]
+        known.update((entry.key, entry) for entry in change.written)
         self._known[prefix] = change.revision, known
         self._dirty[prefix] = at_once or self._dirty.get(prefix, False)
         self._woken.set()

@@ -1,4 +1,4 @@
-"""What the standard OTEL_* variables ask for: which requests are sampled, and where spans go.
+"""What the standard OTEL_* variables ask for: which requests are sampled, and where spans go; and a span on its way.
 
 Invariants: nothing but those variables configures tracing; a wrong value is reported in one line naming it, never
 raised, because telemetry must not keep a balancer down; the SDK is imported only if there is somewhere to export to.
@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from farhop.telemetry.attributes import Value
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+
+Kind: TypeAlias = Literal["internal", "server", "client"]
 
 DEFAULT_SAMPLER = "parentbased_traceidratio"
 DEFAULT_RATIO = 0.01
@@ -45,6 +49,18 @@ class Settings(msgspec.Struct, frozen=True):
     sampler: Sampler
     disabled: bool = False
     problems: tuple[str, ...] = ()
+
+
+class SpanRecord(msgspec.Struct):
+    """One span not yet handed over. Ids are hex; `end_ns` is None while it is open."""
+
+    name: str
+    kind: Kind
+    span_id: bytes
+    start_ns: int
+    end_ns: int | None = None
+    attributes: Mapping[str, Value] | None = None
+    error: str | None = None
 
 
 def settings(environ: Mapping[str, str]) -> Settings:

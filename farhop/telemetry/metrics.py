@@ -21,7 +21,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 HIT_SOURCES = ("trie", "exact")
 TARGETS_MAX = 64
 REASONS_MAX = 32
-GAUGES_MAX = 64
+READINGS_MAX = 64
 VERSIONS_MAX = 64
 
 # From one LAN round trip to a queue's patience; steps of ~1.5 where objectives are set (100 ms to 3 s).
@@ -50,7 +50,9 @@ class TierMetrics(Collector):
         self.in_flight = 0
         self._targets = Labels(TARGETS_MAX)
         self._reasons, self._versions = Labels(REASONS_MAX), Labels(VERSIONS_MAX)
-        self._gauges: dict[str, tuple[str, str | None, Reading]] = {}
+        self._readings: dict[
+            str, tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str | None, Reading]
+        ] = {}  # at every scrape
         # Read at the scrape: by reason, what was refused before it was a request.
         self.refused_unread: Callable[[], Mapping[str, float]] = dict
         self._make_counters()
@@ -64,12 +66,14 @@ class TierMetrics(Collector):
         self._attempts = Counter(
             "farhop_attempts", "Attempts upstream, by target and how each ended.", ("target", "outcome")
         )
-        self._spills = Counter("farhop_spill", "Requests sent past the best region because it was hot.", ("to",))
+        self._spills = Counter(
+            "farhop_spilled_requests", "Requests sent past the best region, as it was hot.", ("target",)
+        )
         self._reports = Counter(
             "farhop_reports_refused", "Reports from below dropped as stale, absurd or malformed.", ("reason",)
         )
         self._handshakes = Counter(
-            "farhop_handshakes_refused", "TLS handshakes of listeners that failed, by why.", ("listener", "reason")
+            "farhop_handshakes_refused", "TLS handshakes of listeners that failed.", ("listener", "reason")
         )
         self._unread = Counter(
             "farhop_connections_refused",
@@ -88,11 +92,11 @@ class TierMetrics(Collector):
             "Requests finished at a replica whose version is known, by it and why it was that.",
             ("version", "split", "code"),
         )
-        self._absurd = Counter("farhop_absurd_samples", "Samples outside their domain: negative, NaN or infinite.")
+        self._invalid = Counter("farhop_invalid_samples", "Samples outside their domain: negative, NaN or infinite.")
         self._counters = (
             self._attempts, self._spills, self._reports, self._handshakes, self._unread, self._tokens, self._predicted,
             self._actual, self._missed,
-            self._versioned, self._absurd,
+            self._versioned, self._invalid,
         )  # fmt: skip
 
     def _make_histograms(self) -> None:
@@ -146,7 +150,7 @@ class TierMetrics(Collector):
         if tpot_s is not None:
             sound &= self._tpot.observe(tpot_s)
         if not sound:
-            self._absurd.add(())
+            self._invalid.add(())
 
     def attempted(self, target: str, outcome: Outcome) -> None:
         """One attempt upstream has ended, however the request goes on."""
@@ -183,7 +187,7 @@ class TierMetrics(Collector):
             self._completion_tokens += usage.completion_tokens
             self._cached_tokens += min(cached, usage.prompt_tokens)
         else:
-            self._absurd.add(())
+            self._invalid.add(())
 
     def prefix(self, source: str, predicted_tokens: float, actual_tokens: float) -> None:
         """What was expected to be cached against the engine's `cached_tokens`; only where the engine tells.
@@ -196,13 +200,13 @@ class TierMetrics(Collector):
             sums[1] += actual_tokens
             sums[2] += abs(predicted_tokens - actual_tokens)
         else:
-            self._absurd.add(())
+            self._invalid.add(())
 
     def promised(self, promised_ttft_ms: float, actual_ttft_ms: float) -> None:
         """The TTFT a choice rested on against what it was."""
         late_ms = actual_ttft_ms - promised_ttft_ms
         if not (self._late if late_ms >= 0 else self._early).observe(abs(late_ms) / 1e3):
-            self._absurd.add(())
+            self._invalid.add(())
 
     def report_refused(self, reason: str) -> None:
         """A report from below was not believed; `reason` is a fixed word, never its text."""
@@ -212,21 +216,29 @@ class TierMetrics(Collector):
         """A connection to a listener failed its TLS handshake; both are fixed words."""
         self._handshakes.add((listener, reason))
 
-    def forget_target(self, target: str) -> None:
-        """A target left for good: drop its series and free its place. Call it when the view no longer has it."""
-        self._targets.forget(target)
-        self._ttft_by_target.pop(target, None)
-        self._attempts.forget(0, target)
-        self._spills.forget(0, target)
-
     def gauge(self, name: str, help_text: str, read: Reading, label: str | None = None) -> None:
         """Read `read()` at every scrape as `farhop_<name>`: a number, or with `label` a mapping of its values.
 
-        So queued, trie_nodes, view_age_seconds and their like cost a request nothing. ValueError if a name is taken.
+        So queued requests, trie nodes, the age of reports and their like cost a request nothing. ValueError if a name
+        is taken.
         """
-        if name in self._gauges or len(self._gauges) >= GAUGES_MAX:
-            raise ValueError(f"gauge {name!r} is taken, or there are {GAUGES_MAX} already; use another name")
-        self._gauges[name] = (help_text, label, read)
+        self._register(name, GaugeMetricFamily, help_text, read, label)
+
+    def counter(self, name: str, help_text: str, read: Reading, label: str | None = None) -> None:
+        """As `gauge`, of what only grows while the process lives: `farhop_<name>_total`."""
+        self._register(name, CounterMetricFamily, help_text, read, label)
+
+    def _register(
+        self,
+        name: str,
+        family: type[GaugeMetricFamily | CounterMetricFamily],
+        help_text: str,
+        read: Reading,
+        label: str | None,
+    ) -> None:
+        if name in self._readings or len(self._readings) >= READINGS_MAX:
+            raise ValueError(f"metric {name!r} is taken, or there are {READINGS_MAX} already; use another name")
+        self._readings[name] = (family, help_text, label, read)
 
     def render(self) -> bytes:
         """The Prometheus text of now; serve it as CONTENT_TYPE."""
@@ -263,8 +275,8 @@ class TierMetrics(Collector):
         in_flight = GaugeMetricFamily("farhop_in_flight", "Requests begun and not finished.", labels=names)
         in_flight.add_metric(own, self.in_flight)
         yield in_flight
-        for name, (help_text, label, read) in self._gauges.items():
-            yield self._gauge_family(f"farhop_{name}", help_text, label, read())
+        for name, (family, help_text, label, read) in self._readings.items():
+            yield _family_of(family, f"farhop_{name}", help_text, self._const, label, read())
 
     def _first_of(self, key: tuple[str, int]) -> None:
         """Count the first of its kind, and everything that has no kind of its own."""
@@ -299,18 +311,24 @@ class TierMetrics(Collector):
                 family.add_metric([*own, reason], count)
             yield family
 
-    def _gauge_family(
-        self, name: str, help_text: str, label: str | None, reading: float | Mapping[str, float]
-    ) -> GaugeMetricFamily:
-        names, own = [name for name, _ in self._const], [value for _, value in self._const]
-        if not isinstance(reading, Mapping):
-            family = GaugeMetricFamily(name, help_text, labels=names)
-            family.add_metric(own, reading)
-            return family
-        family = GaugeMetricFamily(name, help_text, labels=[*names, label or "target"])
-        for value, number in list(reading.items())[:TARGETS_MAX]:  # a sum over the rest would mean nothing
-            family.add_metric([*own, value], number)
+
+def _family_of(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    help_text: str,
+    const: tuple[tuple[str, str], ...],
+    label: str | None,
+    reading: float | Mapping[str, float],
+) -> GaugeMetricFamily | CounterMetricFamily:
+    names, own = [name for name, _ in const], [value for _, value in const]
+    if not isinstance(reading, Mapping):
+        family = kind(name, help_text, labels=names)
+        family.add_metric(own, reading)
         return family
+    family = kind(name, help_text, labels=[*names, label or "target"])
+    for value, number in list(reading.items())[:TARGETS_MAX]:  # a sum over the rest would mean nothing
+        family.add_metric([*own, value], number)
+    return family
 
 
 def _known(reason: str) -> str:

@@ -1,4 +1,4 @@
-"""The one place that holds the OpenTelemetry SDK: pieces of a trace become its spans, batched and exported by a thread.
+"""The one place that holds the OpenTelemetry SDK: a trace's records become its spans, exported by a thread.
 
 Imported only where spans are exported. Invariants: `record` never waits and never fails on what a request carries;
 closing is bounded, whatever the collector does; every attribute passes the gate of `attributes`.
@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
 from farhop.telemetry import attributes, context, export
-from farhop.telemetry.spans import Piece
+from farhop.telemetry.export import SpanRecord
 
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 _SCOPE = InstrumentationScope("farhop")
@@ -42,9 +42,9 @@ class Recorder:
         parent: context.Parent | None,
         tracestate: bytes | None,
         flags: int,
-        pieces: Iterable[Piece],
+        records: Iterable[SpanRecord],
     ) -> None:
-        """Queue a finished trace: the first piece is the root, below `parent`; all others are its children.
+        """Queue a finished trace: the first record is the root, below `parent`; all others are its children.
 
         Spans are built as ReadableSpan rather than through a Tracer: their ids went upstream long before, and it costs
         11 us a span against 39.
@@ -54,33 +54,33 @@ class Recorder:
         above = SpanContext(trace_id, int(parent.span_id, 16), True, bits, state) if parent is not None else None
         latest_ns = 0
         root: SpanContext | None = None
-        for piece in pieces:
-            own = SpanContext(trace_id, int(piece.span_id, 16), False, bits, state)
-            latest_ns = latest_ns or piece.end_ns or piece.start_ns
-            self._processor.on_end(self._span(piece, own, root or above, latest_ns))
+        for record in records:
+            own = SpanContext(trace_id, int(record.span_id, 16), False, bits, state)
+            latest_ns = latest_ns or record.end_ns or record.start_ns
+            self._processor.on_end(self._span(record, own, root or above, latest_ns))
             root = root or own
 
-    def _span(self, piece: Piece, own: SpanContext, above: SpanContext | None, latest_ns: int) -> ReadableSpan:
-        """The SDK's form of a piece. One still open ends with the request; none ends before it began."""
-        admitted, refused = attributes.admit(piece.attributes) if piece.attributes else ({}, 0)
+    def _span(self, record: SpanRecord, own: SpanContext, above: SpanContext | None, latest_ns: int) -> ReadableSpan:
+        """The SDK's form of a record. One still open ends with the request; none ends before it began."""
+        admitted, refused = attributes.admit(record.attributes) if record.attributes else ({}, 0)
         self.skipped += refused
         status = _WELL
-        if piece.error is not None:
-            admitted[attributes.ERROR_TYPE] = reason = piece.error[: attributes.TEXT_CHARS_MAX]
+        if record.error is not None:
+            admitted[attributes.ERROR_TYPE] = reason = record.error[: attributes.TEXT_CHARS_MAX]
             status = Status(StatusCode.ERROR, reason)
         limits = self._limits
         return ReadableSpan(
-            name=piece.name,
+            name=record.name,
             context=own,
             parent=above,
             resource=self._resource,
             attributes=BoundedAttributes(
                 limits.max_span_attributes, admitted, immutable=True, max_value_len=limits.max_span_attribute_length
             ),
-            kind=_KINDS[piece.kind],
+            kind=_KINDS[record.kind],
             status=status,
-            start_time=piece.start_ns,
-            end_time=max(piece.start_ns, latest_ns if piece.end_ns is None else piece.end_ns),
+            start_time=record.start_ns,
+            end_time=max(record.start_ns, latest_ns if record.end_ns is None else record.end_ns),
             instrumentation_scope=_SCOPE,
         )
 

@@ -19,7 +19,7 @@ SAMPLE_MAX = 1e9
 
 
 class Labels:
-    """Which values of one label get a series of their own: the first `bound` seen, until they are forgotten."""
+    """Which values of one label get a series of their own: the first `bound` seen."""
 
     __slots__ = ("_bound", "_known")
 
@@ -37,10 +37,6 @@ class Labels:
         self._known[value] = value
         return value
 
-    def forget(self, value: str) -> None:
-        """Free the place of a value that is gone for good (a replica that left)."""
-        self._known.pop(value, None)
-
 
 class Counter:
     """Non-negative sums by label values (in the order of the names). Callers bound the values with `Labels`."""
@@ -57,11 +53,6 @@ class Counter:
         """Count `amount` (≥ 0) more."""
         values = self.values
         values[key] = values.get(key, 0) + amount
-
-    def forget(self, position: int, value: str) -> None:
-        """Drop every series whose label at `position` has this value."""
-        for key in [key for key in self.values if key[position] == value]:
-            del self.values[key]
 
     def family(self, const: Sequence[tuple[str, str]]) -> CounterMetricFamily:
         """The scrape's form, with the constant labels first."""

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from farhop.telemetry import context, export
 from farhop.telemetry.attributes import Value
+from farhop.telemetry.export import Kind, SpanRecord
 
 if TYPE_CHECKING:
     from random import Random
 
     from farhop.telemetry.recording import Recorder
 
-Kind: TypeAlias = Literal["internal", "server", "client"]
-
 SPANS_MAX = 64  # per request and tier; a request has some six, and each retry adds one
 
 
 class Span:
-    """One piece of work. As such it records nothing and only hands the context on."""
+    """One span. As such it records nothing and only hands the context on."""
 
     __slots__ = ("traceparent",)
 
@@ -75,40 +72,34 @@ class RequestTrace(Span):
         """The tenant's logging scope excludes this place: record nothing of this request. The context still goes on."""
 
 
-class Piece(msgspec.Struct):
-    """One span not yet handed over. Ids are hex; `end_ns` is None while it is open."""
-
-    name: str
-    kind: Kind
-    span_id: bytes
-    start_ns: int
-    end_ns: int | None = None
-    attributes: Mapping[str, Value] | None = None
-    error: str | None = None
-
-
 class _OpenSpan(Span):
-    """A span under way. Ending it fills its piece; the piece is handed over with the whole trace."""
+    """A span under way. Ending it fills its record; the record is handed over with the whole trace."""
 
-    __slots__ = ("_piece",)
+    __slots__ = ("_record",)
 
-    def __init__(self, traceparent: bytes, piece: Piece) -> None:
+    def __init__(self, traceparent: bytes, record: SpanRecord) -> None:
         self.traceparent = traceparent
-        self._piece = piece
+        self._record = record
 
     def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
-        piece = self._piece
-        if piece.end_ns is None:
-            piece.end_ns, piece.attributes, piece.error = end_ns, attributes, error
+        record = self._record
+        if record.end_ns is None:
+            record.end_ns, record.attributes, record.error = end_ns, attributes, error
 
 
 class _RecordedTrace(RequestTrace):
-    """A sampled request: gathers its pieces, and hands them over when it ends."""
+    """A sampled request: gathers its records, and hands them over when it ends."""
 
-    __slots__ = ("_flags", "_parent", "_pieces", "_recorder", "_rng", "_root", "_skipped")
+    __slots__ = ("_flags", "_parent", "_recorder", "_records", "_rng", "_root", "_skipped")
 
     def __init__(
-        self, recorder: Recorder, parent: context.Parent | None, trace_id: bytes, root: Piece, flags: int, rng: Random
+        self,
+        recorder: Recorder,
+        parent: context.Parent | None,
+        trace_id: bytes,
+        root: SpanRecord,
+        flags: int,
+        rng: Random,
     ) -> None:
         self.traceparent = context.write(trace_id, root.span_id, flags)
         self.tracestate = None
@@ -118,7 +109,7 @@ class _RecordedTrace(RequestTrace):
         self._flags = flags
         self._rng = rng
         self._root = root
-        self._pieces = [root]
+        self._records = [root]
         self._skipped = 0
 
     def child(
@@ -130,18 +121,18 @@ class _RecordedTrace(RequestTrace):
         error: str | None = None,
     ) -> None:
         if self._has_room():
-            self._pieces.append(Piece(name, "internal", _span_id(self._rng), start_ns, end_ns, attributes, error))
+            self._records.append(SpanRecord(name, "internal", _span_id(self._rng), start_ns, end_ns, attributes, error))
 
     def open(self, name: str, start_ns: int, kind: Kind = "client") -> Span:
         if not self._has_room():
             return Span(self.traceparent)
-        piece = Piece(name, kind, _span_id(self._rng), start_ns)
-        self._pieces.append(piece)
-        return _OpenSpan(context.write(self.traceparent[3:35], piece.span_id, self._flags), piece)
+        record = SpanRecord(name, kind, _span_id(self._rng), start_ns)
+        self._records.append(record)
+        return _OpenSpan(context.write(self.traceparent[3:35], record.span_id, self._flags), record)
 
     def mute(self) -> None:
         self._recorder, self.sampled = None, False
-        self._pieces = []
+        self._records = []
         if self._parent is not None:  # the next tier hangs below the caller, not below a span that nobody will see
             self.traceparent = context.write(self._parent.trace_id, self._parent.span_id, self._flags)
 
@@ -151,14 +142,14 @@ class _RecordedTrace(RequestTrace):
             return
         root = self._root
         root.end_ns, root.attributes, root.error = end_ns, attributes, error
-        recorder.record(self.traceparent[3:35], self._parent, self.tracestate, self._flags, self._pieces)
+        recorder.record(self.traceparent[3:35], self._parent, self.tracestate, self._flags, self._records)
         recorder.skipped += self._skipped
-        self._pieces = []
+        self._records = []
 
     def _has_room(self) -> bool:
         if self._recorder is None:
             return False
-        if len(self._pieces) < SPANS_MAX:
+        if len(self._records) < SPANS_MAX:
             return True
         self._skipped += 1
         return False
@@ -257,7 +248,7 @@ class Tracing:
             span_id = _span_id(rng) if parent is None else parent.span_id
             trace = RequestTrace(context.write(trace_id, span_id, flags), None)
         else:
-            root = Piece(name, "server", _span_id(rng), now_ns)
+            root = SpanRecord(name, "server", _span_id(rng), now_ns)
             trace = _RecordedTrace(self._recorder, parent, trace_id, root, flags, rng)
         trace.tracestate = tracestate
         return trace

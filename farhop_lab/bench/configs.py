@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from farhop_lab.bench.upstream import METRICS, MODELS, answer
-from farhop_lab.certs import Pair
+from farhop_lab.world.certs import Pair
 
 Targets = Sequence[tuple[str, int]]
 _IDLE_S = 300

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.balance import chain, machine
+from farhop.balance import machine
 from farhop.balance.machine import Address, Usage
-from global_lb import bounds as global_bounds
-from global_lb import flow as global_flow
-from global_lb import view as global_view
-from regional_lb import flow as regional_flow
-from regional_lb import view as regional_view
+from farhop.balance.prefix import chain
+from farhop.store.documents.report import COUNT_LIMIT, ModelReport
+from global_lb.fleet import view as global_view
+from global_lb.routing import flow as global_flow
+from regional_lb.fleet import view as regional_view
+from regional_lb.scheduler import flow as regional_flow
 from topology.law import Law
 from topology.model import Key, Region, Residency, Rule, Tenant, Topology
 
@@ -65,7 +66,7 @@ def decide() -> list[Row]:
 def _picking(flow: regional_flow.RegionalFlow) -> Callable[[], object]:
     """One pick: who is able, what is cached where, scores, room, the choice and what is remembered of it."""
     asked = _request(0)
-    return lambda: flow.outlook.consider(asked, flow.outlook.need_of(asked), 100.0)
+    return lambda: flow.wait_estimate.consider(asked, flow.wait_estimate.need_of(asked), 100.0)
 
 
 def _begun(replicas: int, down: int = 0) -> regional_flow.RegionalFlow:
@@ -169,11 +170,13 @@ def _regional(replicas: int) -> regional_flow.RegionalFlow:
 
 def _global(regions: int) -> global_flow.GlobalFlow:
     flow = global_flow.GlobalFlow(
-        global_bounds.FlowConfig("r0"), _law(regions), random.Random(1), patience_s=lambda _tenant: 0.0
+        global_flow.FlowConfig("r0"), _law(regions), random.Random(1), patience_s=lambda _tenant: 0.0
     )
-    capacity = global_view.Capacity(
-        wait_ms=1.0, prefill_ms_per_token=0.04, tpot_ms=10.0, bytes_per_token=4.0, replicas_ready=8, slots_free=512
-    )
+    capacity = ModelReport(
+        MODEL, replicas_ready=8, replicas_total=8, slots_total=0, slots_free=512, kv_tokens_total=0, kv_tokens_free=0,
+        wait_ms=1.0, prefill_ms_per_token=0.04, tpot_ms=10.0, bytes_per_token=4.0, usable_share=0.0,
+        headroom_foreign_tokens=COUNT_LIMIT,
+    )  # fmt: skip
     known = {
         f"r{i}": global_view.Region(
             name=f"r{i}",
@@ -196,6 +199,6 @@ def _global(regions: int) -> global_flow.GlobalFlow:
     }
     flow.handle(global_view.ViewSwapped(global_view.View(known)), 99.0)
     for name in known:
-        flow.handle(global_view.RegionHeard(name), 99.5)
+        flow.handle(global_view.RegionReported(name), 99.5)
         flow.handle(global_view.ChannelChanged(name, up=True), 99.5)
     return flow

@@ -24,14 +24,14 @@ import msgspec
 from farhop_lab.bench.bodies import KEY, MODEL
 from farhop_lab.bench.place import HOST, BenchError, Place, answers
 from farhop_lab.bench.tiers import Surroundings
-from farhop_lab.child import ChildError
-from farhop_lab.client import Result, answer
+from farhop_lab.engine.core.text import VOCABULARY
 from farhop_lab.engine.main import TokenizerError, host
 from farhop_lab.engine.settings import EngineSettings
-from farhop_lab.engine.text import VOCABULARY
 from farhop_lab.engine.tokenizer_file import TEMPLATE, TOKENIZER, write
-from farhop_lab.etcd import EtcdLabError
-from farhop_lab.ports import free_ports
+from farhop_lab.world.child import ChildError
+from farhop_lab.world.client import Result, answer
+from farhop_lab.world.etcd import EtcdLabError
+from farhop_lab.world.ports import free_ports
 
 ENGINES = 4
 KV_BLOCKS = 512  # 8,192 tokens each: all conversations together need about as much as all engines have
@@ -47,7 +47,7 @@ _SERIES = re.compile(rb'farhop_prefix_(\w+)_tokens_total\{.*source="(\w+)".*\} (
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One way of knowing. Tokens are per request; `error_tokens` is how far the expectation was off, either way.
+    """One variant of knowing. Tokens are per request; `error_tokens` is how far off the expectation was, either way.
 
     `exact_share`: of the expected tokens, those that rested on an engine's own word.
     """
@@ -64,33 +64,35 @@ class Row(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Variant:
     name: str
     events: bool
     tokenizer: bool
 
 
-WAYS = (
-    _Way("our mirror alone", events=False, tokenizer=False),
-    _Way("corrected by KV events", events=True, tokenizer=False),
-    _Way("KV events and tokenizer", events=True, tokenizer=True),
+VARIANTS = (
+    _Variant("our mirror alone", events=False, tokenizer=False),
+    _Variant("corrected by KV events", events=True, tokenizer=False),
+    _Variant("KV events and tokenizer", events=True, tokenizer=True),
 )
 
 
-def measure(say: Callable[[str], None], requests: int = REQUESTS, ways: tuple[_Way, ...] = WAYS) -> list[Row]:
-    """A row for each way. Raises BenchError."""
+def measure(
+    say: Callable[[str], None], requests: int = REQUESTS, variants: tuple[_Variant, ...] = VARIANTS
+) -> list[Row]:
+    """A row for each variant. Raises BenchError."""
     rows = []
-    for way in ways:
-        say(way.name)
+    for variant in variants:
+        say(variant.name)
         try:
-            rows.append(asyncio.run(_row(way, requests)))
+            rows.append(asyncio.run(_row(variant, requests)))
         except (ChildError, EtcdLabError, TokenizerError, TimeoutError) as error:
-            raise BenchError(f"{way.name}: {str(error) or 'it took too long; is the machine too busy?'}") from None
+            raise BenchError(f"{variant.name}: {str(error) or 'it took too long; is the machine too busy?'}") from None
     return rows
 
 
 @dataclass(slots=True)
-class _Stage:
+class _Setup:
     """What runs: the engines' addresses, and where clients and scrapes go."""
 
     engines: list[str]
@@ -100,7 +102,7 @@ class _Stage:
 
 
 @asynccontextmanager
-async def _staged(way: _Way) -> AsyncIterator[_Stage]:
+async def _set_up(variant: _Variant) -> AsyncIterator[_Setup]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farhop-bench-")))
         write(folder)
@@ -115,36 +117,36 @@ async def _staged(way: _Way) -> AsyncIterator[_Stage]:
             engines += await stack.enter_async_context(host(settings))
             told = {"kv_events": f"tcp://{HOST}:{events}", "kv_replay": f"tcp://{HOST}:{replay}"}
             known = {"url": f"http://{engines[-1]}", "name": f"gpu-{index}", "models": [MODEL]}
-            replicas.append(known | (told if way.events else {}))
+            replicas.append(known | (told if variant.events else {}))
         client, admin = free_ports(2)
         files = {"file": str(folder / TOKENIZER), "template": str(folder / TEMPLATE)}
         around = await stack.enter_async_context(Surroundings(Place(folder, (), 0)))
         config = {
             "admin": {"port": admin}, "tier": {"port": 0}, "control": {"port": 0}, "client": {"port": client},
-            "replicas": replicas, "tokenizers": {MODEL: files} if way.tokenizer else {},
+            "replicas": replicas, "tokenizers": {MODEL: files} if variant.tokenizer else {},
         }  # fmt: skip
         await around.tier("regional", config)
         async with asyncio.timeout(_READY_S):
             while not await answers(HOST, client):
                 await asyncio.sleep(0.05)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield _Stage(engines, f"http://{HOST}:{client}", f"http://{HOST}:{admin}", session)
+        yield _Setup(engines, f"http://{HOST}:{client}", f"http://{HOST}:{admin}", session)
 
 
-async def _row(way: _Way, requests: int) -> Row:
-    async with _staged(way) as stage:
-        before = await _told(stage)
-        results = await _Load(stage, requests).run()
-        after = await _told(stage)
+async def _row(variant: _Variant, requests: int) -> Row:
+    async with _set_up(variant) as setup:
+        before = await _sums(setup)
+        results = await _Load(setup, requests).run()
+        after = await _sums(setup)
     good = [r for r in results if r.ok and r.usage is not None and r.ttft_ms is not None]
     if len(good) < max(2, len(results)):
         why = next((r.error.message for r in results if r.error is not None), "an answer without text or usage")
-        raise BenchError(f"{way.name}: {len(results) - len(good)} of {len(results)} requests failed: {why}")
+        raise BenchError(f"{variant.name}: {len(results) - len(good)} of {len(results)} requests failed: {why}")
     grown = {key: after[key] - before.get(key, 0.0) for key in after}
     expected, found, off = (grown["predicted"], grown["actual"], grown["error"])
     ttft_ms = [r.ttft_ms for r in good if r.ttft_ms is not None]
     return Row(
-        what=way.name,
+        what=variant.name,
         requests=len(good),
         prompt_tokens=sum(r.usage.prompt_tokens for r in good if r.usage is not None) / len(good),
         found_tokens=found / len(good),
@@ -156,9 +158,9 @@ async def _row(way: _Way, requests: int) -> Row:
     )
 
 
-async def _told(stage: _Stage) -> dict[str, float]:
+async def _sums(setup: _Setup) -> dict[str, float]:
     """The balancer's own sums, over all sources and by source."""
-    async with stage.session.get(f"{stage.admin}/metrics") as response:
+    async with setup.session.get(f"{setup.admin}/metrics") as response:
         page = await response.read()
     sums: dict[str, float] = {}
     for what, source, value in _SERIES.findall(page):
@@ -168,10 +170,10 @@ async def _told(stage: _Stage) -> dict[str, float]:
 
 
 class _Load:
-    """The same requests for every way, in the same order; who overtakes whom is up to the engines."""
+    """The same requests for every variant, in the same order; who overtakes whom is up to the engines."""
 
-    def __init__(self, stage: _Stage, requests: int) -> None:
-        self._stage, self._requests = stage, requests
+    def __init__(self, setup: _Setup, requests: int) -> None:
+        self._setup, self._requests = setup, requests
         self._rng = Random(1)
         self._systems = [self._words(SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
         self._talks = [self._new(n) for n in range(CONVERSATIONS)]
@@ -211,18 +213,18 @@ class _Load:
         talk.append({"role": "user", "content": self._words(TURN_TOKENS)})
         body = {"model": MODEL, "messages": talk, "max_tokens": 16, "ignore_eos": True, "stream": True,
                 "stream_options": {"include_usage": True}}  # fmt: skip
-        result = await answer([self._stage.entry], KEY, body, session=self._stage.session, request_s=60.0)
+        result = await answer([self._setup.entry], KEY, body, session=self._setup.session, request_s=60.0)
         talk.append({"role": "assistant", "content": result.text})
         return result
 
     async def _other(self) -> None:
         """Somebody who does not come through the balancer."""
-        engine = self._stage.engines[self._rng.randrange(ENGINES)]
+        engine = self._setup.engines[self._rng.randrange(ENGINES)]
         body = {"model": MODEL, "prompt": self._words(4 * SYSTEM_TOKENS), "max_tokens": 1}
-        async with self._stage.session.post(f"http://{engine}/v1/completions", json=body) as response:
+        async with self._setup.session.post(f"http://{engine}/v1/completions", json=body) as response:
             await response.read()
 
     async def _reset(self) -> None:
-        for engine in self._stage.engines[: ENGINES // 2]:
-            async with self._stage.session.post(f"http://{engine}/reset_prefix_cache") as response:
+        for engine in self._setup.engines[: ENGINES // 2]:
+            async with self._setup.session.post(f"http://{engine}/reset_prefix_cache") as response:
                 await response.read()

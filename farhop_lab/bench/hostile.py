@@ -33,7 +33,7 @@ DELAY_MAX = 2.0  # times the innocent's p99 beside four senders of plain prompts
 CLIENTS = 4
 _TIMEOUT_S = 60.0
 _PACE_S = 0.01
-_REMEMBERED_S = 16.0  # farhop.shell.lag
+_REMEMBERED_S = 16.0  # farhop.service.loop_lag
 _LAG = re.compile(r"^farhop_loop_lag_seconds(?:\{.*\})? ([0-9.e+-]+)$", re.M)
 
 
@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True):
     status: int
 
 
-class Told(msgspec.Struct, frozen=True):
+class HostileReport(msgspec.Struct, frozen=True):
     """All of them, the plain one first; and an innocent's p99 in ms: alone, beside plain prompts, beside the worst.
 
     `quiet_lag_ms`, `huge_lag_ms`: the longest that a loop was late beside small requests, beside the largest bodies.
@@ -198,7 +198,7 @@ async def _running() -> AsyncIterator[Running]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _text: None) -> Told:
+async def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _text: None) -> HostileReport:
     """All of it. Raises BenchError where it cannot run."""
     why = tiers.Tiers("both", tiers.both).missing()
     if why is not None:
@@ -228,7 +228,7 @@ async def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _t
                 await _ask(proxy, wire)
             huge_lag_ms = max(huge_lag_ms, await _lag_ms(proxy))
         say(f"loops late by {quiet_lag_ms:.1f} ms at most beside small requests, {huge_lag_ms:.1f} beside the largest")
-    return Told(rows, alone_ms, plain_ms, worst_ms, quiet_lag_ms, huge_lag_ms)
+    return HostileReport(rows, alone_ms, plain_ms, worst_ms, quiet_lag_ms, huge_lag_ms)
 
 
 async def _lag_ms(proxy: Running) -> float:

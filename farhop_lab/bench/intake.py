@@ -17,13 +17,13 @@ import msgspec
 from farhop_wire import region_pb2
 
 from farhop.balance import machine
-from farhop.store.memory import MemoryStore
-from farhop.store.report import ModelReport, RegionReport, from_wire, to_wire
-from global_lb import bounds
-from global_lb.config import GlobalConfig, Watch
-from global_lb.flow import GlobalFlow
-from global_lb.view import ChannelChanged
-from global_lb.watch import Watcher
+from farhop.store.documents.report import ModelReport, RegionReport, from_wire, to_wire
+from farhop_lab.memory_store import MemoryStore
+from global_lb.app.config import GlobalConfig
+from global_lb.fleet.view import ChannelChanged
+from global_lb.links.config import Watch
+from global_lb.links.watch import Watcher
+from global_lb.routing.flow import FlowConfig, GlobalFlow
 from topology.law import Law
 from topology.model import Key, Region, Residency, Rule, Tenant, Topology
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 REGIONS, MODELS = 60, 4
-REPORTS_PER_S = 20  # of each region: regional_lb.report looks that often, and tells what moved
+REPORTS_PER_S = 20  # of each region: regional_lb.mesh.report looks that often, and tells what moved
 ROUNDS, REPEATS = 30, 5
 HELD, UNDER_WAY = 1000, 1000
 LIMIT_SHARE = 0.05  # of a core, at REGIONS and REPORTS_PER_S
@@ -93,7 +93,7 @@ class _World:
         far = {("r0", name): 10.0 + number for number, name in enumerate(self._names[1:])}
         topology = Topology("bench", 1, known, {"t": tenant}, rtt=far)
         self.now = 100.0
-        self.flow = GlobalFlow(bounds.FlowConfig("r0", held_max=HELD), Law(topology), rng, lambda _tenant: 1e6)
+        self.flow = GlobalFlow(FlowConfig("r0", held_max=HELD), Law(topology), rng, lambda _tenant: 1e6)
         # What the watcher asks of a configuration: hop keys and listeners are not its matter.
         config = GlobalConfig.model_construct(region="r0", instance="g", watch=Watch(), proxies={}, tier_tls=None)
         self._watcher = Watcher(
@@ -109,7 +109,7 @@ class _World:
         self.now += 1.0 / REPORTS_PER_S
         sent = [self._report(name, number).SerializeToString() for name in self._names]
         read_s, reports = _timed(lambda: [from_wire(region_pb2.Report.FromString(data)) for data in sent])
-        taken_s, _ = _timed(lambda: [self._watcher.heard(report) for report in reports])
+        taken_s, _ = _timed(lambda: [self._watcher.on_report(report) for report in reports])
         if not self._began:
             self._begin()
         asked = [_request(f"q{number}", model, self.now) for model in self._models]
@@ -136,7 +136,7 @@ class _World:
                 model=model, replicas_ready=8, replicas_total=8, slots_total=512, slots_free=rng.randrange(512),
                 kv_tokens_total=3_200_000, kv_tokens_free=rng.randrange(3_200_000), in_flight=rng.randrange(512),
                 wait_ms=rng.uniform(0.0, 200.0), prefill_ms_per_token=0.04, tpot_ms=rng.uniform(10.0, 20.0),
-                bytes_per_token=4.0, usable_share=1.0, used_share=rng.uniform(0.2, 0.8), crowd_ms=0.05,
+                bytes_per_token=4.0, usable_share=1.0, used_share=rng.uniform(0.2, 0.8), batch_interference_ms=0.05,
                 headroom_foreign_tokens=rng.randrange(1_000_000), gpu_types=("H100-80GB",),
             )
             for model in self._models

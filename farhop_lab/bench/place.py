@@ -1,7 +1,7 @@
 """Where a benchmark runs: ports, folder, the engines' addresses, and what starts there and is always ended.
 
 Engines are one process that listens on sixteen loopback addresses, so that a balancer sees sixteen replicas. Children
-die with this process (farhop_lab.child). Never leaves anything running.
+die with this process (farhop_lab.world.child). Never leaves anything running.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Protocol
 import msgspec
 
 from farhop_lab.bench import bodies, configs, upstream
-from farhop_lab.certs import Pair
-from farhop_lab.child import Child, ChildError, bound_to_parent
-from farhop_lab.ports import free_ports
+from farhop_lab.world.certs import Pair
+from farhop_lab.world.child import Child, ChildError, bound_to_parent
+from farhop_lab.world.ports import free_ports
 
 HOST = "127.0.0.1"
 REPLICAS = 16

@@ -21,13 +21,13 @@ import uvloop
 from farhop_wire import region_pb2_grpc
 
 from farhop.balance.machine import Address
-from farhop.shell.tasks import Tasks
+from farhop.service.tasks import Tasks
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 from farhop_lab.bench.bodies import MODEL
-from regional_lb.flow import FlowConfig, RegionalFlow
-from regional_lb.report import Reporter
-from regional_lb.view import Replica, ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
+from regional_lb.fleet.view import Replica, ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
+from regional_lb.mesh.report import Reporter
+from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
 from topology import load as worlds
 from topology.law import Law
 

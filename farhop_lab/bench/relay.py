@@ -22,16 +22,16 @@ import msgspec
 
 from farhop_lab.bench import bodies, usage, wrk
 from farhop_lab.bench.client import Job, Report, Window
-from farhop_lab.bench.peers import PEERS, on_path
 from farhop_lab.bench.place import BenchError, Place, Running, Subject, engines, module, open_files, output
-from farhop_lab.bench.results import SIZES, Latency, Plan, Taken, Told, row_of
+from farhop_lab.bench.proxies import PROXIES, on_path
+from farhop_lab.bench.results import SIZES, Comparison, Latency, Plan, Taken, row_of
 from farhop_lab.bench.tiers import OURS
-from farhop_lab.certs import Authority
+from farhop_lab.world.certs import Authority
 
 CONNECTIONS = 32
 PEAK_BYTES = SIZES[0]
 LATENCY_RATE_MAX_PER_S = 4000.0  # the client's own share of a small machine must stay small
-SUBJECTS: tuple[Subject, ...] = (*OURS, *PEERS)
+SUBJECTS: tuple[Subject, ...] = (*OURS, *PROXIES)
 _SLACK_S = 30.0
 _FILES_PER_STREAM = 2.2  # one to the client, one upstream, and what proxies keep in reserve
 _SETTLE_S = 0.7  # what a proxy does after its first answers (probes of all its upstreams, other threads' start) is over
@@ -73,7 +73,7 @@ def check_files(plan: Plan, files: int) -> None:
         )
 
 
-async def measure(plan: Plan, only: Sequence[str] = (), say: Callable[[str], None] = lambda _text: None) -> Told:
+async def measure(plan: Plan, only: Sequence[str] = (), say: Callable[[str], None] = lambda _text: None) -> Comparison:
     """Measure them all, round by round, within `plan.limit_s`. `say` hears what is going on."""
     subjects, tools = [s for s in chosen(only) if s.tls or not plan.tls], Tools.found()
     check_files(plan, tools.files)
@@ -92,7 +92,7 @@ async def measure(plan: Plan, only: Sequence[str] = (), say: Callable[[str], Non
         longest_s, done = max(longest_s, time.monotonic() - at), turn + 1
     for so_far in list(taken.values())[done:]:
         so_far.trouble = f"no time left of {plan.limit_s:g} s; measure fewer at once with --only"
-    return Told(
+    return Comparison(
         plan=plan,
         others=others,
         cpus=os.cpu_count() or 1,

@@ -100,7 +100,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run. `rounds` were completed, perhaps a part of one more; `absent` says why a proxy was left out.
 
     `others` is how many processes wanted to run before it began, on `cpus` processors: what waits for one is late.
@@ -166,7 +166,7 @@ def ratio(figure: Figure | None, first: Figure | None) -> float | None:
     return figure.median / first.median
 
 
-def document(told: Told) -> dict[str, object]:
+def document(told: Comparison) -> dict[str, object]:
     """The run as JSON's own types, with each figure's ratio to the first row's beside it."""
     first = told.rows[0] if told.rows else Row(name="")
     made: dict[str, object] = msgspec.to_builtins(told, str_keys=True)

@@ -22,15 +22,16 @@ from farhop.balance.machine import Event
 from farhop_lab.bench import pages, place, upstream
 from farhop_lab.bench.bodies import MODEL
 from farhop_lab.bench.decide import Row
-from farhop_lab.child import Child
-from farhop_lab.ports import free_ports
-from regional_lb.config import RegionalConfig, ReplicaConfig, Watch
-from regional_lb.flow import FlowConfig, RegionalFlow
-from regional_lb.signals.engines import ANY, ENGINES, Engine, read_page
-from regional_lb.signals.exposition import Places
-from regional_lb.signals.gpus import read_gpus
-from regional_lb.view import ReplicaSampled
-from regional_lb.watch import Watcher
+from farhop_lab.world.child import Child
+from farhop_lab.world.ports import free_ports
+from regional_lb.app.config import RegionalConfig
+from regional_lb.engines.config import ReplicaConfig, Watch
+from regional_lb.engines.signals.engines import ANY, ENGINES, Engine, read_page
+from regional_lb.engines.signals.exposition import Places
+from regional_lb.engines.signals.gpus import read_gpus
+from regional_lb.engines.watch import Watcher
+from regional_lb.fleet.view import ReplicaSampled
+from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
 from topology.law import Law
 from topology.model import Topology
 

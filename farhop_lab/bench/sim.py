@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop_lab.proving import cell
-from farhop_lab.proving.cell import Key
 from farhop_lab.scenarios import load
 from farhop_lab.sim.baselines import world as worlds
-from farhop_lab.sim.scenery import flat, gpus
+from farhop_lab.sim.sites import flat, gpus
+from farhop_lab.studies import cell
+from farhop_lab.studies.cell import Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ def _small(what: str, size: Size) -> Row:
     scenario = scenario.but(sites=sites, duration_s=UNTIL_S, warm_up_s=SINCE_S)
     clients = sum(sum(work.clients.values()) for work in scenario.doc.work)
     key = Key(SCENARIO, size.router, CLIENTS_PER_REPLICA * size.replicas / clients, 1)
-    world, _crowd = cell.staged(scenario, key)
+    world, _clients = cell.staged(scenario, key)
     return _timed(what, size.router, world, SINCE_S, UNTIL_S)
 
 

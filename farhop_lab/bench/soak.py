@@ -23,7 +23,7 @@ _WARM_S = 1.0
 _SLICE_S = (1.0, 10.0)  # one run of the load: short at first, so that a small soak ends on time
 
 
-class Mark(msgspec.Struct, frozen=True):
+class MemorySample(msgspec.Struct, frozen=True):
     """Memory when a share of the requests was answered, and the CPU that each had cost since the mark before."""
 
     share: float
@@ -32,13 +32,13 @@ class Mark(msgspec.Struct, frozen=True):
     cpu_us: float
 
 
-class Told(msgspec.Struct, frozen=True):
+class SoakReport(msgspec.Struct, frozen=True):
     """The whole soak: `requests` of those `asked` were answered, `errors` of them wrongly."""
 
     asked: int
     requests: int
     errors: int
-    marks: list[Mark]
+    marks: list[MemorySample]
 
     @property
     def per_request_bytes(self) -> float:
@@ -47,7 +47,7 @@ class Told(msgspec.Struct, frozen=True):
         return (last.rss_bytes - before.rss_bytes) / max(1, last.requests - before.requests)
 
 
-async def measure(requests: int, say: Callable[[str], None] = lambda _text: None) -> Told:
+async def measure(requests: int, say: Callable[[str], None] = lambda _text: None) -> SoakReport:
     """Soak it. Raises BenchError where it cannot run."""
     why = SOAKED.missing()
     if why is not None:
@@ -56,7 +56,7 @@ async def measure(requests: int, say: Callable[[str], None] = lambda _text: None
     async with running(SOAKED, tools, tools.nginx) as (place, proxy):
         await busy(tools, place, proxy, BODY_BYTES, _WARM_S)  # what connections and code need once is in the first mark
         done, errors, spent_s, rate = 0, 0, 0.0, 1000.0
-        marks = [Mark(0.0, 0, usage.rss_bytes(usage.tree(proxy.pids)), 0.0)]
+        marks = [MemorySample(0.0, 0, usage.rss_bytes(usage.tree(proxy.pids)), 0.0)]
         over = False
         while not over:
             left = next(share * requests - done for share in SHARES if share * requests > done)
@@ -70,6 +70,6 @@ async def measure(requests: int, say: Callable[[str], None] = lambda _text: None
             over = done >= requests or time.monotonic() >= limit
             if over or done >= SHARES[len(marks)] * requests:
                 cpu_us = spent_s * 1e6 / (done - marks[-1].requests)
-                marks.append(Mark(done / requests, done, window.rss_bytes, cpu_us))
+                marks.append(MemorySample(done / requests, done, window.rss_bytes, cpu_us))
                 spent_s = 0.0
-    return Told(requests, done, errors, marks)
+    return SoakReport(requests, done, errors, marks)

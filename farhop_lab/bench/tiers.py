@@ -21,11 +21,11 @@ import yaml
 from farhop_lab.bench import regions
 from farhop_lab.bench.bodies import KEY, MODEL
 from farhop_lab.bench.place import HOST, BenchError, Place, Running, answers, module
-from farhop_lab.child import Child, ChildError
-from farhop_lab.collector import Collector
-from farhop_lab.etcd import EmbeddedEtcd, EtcdLabError, find_binary
-from farhop_lab.ports import free_ports
-from farhop_lab.world import serving
+from farhop_lab.world.child import Child, ChildError
+from farhop_lab.world.collector import Collector
+from farhop_lab.world.etcd import EmbeddedEtcd, EtcdLabError, find_binary
+from farhop_lab.world.ports import free_ports
+from farhop_lab.world.world import serving
 
 REGIONS = tuple(f"region-{i:02}" for i in range(12))
 HERE = REGIONS[0]

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from farhop_wire import region_pb2
 
-from farhop.balance.chain import bytes_at
-from farhop.balance.journal import Journal
-from farhop.balance.trie import PrefixTrie
-from farhop.shell.tasks import in_turns
+from farhop.balance.prefix.chain import bytes_at
+from farhop.balance.prefix.journal import Journal
+from farhop.balance.prefix.trie import PrefixTrie
+from farhop.service.tasks import in_turns
 from farhop_lab.bench import usage
-from global_lb.prefixes import Prefixes, PrefixStream
+from global_lb.links.prefix_streams import Prefixes, PrefixStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -50,7 +50,7 @@ class WrkError(Exception):
     """wrk did not say what it measured; the text holds what it said."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class WrkOutput(msgspec.Struct, frozen=True):
     """What a run of wrk measured. `failed` requests met a socket error or a time-out, `refused` a status above 399."""
 
     requests: int
@@ -81,7 +81,7 @@ def command(binary: str, script_file: str, url: str, connections: int, seconds: 
     return [binary, "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout=10s", "-s", script_file, url]
 
 
-def read(output: str) -> Told:
+def read(output: str) -> WrkOutput:
     """What it says in the end. Raises WrkError."""
     for line in output.splitlines():
         if line.startswith(_MARK + " "):
@@ -89,5 +89,5 @@ def read(output: str) -> Told:
                 requests, duration_us, refused, failed, p50_us, p99_us = map(int, line.split()[1:])
             except ValueError:
                 break
-            return Told(requests, duration_us / 1e6, refused, failed, p50_us / 1e3, p99_us / 1e3)
+            return WrkOutput(requests, duration_us / 1e6, refused, failed, p50_us / 1e3, p99_us / 1e3)
     raise WrkError(f"wrk did not finish; it said: {output.strip()[-300:] or 'nothing'}")

@@ -21,8 +21,8 @@ from farhop_lab.chaos.properties import PROPERTIES
 from farhop_lab.chaos.schedule import Schedule
 from farhop_lab.chaos.shrink import shrunk
 from farhop_lab.chaos.trial import Outcome
-from farhop_lab.child import bound_to_parent
 from farhop_lab.sim import faults
+from farhop_lab.world.child import bound_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

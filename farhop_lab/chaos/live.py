@@ -1,4 +1,5 @@
-"""The same on real processes: a whole world (`farhop_lab.world`), load all the time, faults at random, then a verdict.
+"""The same on real processes: a whole world (`farhop_lab.world.world`), load all the time, faults at random, then a
+verdict.
 
 What breaks has the simulator's names; `refuse`, `lose-reports` and `xid` exist there alone (no process of a world
 closes its listener, loses reports but with its link, or is watched by an exporter); drains and laws have live drills of
@@ -23,17 +24,17 @@ import msgspec
 from farhop_lab.chaos import workload
 from farhop_lab.chaos.properties import ESTIMATE_OFF, Finding, share_findings
 from farhop_lab.chaos.schedule import LONGEST_S, fits, in_order
-from farhop_lab.child import ChildError
-from farhop_lab.client import COMPLETION, answer
-from farhop_lab.engine.faults import KINDS as ENGINE_KINDS
+from farhop_lab.engine.core.faults import KINDS as ENGINE_KINDS
 from farhop_lab.sim.faults import LINK_KINDS, Fault
-from farhop_lab.world import World, WorldError, WorldSettings
+from farhop_lab.world.child import ChildError
+from farhop_lab.world.client import COMPLETION, answer
+from farhop_lab.world.world import World, WorldError, WorldSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
-    from farhop_lab.client import Result
+    from farhop_lab.world.client import Result
 
 REPLICA_KINDS = ("oom", "fast-500", "slow", "stuck", "dead-green", "pause", "restart")
 REGION_KINDS = ("kill", "restart-regional", "restart-global")
@@ -92,7 +93,7 @@ def _fault(rng: Random, regions: list[str], at_s: float) -> Fault:
     return Fault(at_s, for_s, what, region if what != "etcd" else "", replica, to, factor)
 
 
-class _Breaker:
+class _LiveInjector:
     """Breaks and mends the processes of a world. What does not come back is a finding."""
 
     def __init__(self, world: World, session: aiohttp.ClientSession) -> None:
@@ -199,7 +200,7 @@ class Answered(msgspec.Struct, frozen=True):
     ended: str
 
 
-class _Crowd:
+class _LiveClients:
     """Asks as `workload` says, until told to stop."""
 
     def __init__(self, world: World, session: aiohttp.ClientSession, seed: int) -> None:
@@ -300,8 +301,8 @@ def _of_regions(entry: str, status: dict[str, Any]) -> list[Finding]:
         where = f"{entry} of {region['region']}"
         if region["state"] != "up":
             found.append(Finding("standing", where, f"{region['state']}: {region['why']}"))
-        elif region["cold_share"] < 1.0:
-            found.append(Finding("standing", where, f"asked gladly by {region['cold_share']:.0%} of requests"))
+        elif region["admitted_share"] < 1.0:
+            found.append(Finding("standing", where, f"asked gladly by {region['admitted_share']:.0%} of requests"))
     return found
 
 
@@ -337,11 +338,11 @@ async def run(folder: Path, seed: int, for_s: float, say: Callable[[str], None])
     async with World(settings, folder) as world, aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0)
     ) as session:  # fmt: skip
-        crowd, breaker = _Crowd(world, session, seed), _Breaker(world, session)
+        clients, injector = _LiveClients(world, session, seed), _LiveInjector(world, session)
         try:
-            return await _broken_and_judged(world, session, crowd, breaker, seed, for_s, say)
+            return await _broken_and_judged(world, session, clients, injector, seed, for_s, say)
         finally:
-            left = (*crowd.clients, *crowd.under_way)
+            left = (*clients.clients, *clients.under_way)
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
@@ -351,8 +352,8 @@ async def run(folder: Path, seed: int, for_s: float, say: Callable[[str], None])
 async def _broken_and_judged(
     world: World,
     session: aiohttp.ClientSession,
-    crowd: _Crowd,
-    breaker: _Breaker,
+    clients: _LiveClients,
+    injector: _LiveInjector,
     seed: int,
     for_s: float,
     say: Callable[[str], None],
@@ -361,38 +362,38 @@ async def _broken_and_judged(
     faults = drawn(seed, for_s, list(world.regions))
     async with asyncio.TaskGroup() as group:
         for fault in faults:
-            group.create_task(breaker.play(fault, say))
+            group.create_task(injector.play(fault, say))
     say(f"quiet for {QUIET_S:g} s")
     await asyncio.sleep(QUIET_S)
     since = clock()
-    before = sum(one.ended != "served" for one in crowd.answers)
+    before = sum(one.ended != "served" for one in clients.answers)
     served = await _served(world, session)
     say(f"judging for {WINDOW_S:g} s")
     await asyncio.sleep(WINDOW_S)
     regional, global_ = await _statuses(world, session)
-    window = [one for one in crowd.answers if one.at >= since]
+    window = [one for one in clients.answers if one.at >= since]
     after = await _served(world, session)
     counts = {name: {one: count - served[name][one] for one, count in there.items()} for name, there in after.items()}
     shares, findings = judged(window, counts, regional, global_)
-    late = [at for at in crowd.under_way.values() if at < clock() - workload.SERVED_WITHIN_S]
+    late = [at for at in clients.under_way.values() if at < clock() - workload.SERVED_WITHIN_S]
     if late:
         text = f"{len(late)} requests are open, the oldest for {clock() - min(late):.0f} s"
         findings.append(Finding("open", "world", text))
-    answers = len(crowd.answers)
-    await _stop(crowd)
+    answers = len(clients.answers)
+    await _stop(clients)
     await asyncio.sleep(REST_S)
     assert world.ocean is not None
     findings += at_rest(*await _statuses(world, session), world.ocean.rtt_ms)
-    found = tuple(sorted({*findings, *breaker.findings}))
+    found = tuple(sorted({*findings, *injector.findings}))
     return Verdict(seed, len(faults), answers, before, faults, shares, found)
 
 
-async def _stop(crowd: _Crowd) -> None:
+async def _stop(clients: _LiveClients) -> None:
     """Nobody asks any more; who is being served has its time."""
-    for client in crowd.clients:
+    for client in clients.clients:
         client.cancel()
-    if crowd.under_way:
-        await asyncio.wait(tuple(crowd.under_way), timeout=workload.SERVED_WITHIN_S)
+    if clients.under_way:
+        await asyncio.wait(tuple(clients.under_way), timeout=workload.SERVED_WITHIN_S)
 
 
 async def _statuses(

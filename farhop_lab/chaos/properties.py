@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.balance.health import Mode, State
+from farhop.balance.health.reading import State
+from farhop.balance.health.replica import Mode
 from farhop_lab.chaos import workload
 from farhop_lab.chaos.workload import TENANT
-from farhop_lab.sim.scenery import MODEL
-from global_lb.flow import GlobalFlow
+from farhop_lab.sim.sites import MODEL
+from global_lb.routing.flow import GlobalFlow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -91,7 +92,7 @@ def estimates(world: World, truth: Truth) -> Iterator[Finding]:
             yield from _off(
                 where, "prefill ms/token", table.prefill_ms_per_token.item(row), workload.prefill_ms_per_token()
             )
-            tpot_ms = table.tpot_alone_ms.item(row) + (load - 1.0) * table.crowd_ms.item(row)
+            tpot_ms = table.tpot_alone_ms.item(row) + (load - 1.0) * table.batch_interference_ms.item(row)
             yield from _off(where, "tpot ms", tpot_ms, workload.tpot_ms(answers))
             yield from _off(where, "service ms", table.service_ms.item(row), service_ms)
     for balancer, tier in _globals(world):
@@ -142,12 +143,12 @@ def standing(world: World) -> Iterator[Finding]:
 
 
 def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
-    now, fleet = region.carrier.clock(), region.flow.standing
+    now, fleet = region.relay.clock(), region.flow.standing
     for replica in region.hosts:
         health = fleet.read(replica, now)
         if health.state is not State.UP:
             yield Finding("standing", f"{name}/{replica}", f"{health.state}: {health.why}")
-        elif (excess := fleet.peers.excess(replica)) > SHARE_OFF:
+        elif (excess := fleet.outliers.excess(replica)) > SHARE_OFF:
             yield Finding(
                 "standing", f"{name}/{replica}", f"kept from {excess:.0%} of its slots: fails more than its peers"
             )
@@ -156,7 +157,7 @@ def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
 
 
 def _regions(world: World, balancer: BalancerProcess, flow: GlobalFlow) -> Iterator[Finding]:
-    now = balancer.carrier.clock()
+    now = balancer.relay.clock()
     for name in world.regions:
         where, known = f"{balancer.name} of {name}", flow.liveness.get(name)
         if known is None:
@@ -165,7 +166,7 @@ def _regions(world: World, balancer: BalancerProcess, flow: GlobalFlow) -> Itera
         health = known.read(now)
         if health.state is not State.UP:
             yield Finding("standing", where, f"{health.state}: {health.why}")
-        elif (cold := flow.cold_share(name, now)) < 1.0:
+        elif (cold := flow.admitted_share(name, now)) < 1.0:
             yield Finding("standing", where, f"asked gladly by {cold:.0%} of requests")
 
 
@@ -175,9 +176,9 @@ def _regions(world: World, balancer: BalancerProcess, flow: GlobalFlow) -> Itera
 def answers(world: World, since_s: float) -> Iterator[Finding]:
     """Whatever was asked since then has been answered whole, if it is over."""
     failed: dict[tuple[str, str], int] = {}
-    for fate in world.measures.fates:
-        if fate.arrived_at >= since_s and not fate.served:
-            failed[fate.entry, fate.outcome] = failed.get((fate.entry, fate.outcome), 0) + 1
+    for record in world.measures.records:
+        if record.arrived_at >= since_s and not record.served:
+            failed[record.entry, record.outcome] = failed.get((record.entry, record.outcome), 0) + 1
     for (entry, outcome), count in failed.items():
         yield Finding("answers", entry, f"{count} requests ended as {outcome} though nothing is broken")
 
@@ -216,9 +217,9 @@ def ledgers(world: World) -> Iterator[Finding]:
 
 def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
     flow, table = region.flow, region.flow._fleet.whole
-    now = region.carrier.clock()
+    now = region.relay.clock()
     return [
-        ("requests under way", max(region.carrier.under_way, flow.under_way)),
+        ("requests under way", max(region.relay.under_way, flow.under_way)),
         ("reservations", len(flow.ledger)),
         ("targets with load", len(flow.ledger.targets())),
         ("queued requests", len(flow.queue)),
@@ -228,14 +229,14 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
         ("in flight by the table", float(table.in_flight.sum())),
         ("prefill backlog by the table", float(table.backlog_tokens.sum())),
         ("KV tokens taken by the table", float(table.kv_taken_tokens.sum())),
-        ("wait ms", max(0.0, flow.outlook.wait_ms(MODEL, now) - IDLE_WAIT_MS)),
+        ("wait ms", max(0.0, flow.wait_estimate.wait_ms(MODEL, now) - IDLE_WAIT_MS)),
     ]
 
 
 def _global_books(balancer: BalancerProcess, flow: GlobalFlow) -> list[tuple[str, float]]:
-    reckonings = flow._regions._reckonings.values()
+    reckonings = flow._regions._loads.values()
     return [
-        ("requests under way", max(balancer.carrier.under_way, flow.under_way)),
+        ("requests under way", max(balancer.relay.under_way, flow.under_way)),
         ("reservations", len(flow.ledger)),
         ("held requests", len(flow._held)),
         ("active in the retry budget", flow._budget.active),

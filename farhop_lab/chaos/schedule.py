@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import yaml
 
-from farhop_lab.engine.faults import KINDS as ENGINE_KINDS
+from farhop_lab.engine.core.faults import KINDS as ENGINE_KINDS
 from farhop_lab.sim.faults import KINDS, LINK_KINDS, REGION_KINDS, REPLICA_KINDS, WORLD_KINDS, Fault
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import msgspec
 
 from farhop_lab.chaos import properties, workload
 from farhop_lab.chaos.schedule import Schedule
-from farhop_lab.chaos.workload import Crowd, Truth
-from farhop_lab.proving.cell import seldom_tidied
-from farhop_lab.sim.faults import Breaker
+from farhop_lab.chaos.workload import OpenLoad, Truth
+from farhop_lab.sim.faults import FaultInjector
+from farhop_lab.studies.cell import seldom_tidied
 
 if TYPE_CHECKING:
     from farhop_lab.chaos.properties import Finding
@@ -67,9 +67,9 @@ def run(schedule: Schedule) -> Outcome:
 
 
 def _played(world: World, schedule: Schedule, truth: Truth) -> list[Finding]:
-    breaker = Breaker(world, workload.TENANT)
-    breaker.plan(schedule.faults)
-    crowd = Crowd(world, schedule)
+    injector = FaultInjector(world, workload.TENANT)
+    injector.plan(schedule.faults)
+    load = OpenLoad(world, schedule)
     quiet_s = schedule.mended_s + QUIET_S
     world.run(quiet_s)
     truth.forget(quiet_s)
@@ -80,9 +80,9 @@ def _played(world: World, schedule: Schedule, truth: Truth) -> list[Finding]:
         *properties.standing(world),
         *properties.answers(world, quiet_s),
         *properties.open_requests(world, world.now - workload.SERVED_WITHIN_S),
-        *properties.law(world, breaker.law_epoch),
+        *properties.law(world, injector.law_epoch),
     }
-    crowd.stop()
+    load.stop()
     world.run(world.now + REST_S)
     return [*found, *properties.ledgers(world), *properties.open_requests(world, world.now), *properties.sound(world)]
 
@@ -100,5 +100,5 @@ def _looked(world: World, truth: Truth, quiet_s: float) -> set[Finding]:
 
 def _asked(world: World, since_s: float) -> dict[str, int]:
     """What each region's clients asked since then, less what is being served."""
-    asked = Counter(fate.entry for fate in world.measures.fates if fate.arrived_at >= since_s)
+    asked = Counter(record.entry for record in world.measures.records if record.arrived_at >= since_s)
     return {name: asked[name] for name in world.regions}

@@ -18,8 +18,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from farhop_lab.chaos.schedule import WARM_S
-from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.sim.scenery import flat, gpus
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.sim.world import World
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def world_of(schedule: Schedule, truth: Truth) -> World:
     )
 
 
-class Crowd:
+class OpenLoad:
     """Asks until it is told to stop."""
 
     def __init__(self, world: World, schedule: Schedule) -> None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from farhop_lab.engine.core import EngineCore, Step
-    from farhop_lab.engine.sequence import Sequence
+    from farhop_lab.engine.core.scheduler import EngineCore, Step
+    from farhop_lab.engine.core.sequence import Sequence
 
 LAG_MAX_S = 0.050
 STUCK_LOOK_S = 0.02  # how often a stuck engine looks whether it still is

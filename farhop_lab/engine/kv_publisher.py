@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from farhop_lab.engine.kv_log import batch
+from farhop_lab.engine.core.kv_log import batch
 
 if TYPE_CHECKING:
-    from farhop_lab.engine.kv_log import KvLog
+    from farhop_lab.engine.core.kv_log import KvLog
 
 BUFFER_BATCHES = 10_000  # vLLM's default, and so is the next
 WAITING_MAX = 100_000

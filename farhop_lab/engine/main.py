@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import uvloop
 from aiohttp import web
 
-from farhop_lab.engine import dcgm
-from farhop_lab.engine.sequence import Voice
+from farhop_lab.engine.core.sequence import TextModel
+from farhop_lab.engine.formats import dcgm
 from farhop_lab.engine.server import Replica
 from farhop_lab.engine.settings import EngineSettings
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Tracer
 
-    from farhop_lab.engine.core import EngineCore
-    from farhop_lab.engine.faults import Faults
+    from farhop_lab.engine.core.faults import Faults
+    from farhop_lab.engine.core.scheduler import EngineCore
     from farhop_lab.engine.kv_publisher import KvPublisher
     from farhop_lab.engine.tokens import EngineTokenizer
 
@@ -54,7 +54,7 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
 
     ListenError where a port is taken, TokenizerError.
     """
-    voice = Voice(settings.model, settings.seed, settings.mean_output_tokens)
+    text_model = TextModel(settings.model, settings.seed, settings.mean_output_tokens)
     async with AsyncExitStack() as stack:
         addresses: list[str] = []
         gpus: list[tuple[EngineCore, Faults]] = []
@@ -62,7 +62,7 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
         for index, port in enumerate(settings.listen_ports()):
             publisher = _publisher(settings, index)
             replica = Replica(
-                settings.gpu(), voice, time.monotonic, tracer=tracer, publisher=publisher, tokenizer=tokenizer,
+                settings.gpu(), text_model, time.monotonic, tracer=tracer, publisher=publisher, tokenizer=tokenizer,
                 adapters=settings.loras(), link=settings.link(), mode=settings.disaggregation_mode,
                 kv_wait_s=settings.kv_wait_s / settings.speedup,
             )  # fmt: skip

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from farhop_lab.engine.core import FINISHED_REASONS
+from farhop_lab.engine.core.scheduler import FINISHED_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
-    from farhop_lab.engine.core import EngineCore
+    from farhop_lab.engine.core.scheduler import EngineCore
 
 # Bucket bounds in seconds, as vLLM has them.
 _TTFT_S: tuple[float, ...] = (

@@ -16,17 +16,17 @@ from aiohttp import HttpVersion11, web
 from msgspec.structs import replace
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as _METRICS_TYPE
 
-from farhop_lab.engine import faults
-from farhop_lab.engine.api import Call, RefusedError, decoded, parse_chat, parse_completion
-from farhop_lab.engine.core import EngineCore, EngineFullError
+from farhop_lab.engine.bootstrap import WAIT_S, BootstrapRooms
+from farhop_lab.engine.core import faults
+from farhop_lab.engine.core.faults import Faults
+from farhop_lab.engine.core.held import TransferLink
+from farhop_lab.engine.core.kv_log import KvLog
+from farhop_lab.engine.core.scheduler import EngineCore, EngineFullError
+from farhop_lab.engine.core.sequence import Sequence, TextModel
 from farhop_lab.engine.driver import Driver
-from farhop_lab.engine.faults import Faults
-from farhop_lab.engine.held import Link
-from farhop_lab.engine.kv_log import KvLog
+from farhop_lab.engine.formats.api import Call, RefusedError, decoded, parse_chat, parse_completion
+from farhop_lab.engine.formats.render import Answer, broken
 from farhop_lab.engine.metrics import Exposition, Observations
-from farhop_lab.engine.render import Answer, broken
-from farhop_lab.engine.rooms import WAIT_S, Rooms
-from farhop_lab.engine.sequence import Sequence, Voice
 from farhop_lab.engine.tasks import Tasks
 from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
 from farhop_lab.engine.transfer import Transfers
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Tracer
 
-    from farhop_lab.engine.adapters import Adapters
+    from farhop_lab.engine.bootstrap import Mode
+    from farhop_lab.engine.core.adapters import Adapters
+    from farhop_lab.engine.core.profiles import Profile
+    from farhop_lab.engine.core.sequence import Wanted
+    from farhop_lab.engine.formats.render import Rendering
     from farhop_lab.engine.kv_publisher import KvPublisher
-    from farhop_lab.engine.profiles import Profile
-    from farhop_lab.engine.render import Rendering
-    from farhop_lab.engine.rooms import Mode
-    from farhop_lab.engine.sequence import Wanted
     from farhop_lab.engine.tokens import EngineTokenizer
 
 BODY_BYTES_MAX = 16 * 2**20
@@ -66,31 +66,31 @@ class Replica:
     def __init__(
         self,
         profile: Profile,
-        voice: Voice,
+        text_model: TextModel,
         clock: Callable[[], float],
         *,
         tracer: Tracer | None = None,
         adapters: Adapters | None = None,
         publisher: KvPublisher | None = None,
         tokenizer: EngineTokenizer | None = None,
-        link: Link | None = None,
+        link: TransferLink | None = None,
         mode: Mode | None = None,
         kv_wait_s: float = WAIT_S,
     ) -> None:
-        self.core = EngineCore(profile, adapters=adapters)
-        self.transfers = Transfers(self.core, link or Link())
-        self.rooms = Rooms(mode, self.core, link or Link(), kv_wait_s) if mode is not None else None
+        log = KvLog(profile.block_tokens) if publisher is not None else None
+        self.core = EngineCore(profile, adapters=adapters, log=log)
+        self.transfers = Transfers(self.core, link or TransferLink())
+        self.rooms = BootstrapRooms(mode, self.core, link or TransferLink(), kv_wait_s) if mode is not None else None
         self.observations = Observations()
         self.faults = Faults(clock)
         self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
         self._publisher, self._tokenizer = publisher, tokenizer
         if publisher is not None:
-            self.core.kv.log = KvLog(profile.block_tokens)
             self.driver.scheduled = self._tell
         self._clock = clock
         self.profile = profile
-        self.voice = voice
-        self._exposition = Exposition(self.core, self.observations, voice.model)
+        self.text_model = text_model
+        self._exposition = Exposition(self.core, self.observations, text_model.model)
         self._started_at = int(time.time())
         self._serial = 0
         self._spans = None
@@ -125,8 +125,8 @@ class Replica:
             self._publisher.close()
 
     def _tell(self) -> None:
-        if self._publisher is not None and self.core.kv.log is not None:
-            self._publisher.tell(self.core.kv.log)
+        if self._publisher is not None and self.core.log is not None:
+            self._publisher.tell(self.core.log)
 
     async def _reset(self, _: web.Request) -> web.Response:
         self.core.kv.reset()  # not while sequences run; vLLM answers 200 either way
@@ -141,7 +141,7 @@ class Replica:
 
     async def _answer(self, request: web.Request, call: Call, prefix: str) -> web.StreamResponse:
         request_id = self.request_id(request, prefix)
-        answer = Answer(request_id, call.model or self.voice.model, int(time.time()), call.role)
+        answer = Answer(request_id, call.model or self.text_model.model, int(time.time()), call.role)
         return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:
@@ -225,11 +225,11 @@ class Replica:
 
     def _record(self, request: web.Request, request_id: str, sequence: Sequence, began_ns: int, ticket: Ticket) -> None:
         if self._spans is not None:
-            self._spans.record(request.headers, request_id, self.voice.model, sequence, began_ns, ticket.ttft_s)
+            self._spans.record(request.headers, request_id, self.text_model.model, sequence, began_ns, ticket.ttft_s)
 
     def check_model(self, model: str | None) -> None:
         """RefusedError where it is not the one served here."""
-        if model not in (None, self.voice.model) and model not in self.core.adapters.names:
+        if model not in (None, self.text_model.model) and model not in self.core.adapters.names:
             text = f"The model `{model}` does not exist."
             raise RefusedError(text, status=404, kind="NotFoundError", param="model")
 
@@ -250,8 +250,8 @@ class Replica:
         try:
             if model in self.core.adapters.names:
                 wanted = replace(wanted, adapter=model)
-            voice = self.voice if not at else replace(self.voice, seed=self.voice.seed + at)
-            return Sequence(str(self._serial), wanted, voice, self.profile)
+            text_model = self.text_model if not at else replace(self.text_model, seed=self.text_model.seed + at)
+            return Sequence(str(self._serial), wanted, text_model, self.profile)
         except ValueError as error:
             raise RefusedError(str(error)) from None
 
@@ -280,7 +280,7 @@ class Replica:
         ], response
 
     async def _models(self, _: web.Request) -> web.Response:
-        base = self.voice.model
+        base = self.text_model.model
         adapters = [self._model(name, parent=base) for name in self.core.adapters.names]
         return _json({"object": "list", "data": [self._model(base), *adapters]})
 
@@ -298,7 +298,7 @@ class Replica:
 
     async def _load_adapter(self, request: web.Request) -> web.Response:
         name = decoded(_ADAPTER, await request.read()).lora_name
-        if name == self.voice.model or not self.core.adapters.register(name):
+        if name == self.text_model.model or not self.core.adapters.register(name):
             text = f"The lora adapter '{name}' has already been loaded."
             raise RefusedError(text, kind="InvalidUserInput", param="lora_name")
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from farhop_lab.engine.adapters import Adapters
-from farhop_lab.engine.held import GBPS, HOLD_S, KV_BYTES_PER_TOKEN, Link
-from farhop_lab.engine.profiles import PROFILES, Profile
-from farhop_lab.engine.rooms import WAIT_S, Mode
+from farhop_lab.engine.bootstrap import WAIT_S, Mode
+from farhop_lab.engine.core.adapters import Adapters
+from farhop_lab.engine.core.held import GBPS, HOLD_S, KV_BYTES_PER_TOKEN, TransferLink
+from farhop_lab.engine.core.profiles import PROFILES, Profile
 
 REPLICAS_MAX = 64
 
@@ -83,10 +83,10 @@ class EngineSettings(BaseModel):
         """The adapters of one replica, fresh."""
         return Adapters(self.adapters, self.max_loras, self.lora_load_ms / self.speedup)
 
-    def link(self) -> Link:
+    def link(self) -> TransferLink:
         """How KV travels between replicas."""
         ms_per_token = KV_BYTES_PER_TOKEN * 8 / (self.kv_link_gbps * 1e6)
-        return Link(ms_per_token / self.speedup, self.kv_hold_s / self.speedup)
+        return TransferLink(ms_per_token / self.speedup, self.kv_hold_s / self.speedup)
 
     def gpu(self) -> Profile:
         """The profile with this process's overrides applied."""

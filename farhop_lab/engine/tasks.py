@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from aiohttp import web
 
-from farhop_lab.engine import pooling, sound, triton
-from farhop_lab.engine.api import RefusedError, refusal
+from farhop_lab.engine.formats import pooling, sound, triton
+from farhop_lab.engine.formats.api import RefusedError, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop_lab.engine.api import Call
-    from farhop_lab.engine.profiles import Profile
-    from farhop_lab.engine.render import Rendering
-    from farhop_lab.engine.sequence import Sequence, Voice, Wanted
+    from farhop_lab.engine.core.profiles import Profile
+    from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+    from farhop_lab.engine.formats.api import Call
+    from farhop_lab.engine.formats.render import Rendering
 
 
 class Host(Protocol):
     """The replica, as its tasks see it."""
 
-    voice: Voice
+    text_model: TextModel
     profile: Profile
 
     def check_model(self, model: str | None) -> None:
@@ -87,7 +87,7 @@ class Tasks:
     ) -> web.Response:
         request_id = self._host.request_id(request, prefix)
         done = await self._host.compute(request, asked.model, asked.wanted(), request_id)
-        head = {"id": request_id, "created": int(time.time()), "model": self._host.voice.model}
+        head = {"id": request_id, "created": int(time.time()), "model": self._host.text_model.model}
         return _json(render(asked, head, sum(sequence.prompt_tokens for sequence, _ in done)))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -124,15 +124,15 @@ class Tasks:
         if "Inference-Header-Content-Length" in request.headers:
             raise refusal("inputs", "this engine does not take binary tensors; give their data as JSON")
         call, own_id = triton.parse_infer(await request.read(), request.match_info["model"])
-        return await self._generation(request, call, triton.Inferred(self._host.voice.model, own_id))
+        return await self._generation(request, call, triton.Inferred(self._host.text_model.model, own_id))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         call = triton.parse_generate(await request.read(), request.match_info["model"], stream=False)
-        return await self._generation(request, call, triton.Generated(self._host.voice.model))
+        return await self._generation(request, call, triton.Generated(self._host.text_model.model))
 
     async def _generate_stream(self, request: web.Request) -> web.StreamResponse:
         call = triton.parse_generate(await request.read(), request.match_info["model"], stream=True)
-        return await self._generation(request, call, triton.Generated(self._host.voice.model))
+        return await self._generation(request, call, triton.Generated(self._host.text_model.model))
 
     async def _generation(self, request: web.Request, call: Call, answer: Rendering) -> web.StreamResponse:
         return await self._host.serve(request, call, answer, self._host.request_id(request, "gen-"))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import asyncio
 
+    from farhop_lab.engine.core.sequence import Sequence
+    from farhop_lab.engine.formats.render import Rendering
     from farhop_lab.engine.metrics import Observations
-    from farhop_lab.engine.render import Rendering
-    from farhop_lab.engine.sequence import Sequence
 
 # What a client may leave unread before it is cut off; 4 MiB is a full L4 context at ~250 bytes a token.
 UNSENT_BYTES_MAX = 4 * 2**20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop_lab.engine.text import VOCABULARY
+from farhop_lab.engine.core.text import VOCABULARY
 
 if TYPE_CHECKING:
     from pathlib import Path

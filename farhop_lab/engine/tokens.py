@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from farhop_lab.engine.text import TOKEN_BYTES, VOCABULARY
+from farhop_lab.engine.core.text import TOKEN_BYTES, VOCABULARY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farhop_lab.engine.sequence import Wanted
+    from farhop_lab.engine.core.sequence import Wanted
 
 
 class EngineTokenizer:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Tracer
 
-    from farhop_lab.engine.sequence import Sequence
+    from farhop_lab.engine.core.sequence import Sequence
 
 
 def provider() -> TracerProvider:

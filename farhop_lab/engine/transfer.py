@@ -14,14 +14,14 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from farhop_lab.engine.api import decoded
-from farhop_lab.engine.held import adopt
+from farhop_lab.engine.core.held import adopt
+from farhop_lab.engine.formats.api import decoded
 
 if TYPE_CHECKING:
-    from farhop_lab.engine.api import Transfer
-    from farhop_lab.engine.core import EngineCore
-    from farhop_lab.engine.held import Link
-    from farhop_lab.engine.sequence import Sequence
+    from farhop_lab.engine.core.held import TransferLink
+    from farhop_lab.engine.core.scheduler import EngineCore
+    from farhop_lab.engine.core.sequence import Sequence
+    from farhop_lab.engine.formats.api import Transfer
 
 FETCH_PATH = "/lab/kv/fetch"
 FETCH_S = 2.0  # an engine that does not say in this time what it holds is out of reach
@@ -45,7 +45,7 @@ _FETCHED = msgspec.json.Decoder(_Fetched)
 class Transfers:
     """One engine's end of the channel."""
 
-    def __init__(self, core: EngineCore, link: Link) -> None:
+    def __init__(self, core: EngineCore, link: TransferLink) -> None:
         self._core, self._link = core, link
         self._engine_id = uuid.uuid4().hex
         self._offered: dict[str, asyncio.TimerHandle] = {}
@@ -104,7 +104,7 @@ class Transfers:
         self.fetched_blocks += await arrive(self._core, self._link, sequence, await _ask(source))
 
 
-async def arrive(core: EngineCore, link: Link, sequence: Sequence, blocks: int) -> int:
+async def arrive(core: EngineCore, link: TransferLink, sequence: Sequence, blocks: int) -> int:
     """The first blocks of a prompt come over the link and are cached. How many of them had to."""
     size = core.profile.block_tokens
     chain = sequence.block_names(min(blocks, sequence.prompt_tokens // size))

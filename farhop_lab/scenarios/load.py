@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from farhop_lab.engine.profiles import PROFILES
+from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.scenarios.schema import LASTING, OF_REPLICAS, TRACES, FaultDoc, ScenarioDoc, WorkDoc
 from farhop_lab.scenarios.work import check_trace, figures_of, longest_tokens
-from farhop_lab.sim.scenery import MODEL
+from farhop_lab.sim.sites import MODEL
 from farhop_lab.workloads.load import TraceError
 from farhop_lab.workloads.program import WorkloadError
 from topology import load as worlds
@@ -234,7 +234,7 @@ def _lawful(work: WorkDoc, at: tuple[str, int], doc: ScenarioDoc, topology: Topo
     try:
         tokens = longest_tokens(figures_of(work))
     except WorkloadError as error:
-        yield Problem(path_of(*at, "figures"), str(error), "see docs/simulator.md")
+        yield Problem(path_of(*at, "figures"), str(error), "see docs/measurements/simulator.md")
         return
     gpus = {doc.sites[name].gpu for name in serving} & PROFILES.keys()
     room = max((PROFILES[gpu].context_tokens for gpu in gpus), default=tokens)

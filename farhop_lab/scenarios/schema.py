@@ -45,7 +45,7 @@ class WorkDoc(Doc):
         description=f"say one of {', '.join(KINDS)}"
     )
     figures: dict[str, Any] = Field(
-        default={}, max_length=32, description="map figures of this kind to numbers; docs/simulator.md lists them"
+        default={}, max_length=32, description="map figures of this kind to numbers; docs/measurements lists them"
     )
     tenant: str = Field(default="anywhere", max_length=63, description="name a tenant of the topology")
     clients: dict[Name, _Count] = Field(

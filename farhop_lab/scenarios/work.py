@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from farhop_lab.scenarios.schema import WorkDoc
-    from farhop_lab.sim.clients import Crowd
+    from farhop_lab.sim.clients import ClientPool
 
 PLACED_ZIPF = 1.0
 
@@ -105,21 +105,21 @@ def days_of(doc_days: Mapping[str, Any], day_s: float) -> dict[str, Daylight]:
 
 
 def send(
-    crowd: Crowd, work: WorkDoc, name: str, seed: int, scale: float, days: Mapping[str, Daylight], folder: Path
+    clients: ClientPool, work: WorkDoc, name: str, seed: int, scale: float, days: Mapping[str, Daylight], folder: Path
 ) -> None:
-    """Let a crowd do one piece of work, `scale` times as much of it as the file says. `name` tells pieces apart.
+    """Let the clients do one piece of work, `scale` times as much of it as the file says. `name` tells pieces apart.
     TraceError and WorkloadError as the trace has it."""
     figures = figures_of(work)
-    for region, clients in work.clients.items():
-        n = round(clients * scale)
+    for region, wanted in work.clients.items():
+        n = round(wanted * scale)
         for i in range(n):
             day, threshold = days.get(region), (i + 0.5) / n
             awake = None if day is None else _awake(day, threshold)
-            crowd.closed(region, programs(figures, work.tenant, f"{name} {region} {i}", seed), awake=awake)
+            clients.closed(region, programs(figures, work.tenant, f"{name} {region} {i}", seed), awake=awake)
     for region, per_s in work.per_s.items():
-        crowd.open(_at_rate(figures, work.tenant, region, f"{name} {region}", seed, per_s * scale, days.get(region)))
+        clients.open(_at_rate(figures, work.tenant, region, f"{name} {region}", seed, per_s * scale, days.get(region)))
     if work.path:
-        crowd.open(schedule(figures, work, seed, scale, days, folder, crowd.until))
+        clients.open(schedule(figures, work, seed, scale, days, folder, clients.until))
 
 
 def _awake(day: Daylight, threshold: float) -> Any:

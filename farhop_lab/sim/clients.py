@@ -1,8 +1,8 @@
 """Clients in virtual time: they run programs against a world, in a closed loop or in an open one.
 
-    crowd = Crowd(world, until=600.0)
-    crowd.closed("paris", programs)       # one client: a program, then the next
-    crowd.open(schedule)                  # each program at its moment, whatever became of the others
+    clients = ClientPool(world, until=600.0)
+    clients.closed("paris", programs)       # one client: a program, then the next
+    clients.open(schedule)                  # each program at its moment, whatever became of the others
 
 Invariants: a batch is sent side by side and waited for whole; what a program asks next holds the answers it was really
 given; a client that waits longer than `timeout_s` leaves. Where a request failed, its program is abandoned once its
@@ -22,7 +22,7 @@ from farhop_lab.workloads.program import BATCH_MAX, WorkloadError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop_lab.sim.measures import Fate
+    from farhop_lab.sim.measures import RequestRecord
     from farhop_lab.sim.timeline import Call, Timeline
     from farhop_lab.workloads.program import Ask, Batch, Program, Programs, Schedule, Start
 
@@ -30,7 +30,7 @@ TIMEOUT_S = 100.0
 PAUSE_S = 1.0
 
 
-class Door(Protocol):
+class Service(Protocol):
     """What a world is to its clients; `World` is one."""
 
     timeline: Timeline
@@ -48,7 +48,7 @@ class Door(Protocol):
         max_tokens: int,
         answer_tokens: int | None,
         session: int,
-        heard: Callable[[Fate, bytes], None],
+        on_done: Callable[[RequestRecord, bytes], None],
     ) -> str:
         """See World.arrive."""
 
@@ -56,7 +56,7 @@ class Door(Protocol):
         """See World.leave."""
 
 
-class Books(msgspec.Struct):
+class ProgramCounts(msgspec.Struct):
     """Programs and requests so far. Every program that began is finished, failed, cut (by the end) or under way."""
 
     programs: int = 0
@@ -72,25 +72,25 @@ class Books(msgspec.Struct):
         return self.programs - self.finished - self.failed - self.cut
 
 
-class Errand:
+class ProgramRun:
     """One program on its way. `over` is told whether it went well."""
 
-    __slots__ = ("_answers", "_crowd", "_failed", "_over", "_program", "_region", "_waits")
+    __slots__ = ("_answers", "_clients", "_failed", "_over", "_program", "_region", "_waits")
 
-    def __init__(self, crowd: Crowd, region: str, program: Program, over: Callable[[bool], None] | None) -> None:
-        self._crowd, self._region, self._program, self._over = crowd, region, program, over
+    def __init__(self, clients: ClientPool, region: str, program: Program, over: Callable[[bool], None] | None) -> None:
+        self._clients, self._region, self._program, self._over = clients, region, program, over
         self._answers: list[bytes] = []
         self._waits = 0
         self._failed = False
-        crowd.books.programs += 1
+        clients.counts.programs += 1
         self._next(None)
 
     def _next(self, answers: tuple[bytes, ...] | None) -> None:
-        crowd = self._crowd
+        clients = self._clients
         try:
             batch = next(self._program) if answers is None else self._program.send(answers)
         except StopIteration:
-            crowd.books.finished += 1
+            clients.counts.finished += 1
             self._end(True)
             return
         if not 1 <= len(batch) <= BATCH_MAX:
@@ -100,21 +100,21 @@ class Errand:
     def _send(self, batch: Batch) -> None:
         self._answers = [b""] * len(batch)
         self._waits = len(batch)
-        crowd = self._crowd
+        clients = self._clients
         # Whoever goes on has heard the end of what came before, and is heard: the client's own round trip between the
         # two. Never at once: an answer that comes at once must not find half a batch, nor call this again from inside.
-        near_s = crowd.door.near_s(self._region)
+        near_s = clients.service.near_s(self._region)
         for at, ask in enumerate(batch):
-            crowd.timeline.after(near_s + ask.think_s, self._ask, at, ask)
+            clients.timeline.after(near_s + ask.think_s, self._ask, at, ask)
 
     def _ask(self, at: int, ask: Ask) -> None:
-        crowd = self._crowd
-        if crowd.timeline.now >= crowd.until:
-            self._heard(at, None)
+        clients = self._clients
+        if clients.timeline.now >= clients.until:
+            self._on_answer(at, None)
         else:
-            Wait(crowd, self._region, ask, lambda said: self._heard(at, said))
+            PendingRequest(clients, self._region, ask, lambda said: self._on_answer(at, said))
 
-    def _heard(self, at: int, said: bytes | None) -> None:
+    def _on_answer(self, at: int, said: bytes | None) -> None:
         if said is None:
             self._failed = True
         else:
@@ -126,11 +126,11 @@ class Errand:
             self._next(tuple(self._answers))
             return
         self._program.close()
-        books = self._crowd.books
-        if self._crowd.timeline.now >= self._crowd.until:
-            books.cut += 1
+        counts = self._clients.counts
+        if self._clients.timeline.now >= self._clients.until:
+            counts.cut += 1
         else:
-            books.failed += 1
+            counts.failed += 1
         self._end(False)
 
     def _end(self, well: bool) -> None:
@@ -138,48 +138,50 @@ class Errand:
             self._over(well)
 
 
-class Wait:
+class PendingRequest:
     """One request under way, and its sender's patience."""
 
-    __slots__ = ("_crowd", "_heard", "_id", "_is_over", "_patience")
+    __slots__ = ("_clients", "_id", "_is_over", "_on_answer", "_patience")
 
-    def __init__(self, crowd: Crowd, region: str, ask: Ask, heard: Callable[[bytes | None], None]) -> None:
-        self._crowd, self._heard = crowd, heard
+    def __init__(self, clients: ClientPool, region: str, ask: Ask, on_answer: Callable[[bytes | None], None]) -> None:
+        self._clients, self._on_answer = clients, on_answer
         self._is_over = False
         self._patience: Call | None = None
-        crowd.books.asked += 1
-        self._id = crowd.door.arrive(
+        clients.counts.asked += 1
+        self._id = clients.service.arrive(
             region,
             ask.tenant,
             text=ask.prompt,
             max_tokens=ask.max_tokens,
             answer_tokens=ask.answer_tokens,
             session=ask.session,
-            heard=self._over,
+            on_done=self._over,
         )
         if not self._is_over:
-            self._patience = crowd.timeline.after(crowd.timeout_s, self._leave)
+            self._patience = clients.timeline.after(clients.timeout_s, self._leave)
 
     def _leave(self) -> None:
-        self._crowd.books.timeouts += 1
-        self._crowd.door.leave(self._id)
+        self._clients.counts.timeouts += 1
+        self._clients.service.leave(self._id)
 
-    def _over(self, fate: Fate, said: bytes) -> None:
+    def _over(self, record: RequestRecord, said: bytes) -> None:
         self._is_over = True
         if self._patience is not None:
             self._patience.cancel()
-        self._heard(said if fate.served else None)
+        self._on_answer(said if record.served else None)
 
 
-class Crowd:
+class ClientPool:
     """See the module's head. Seconds of the timeline; nobody asks from `until` on."""
 
-    def __init__(self, door: Door, *, until: float, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self, service: Service, *, until: float, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S
+    ) -> None:
         if not (timeout_s > 0.0 and pause_s > 0.0):
             raise WorkloadError(f"timeout_s {timeout_s} and pause_s {pause_s} must be above 0 seconds")
-        self.door, self.timeline = door, door.timeline
+        self.service, self.timeline = service, service.timeline
         self.until, self.timeout_s, self.pause_s = until, timeout_s, pause_s
-        self.books = Books()
+        self.counts = ProgramCounts()
 
     def closed(
         self, region: str, programs: Programs, *, since: float = 0.0, awake: Callable[[float], float] | None = None
@@ -193,7 +195,7 @@ class Crowd:
             if wakes > now:
                 self._at(wakes, begin)
             elif now < self.until and (program := next(programs, None)) is not None:
-                Errand(self, region, program, ended)
+                ProgramRun(self, region, program, ended)
 
         def ended(well: bool) -> None:
             self._at(self.timeline.now + (0.0 if well else self.pause_s), begin)
@@ -212,7 +214,7 @@ class Crowd:
             self._at(start.at, begin, start)
 
         def begin(start: Start) -> None:
-            Errand(self, start.region, start.make(), None)
+            ProgramRun(self, start.region, start.make(), None)
             await_next()
 
         await_next()

@@ -2,7 +2,7 @@
 
 Invariants: a job hears `first` once and then `done` once, or `broke`, or nothing more after it was aborted; a `Gpu` has
 the physics of the live engine, since it is the same core, and says what it would say; a station says nothing. Faults
-are the live engine's own, too (`engine/faults.py`). Never chooses, never refuses but at its bound.
+are the live engine's own, too (`engine/core/faults.py`). Never chooses, never refuses but at its bound.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from farhop.balance.machine import Usage
-from farhop_lab.engine.core import EngineCore, EngineFullError
-from farhop_lab.engine.faults import Faults
-from farhop_lab.engine.sequence import Sequence, Wanted
-from farhop_lab.engine.text import token_count
+from farhop_lab.engine.core.faults import Faults
+from farhop_lab.engine.core.scheduler import EngineCore, EngineFullError
+from farhop_lab.engine.core.sequence import Sequence, Wanted
+from farhop_lab.engine.core.text import token_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop_lab.engine.core import Step
-    from farhop_lab.engine.faults import Fault
-    from farhop_lab.engine.profiles import Profile
-    from farhop_lab.engine.sequence import Voice
+    from farhop_lab.engine.core.faults import Fault
+    from farhop_lab.engine.core.profiles import Profile
+    from farhop_lab.engine.core.scheduler import Step
+    from farhop_lab.engine.core.sequence import TextModel
     from farhop_lab.sim.timeline import Call, Timeline
 
 WAITING_MAX = 8192
@@ -49,7 +49,7 @@ class Job(Protocol):
         """It ends unfinished: `text` is the engine's word for it, "" where its process is gone."""
 
 
-class Spoken(Usage, frozen=True):
+class UsageWithText(Usage, frozen=True):
     """What an engine used, and what it said. The text rides along past the machines, as a relay passes it by."""
 
     text: bytes = b""
@@ -135,8 +135,8 @@ class Gpu:
     A leap is done only as far as time has come whenever somebody looks or comes, so that nobody can tell it from steps.
     """
 
-    def __init__(self, timeline: Timeline, profile: Profile, voice: Voice) -> None:
-        self._timeline, self._profile, self._voice = timeline, profile, voice
+    def __init__(self, timeline: Timeline, profile: Profile, text_model: TextModel) -> None:
+        self._timeline, self._profile, self._text_model = timeline, profile, text_model
         self._core = EngineCore(profile, waiting_max=WAITING_MAX, each_token=False)
         self.faults = Faults(lambda: timeline.now)
         self._paused = False
@@ -152,9 +152,9 @@ class Gpu:
         return self._core
 
     @property
-    def voice(self) -> Voice:
+    def text_model(self) -> TextModel:
         """What keeps its texts and its cache apart."""
-        return self._voice
+        return self._text_model
 
     def submit(self, job: Job) -> bool:
         """See Engine."""
@@ -162,7 +162,7 @@ class Gpu:
         self._interrupt()
         try:
             wanted = Wanted(job.prompt, exact or job.max_tokens, ignore_eos=exact is not None)
-            sequence = Sequence(job.id, wanted, self._voice, self._profile)
+            sequence = Sequence(job.id, wanted, self._text_model, self._profile)
             self._core.submit(sequence, self._timeline.now)
         except (EngineFullError, ValueError):
             return False
@@ -208,7 +208,7 @@ class Gpu:
                 job.first()
             if emission.finished is not None and self._jobs.pop(emission.id, None) is not None:
                 said = bytes(memoryview(sequence.text)[len(job.prompt) :])
-                job.done(Spoken(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens, said))
+                job.done(UsageWithText(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens, said))
         self._begin()
 
     # -- faults

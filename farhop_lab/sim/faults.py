@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop_lab.engine import faults
-from farhop_lab.engine.faults import KINDS as ENGINE_KINDS
+from farhop_lab.engine.core import faults
+from farhop_lab.engine.core.faults import KINDS as ENGINE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from farhop_lab.sim.hosts import Host
+    from farhop_lab.sim.replicas import Host
     from farhop_lab.sim.world import World
 
 REPLICA_KINDS = (*ENGINE_KINDS, "pause", "restart", "refuse")
@@ -58,7 +58,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return self.at_s + self.for_s
 
 
-class Breaker:
+class FaultInjector:
     """See the module's head. `tenant` is whose law a `law` changes: no other has one then."""
 
     def __init__(self, world: World, tenant: str = "t") -> None:

@@ -1,4 +1,4 @@
-"""What a run of the simulator has shown: each request's fate, each region's use over time, and what must never be.
+"""What a run of the simulator has shown: each request's record, each region's use over time, and what must never be.
 
 Invariants: an arrival is concluded once, or counted as a violation; the digest covers every event that any machine was
 told and every command it gave, so equal digests mean equal runs. Bounded: past RECORDS_MAX requests only counts go on.
@@ -27,7 +27,7 @@ LINES_MAX = 1_000_000
 SAID_MAX = 100
 
 
-class Fate(msgspec.Struct, frozen=True, gc=False):
+class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     """One concluded request. Seconds of the timeline; `ttft_ms` None where no first byte came. `region` is where it was
     answered, "" if nowhere; `direct`: it came straight to its region, past the global tier. Tokens are as the engine
     counts them, 0 where it did not answer whole: `cached_tokens` of the prompt's were in its cache.
@@ -61,7 +61,7 @@ class Fate(msgspec.Struct, frozen=True, gc=False):
         return ((self.ended_at - self.arrived_at) * 1e3 - self.ttft_ms) / (self.answer_tokens - 1)
 
 
-class Coming(msgspec.Struct, frozen=True, gc=False):
+class OpenRequest(msgspec.Struct, frozen=True, gc=False):
     """A request that is not concluded yet."""
 
     tenant: str
@@ -165,14 +165,14 @@ class Measures:
         self.journal = journal
         self.arrived = 0
         self.concluded = 0
-        self.fates: list[Fate] = []
+        self.records: list[RequestRecord] = []
         self.outcomes: Counter[str] = Counter()
         self.served: Counter[tuple[str, str]] = Counter()  # by (entry, region)
         self.refusals: Counter[tuple[str, str]] = Counter()  # of a region towards the global tier, by reason
         self.ejections: Counter[tuple[str, str]] = Counter()  # by (region, replica), for what its requests met
         self.ejections_healthy = 0  # of those, of replicas that nothing was wrong with
         self.use: dict[str, list[Use]] = {}
-        self._open: dict[str, Coming] = {}
+        self._open: dict[str, OpenRequest] = {}
 
     @property
     def violations(self) -> int:
@@ -187,20 +187,20 @@ class Measures:
     def came(self, request_id: str, tenant: str = "", entry: str = "", at: float = 0.0) -> None:
         """A request arrived."""
         self.arrived += 1
-        self._open[request_id] = Coming(tenant, entry, at)
+        self._open[request_id] = OpenRequest(tenant, entry, at)
 
-    def went(self, fate: Fate) -> None:
+    def went(self, record: RequestRecord) -> None:
         """A request was concluded."""
-        if fate.id not in self._open:
-            self.journal.violated(f"{fate.id} was concluded twice, the second time as {fate.outcome}")
+        if record.id not in self._open:
+            self.journal.violated(f"{record.id} was concluded twice, the second time as {record.outcome}")
             return
-        del self._open[fate.id]
+        del self._open[record.id]
         self.concluded += 1
-        self.outcomes[fate.outcome] += 1
-        if fate.region:
-            self.served[fate.entry, fate.region] += 1
-        if len(self.fates) < RECORDS_MAX:
-            self.fates.append(fate)
+        self.outcomes[record.outcome] += 1
+        if record.region:
+            self.served[record.entry, record.region] += 1
+        if len(self.records) < RECORDS_MAX:
+            self.records.append(record)
 
     def refused(self, region: str, outcome: Outcome) -> None:
         """A region sent a request back to the global tier."""
@@ -214,34 +214,21 @@ class Measures:
 
     # -- questions
 
-    def unfinished(self) -> list[Coming]:
+    def unfinished(self) -> list[OpenRequest]:
         """Who is not concluded yet."""
         return list(self._open.values())
-
-    def spilled(self) -> Counter[str]:
-        """Requests answered by another region than they entered at, by that region."""
-        found: Counter[str] = Counter()
-        for (entry, region), count in self.served.items():
-            if entry != region:
-                found[region] += count
-        return found
 
     def ttft_ms(self, tenant: str | None = None, since: float = 0.0) -> list[float]:
         """Times to first byte, ascending, of those who arrived at `since` or later."""
         return sorted(f.ttft_ms for f in self._of(tenant, since) if f.ttft_ms is not None)
 
-    def _of(self, tenant: str | None, since: float) -> Iterator[Fate]:
-        return (f for f in self.fates if f.arrived_at >= since and tenant in (None, f.tenant))
+    def _of(self, tenant: str | None, since: float) -> Iterator[RequestRecord]:
+        return (f for f in self.records if f.arrived_at >= since and tenant in (None, f.tenant))
 
     def peak(self, region: str | None = None, since: float = 0.0) -> float:
         """The most a region was used, of all regions if none is named; 0 if nothing was measured."""
         measured = [self.use[region]] if region is not None else self.use.values()
         return max((use.peak for uses in measured for use in uses if use.at > since), default=0.0)
-
-    def mean_use(self, region: str, since: float = 0.0) -> float:
-        """The mean over time; 0 if nothing was measured."""
-        shares = [use.share for use in self.use.get(region, ()) if use.at > since]
-        return sum(shares) / len(shares) if shares else 0.0
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:

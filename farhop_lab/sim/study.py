@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop_lab.sim.measures import quantile
-from farhop_lab.sim.scenery import MODEL
+from farhop_lab.sim.sites import MODEL
 from farhop_lab.sim.stats import interval, jain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from farhop_lab.sim.measures import Coming, Fate, Use
+    from farhop_lab.sim.measures import OpenRequest, RequestRecord, Use
     from farhop_lab.sim.stats import Interval
     from farhop_lab.sim.world import World
 
@@ -177,12 +177,12 @@ def judge(world: World, window: Window, objective: Objective, *, drain_s: float 
 
 def _score(world: World, window: Window, objective: Objective, carried: Counter[tuple[str, str]]) -> Score:
     measures, topology = world.measures, world.topology
-    if measures.concluded > len(measures.fates):
-        raise ValueError(f"{measures.concluded} requests ended and {len(measures.fates)} were kept; shorten the run")
-    came = [fate for fate in measures.fates if window.has(fate.arrived_at)]
-    open_ = [coming for coming in measures.unfinished() if window.has(coming.arrived_at)]
-    ended = [fate for fate in measures.fates if fate.served and window.has(fate.ended_at)]
-    good = [fate for fate in ended if is_good(fate, objective)]
+    if measures.concluded > len(measures.records):
+        raise ValueError(f"{measures.concluded} requests ended and {len(measures.records)} were kept; shorten the run")
+    came = [record for record in measures.records if window.has(record.arrived_at)]
+    open_ = [pending for pending in measures.unfinished() if window.has(pending.arrived_at)]
+    ended = [record for record in measures.records if record.served and window.has(record.ended_at)]
+    good = [record for record in ended if is_good(record, objective)]
     regions = _by(came, open_, "entry", objective)
     tenants = _by(came, open_, "tenant", objective)
     loads = {name: _load(uses, window) for name, uses in measures.use.items()}
@@ -197,18 +197,18 @@ def _score(world: World, window: Window, objective: Objective, carried: Counter[
         tenants=tenants,
         loads=loads,
         requests_per_s=len(ended) / window.seconds,
-        answer_tokens_per_s=sum(fate.answer_tokens for fate in ended) / window.seconds,
-        tokens_per_s=sum(fate.answer_tokens + fate.prompt_tokens for fate in ended) / window.seconds,
+        answer_tokens_per_s=sum(record.answer_tokens for record in ended) / window.seconds,
+        tokens_per_s=sum(record.answer_tokens + record.prompt_tokens for record in ended) / window.seconds,
         good_per_s=len(good) / window.seconds,
-        good_tokens_per_s=sum(fate.answer_tokens for fate in good) / window.seconds,
+        good_tokens_per_s=sum(record.answer_tokens for record in good) / window.seconds,
         waiting=sum(load.waiting for load in loads.values()),
         busy=sum(load.busy * replicas.get(name, 0) for name, load in loads.items()) / count,
         kv=sum(load.kv * replicas.get(name, 0) for name, load in loads.items()) / count,
-        spill=_part([fate.region != fate.entry for fate in came if fate.served]),
+        spill=_part([record.region != record.entry for record in came if record.served]),
         crossed_gb=sum(carried.values()) / GB,
         usd=sum(n_bytes / GB * prices[a] for (a, _), n_bytes in carried.items()),
         gpu_usd=sum(n * topology.regions[name].usd_per_gpu_hour * hours for name, n in replicas.items()),
-        attempts=fmean([fate.attempts for fate in came]) if came else 0.0,
+        attempts=fmean([record.attempts for record in came]) if came else 0.0,
         unlawful=_unlawful(world, came),
         violations=measures.violations,
         ejections=measures.ejections.total(),
@@ -219,42 +219,42 @@ def _score(world: World, window: Window, objective: Objective, carried: Counter[
     )
 
 
-def is_good(fate: Fate, objective: Objective) -> bool:
+def is_good(record: RequestRecord, objective: Objective) -> bool:
     """Whether it met the objective. An answer of a single token has no time between tokens to miss."""
-    if not fate.served or fate.ttft_ms is None or fate.ttft_ms > objective.ttft_ms:
+    if not record.served or record.ttft_ms is None or record.ttft_ms > objective.ttft_ms:
         return False
-    return fate.tpot_ms is None or fate.tpot_ms <= objective.tpot_ms
+    return record.tpot_ms is None or record.tpot_ms <= objective.tpot_ms
 
 
-def share_of(fates: Sequence[Fate], unfinished: int, objective: Objective) -> Share:
+def share_of(records: Sequence[RequestRecord], unfinished: int, objective: Objective) -> Share:
     """What became of these, and of so many who have not heard the end."""
-    served = [fate for fate in fates if fate.served]
+    served = [record for record in records if record.served]
     patience_ms = objective.patience_ms
     endless = [patience_ms] * unfinished
-    prompt_tokens = sum(fate.prompt_tokens for fate in served)
-    tpots = [fate.tpot_ms for fate in served if fate.tpot_ms is not None]
+    prompt_tokens = sum(record.prompt_tokens for record in served)
+    tpots = [record.tpot_ms for record in served if record.tpot_ms is not None]
     return Share(
-        asked=len(fates) + unfinished,
+        asked=len(records) + unfinished,
         served=len(served),
-        good=sum(is_good(fate, objective) for fate in served),
-        failed=len(fates) - len(served) + unfinished,
-        hit=sum(fate.cached_tokens for fate in served) / prompt_tokens if prompt_tokens else 0.0,
-        ttft_ms=_spread([_ttft_ms(fate, patience_ms) for fate in fates] + endless),
+        good=sum(is_good(record, objective) for record in served),
+        failed=len(records) - len(served) + unfinished,
+        hit=sum(record.cached_tokens for record in served) / prompt_tokens if prompt_tokens else 0.0,
+        ttft_ms=_spread([_ttft_ms(record, patience_ms) for record in records] + endless),
         tpot_ms=_spread(tpots),
-        e2e_ms=_spread([_e2e_ms(fate, patience_ms) for fate in fates] + endless),
+        e2e_ms=_spread([_e2e_ms(record, patience_ms) for record in records] + endless),
     )
 
 
-def _ttft_ms(fate: Fate, patience_ms: float) -> float:
-    return fate.ttft_ms if fate.ttft_ms is not None else max(patience_ms, _waited_ms(fate))
+def _ttft_ms(record: RequestRecord, patience_ms: float) -> float:
+    return record.ttft_ms if record.ttft_ms is not None else max(patience_ms, _waited_ms(record))
 
 
-def _e2e_ms(fate: Fate, patience_ms: float) -> float:
-    return _waited_ms(fate) if fate.served else max(patience_ms, _waited_ms(fate))
+def _e2e_ms(record: RequestRecord, patience_ms: float) -> float:
+    return _waited_ms(record) if record.served else max(patience_ms, _waited_ms(record))
 
 
-def _waited_ms(fate: Fate) -> float:
-    return (fate.ended_at - fate.arrived_at) * 1e3
+def _waited_ms(record: RequestRecord) -> float:
+    return (record.ended_at - record.arrived_at) * 1e3
 
 
 def _spread(values: list[float]) -> Spread:
@@ -264,11 +264,13 @@ def _spread(values: list[float]) -> Spread:
     return Spread(fmean(values), *(quantile(values, share) for share in (0.50, 0.90, 0.95, 0.99)))
 
 
-def _by(fates: Iterable[Fate], open_: Iterable[Coming], field: str, objective: Objective) -> dict[str, Share]:
-    groups: dict[str, list[Fate]] = {}
-    unfinished: Counter[str] = Counter(getattr(coming, field) for coming in open_)
-    for fate in fates:
-        groups.setdefault(getattr(fate, field), []).append(fate)
+def _by(
+    records: Iterable[RequestRecord], open_: Iterable[OpenRequest], field: str, objective: Objective
+) -> dict[str, Share]:
+    groups: dict[str, list[RequestRecord]] = {}
+    unfinished: Counter[str] = Counter(getattr(pending, field) for pending in open_)
+    for record in records:
+        groups.setdefault(getattr(record, field), []).append(record)
     names = sorted(groups.keys() | unfinished.keys())
     return {name: share_of(groups.get(name, []), unfinished[name], objective) for name in names}
 
@@ -288,18 +290,18 @@ def _load(uses: Iterable[Use], window: Window) -> Load:
     )
 
 
-def _unlawful(world: World, fates: Iterable[Fate]) -> int:
+def _unlawful(world: World, records: Iterable[RequestRecord]) -> int:
     lawful: dict[str, frozenset[str]] = {}
     count = 0
-    for fate in fates:
-        if fate.tenant not in lawful:
-            lawful[fate.tenant] = frozenset(world.law.verdict(fate.tenant, MODEL).lawful)
-        count += bool(fate.region) and fate.region not in lawful[fate.tenant]
+    for record in records:
+        if record.tenant not in lawful:
+            lawful[record.tenant] = frozenset(world.law.verdict(record.tenant, MODEL).lawful)
+        count += bool(record.region) and record.region not in lawful[record.tenant]
     return count
 
 
-def _outcomes(fates: Iterable[Fate], unfinished: int) -> dict[str, int]:
-    counts = Counter(fate.outcome for fate in fates)
+def _outcomes(records: Iterable[RequestRecord], unfinished: int) -> dict[str, int]:
+    counts = Counter(record.outcome for record in records)
     if unfinished:
         counts["unfinished"] = unfinished
     return dict(sorted(counts.items()))

@@ -14,22 +14,22 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from farhop.balance import chain, outcome
-from farhop.balance.health import LivenessConfig
+from farhop.balance import outcome
+from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import Request
-from farhop.shell.door import Caller
+from farhop.balance.prefix import chain
+from farhop.service.authenticator import Caller
 from farhop_lab.sim.arrival import Arrival
 from farhop_lab.sim.balancer import BalancerProcess
-from farhop_lab.sim.carrier import Prompt
-from farhop_lab.sim.measures import Fate
+from farhop_lab.sim.context import SimContext
+from farhop_lab.sim.law_client import elsewhere
+from farhop_lab.sim.measures import RequestRecord
 from farhop_lab.sim.region import RegionProcess
-from farhop_lab.sim.scenery import MODEL, Reporting, Watching
-from farhop_lab.sim.stage import Stage
-from farhop_lab.sim.statutes import elsewhere
-from global_lb import bounds as global_bounds
-from global_lb import flow as global_flow
-from global_lb.view import RegionForced
-from regional_lb import flow as regional_flow
+from farhop_lab.sim.relay import Prompt
+from farhop_lab.sim.sites import MODEL, Reporting, Watching
+from global_lb.fleet.view import RegionForced
+from global_lb.routing import flow as global_flow
+from regional_lb.scheduler import flow as regional_flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Flow
     from farhop.relay.answers import Reply
-    from farhop.store.report import RegionReport
-    from farhop_lab.sim.carrier import Doorway, Entrance
+    from farhop.store.documents.report import RegionReport
     from farhop_lab.sim.engines import Timing
-    from farhop_lab.sim.hosts import Host
     from farhop_lab.sim.measures import Measures
-    from farhop_lab.sim.scenery import Site
+    from farhop_lab.sim.relay import EntryPoint, RequestRelay
+    from farhop_lab.sim.replicas import Host
+    from farhop_lab.sim.sites import Site
     from topology.law import Law
     from topology.model import Tenant, Topology
 
@@ -54,7 +54,7 @@ class World:
     """See the module's head. `sites` are the regions that have a balancer of their own; `balancers` gives how many
     global balancers stand in a region, one in each if it is left out. `make_global` and `make_regional` build other
     machines than the shipped ones, for control experiments. It has stood for `stood_s` at its second 0; if for none,
-    nobody has heard of anybody then. `witness` is told what happens to prompts and laws, each
+    nobody has heard of anybody then. `observer` is told what happens to prompts and laws, each
     with the region, the process and the request or document: a prompt `read`, `sent` to a region, `computed` there; a
     process `born`, a law `heard`. `timed` is told of every answer, by region and replica, what it truly took there.
     ValueError for a region that the topology lacks.
@@ -73,21 +73,23 @@ class World:
         make_global: Callable[[str, Law, Random], Flow] | None = None,
         make_regional: Callable[[str, Law, Random], regional_flow.RegionalFlow] | None = None,
         keep_journal: bool = False,
-        witness: Callable[[str, str, str, Any], None] | None = None,
+        observer: Callable[[str, str, str, Any], None] | None = None,
         timed: Callable[[str, str, Timing], None] | None = None,
     ) -> None:
         counts = balancers if balancers is not None else dict.fromkeys(topology.regions, 1)
         if unknown := sorted({*sites, *counts} - topology.regions.keys()):
             raise ValueError(f"regions: {', '.join(unknown)} not in the topology; add them there")
-        stage = self._stage = Stage(seed, topology, reporting, watching, stood_s=stood_s, keep_journal=keep_journal)
-        stage.witness, stage.timed = witness or stage.witness, timed
-        self.timeline, self.wire, self.measures = stage.timeline, stage.wire, stage.measures
-        self.journal = stage.journal
+        context = self._context = SimContext(
+            seed, topology, reporting, watching, stood_s=stood_s, keep_journal=keep_journal
+        )
+        context.observer, context.timed = observer or context.observer, timed
+        self.timeline, self.wire, self.measures = context.timeline, context.wire, context.measures
+        self.journal = context.journal
         self._lost: dict[str, float] = {}
         self._drained: dict[str, tuple[str, float | None]] = {}  # in etcd: why, and until when
         self._etcd_silent = False
         self._law_in_etcd, self._revision = b"", 0
-        self._dice, self._dice_law = stage.rng("reports"), stage.rng("laws")
+        self._dice, self._dice_law = context.rng("reports"), context.rng("laws")
         self._streams = self._arrivals = 0
         self._turn = dict.fromkeys(counts, 0)
         self._entered: dict[str, Arrival] = {}  # who is not over yet
@@ -95,13 +97,15 @@ class World:
         self._scopes: dict[str, int] = {}
         make = make_regional or self._regional
         self.regions = {
-            name: RegionProcess(stage, name, site, lambda region, rng: make(region, stage.law, rng), self._told)
+            name: RegionProcess(
+                context, name, site, lambda region, rng: make(region, context.law, rng), self._on_report
+            )
             for name, site in sites.items()
         }
         make_one = make_global or self._global
         self.balancers = {
             region: [
-                BalancerProcess(stage, region, f"g{n}", self.regions, lambda at, rng: make_one(at, stage.law, rng))
+                BalancerProcess(context, region, f"g{n}", self.regions, lambda at, rng: make_one(at, context.law, rng))
                 for n in range(count)
             ]
             for region, count in counts.items()
@@ -119,8 +123,8 @@ class World:
         return flow
 
     def _global(self, region: str, law: Law, rng: Random) -> global_flow.GlobalFlow:
-        liveness = LivenessConfig(report_age_s=self._stage.watching.report_age_s)
-        config = global_bounds.FlowConfig(region, liveness=liveness)
+        liveness = LivenessConfig(report_age_s=self._context.watching.report_age_s)
+        config = global_flow.FlowConfig(region, liveness=liveness)
         flow = global_flow.GlobalFlow(config, law, rng, lambda tenant: flow.law.patience_s(tenant))
         return flow
 
@@ -134,12 +138,12 @@ class World:
     @property
     def topology(self) -> Topology:
         """Its regions, prices and tenants."""
-        return self._stage.topology
+        return self._context.topology
 
     @property
     def law(self) -> Law:
         """Where whose work may be."""
-        return self._stage.law
+        return self._context.law
 
     @property
     def replicas(self) -> dict[str, int]:
@@ -161,7 +165,7 @@ class World:
 
     def rng(self, part: str) -> Random:
         """Dice of whoever plays a part in this world: named, and derived from its seed."""
-        return self._stage.rng(part)
+        return self._context.rng(part)
 
     def run(self, until: float) -> Measures:
         """Let time pass up to `until`."""
@@ -176,7 +180,7 @@ class World:
         if not per_s > 0.0:
             raise ValueError(f"per_s: {per_s!r} is no rate; give more than 0 a second")
         self._streams += 1
-        rng = self._stage.rng(f"stream {self._streams}")
+        rng = self._context.rng(f"stream {self._streams}")
 
         def next_after(at: float) -> None:
             following = at + (1.0 / per_s if even else rng.expovariate(per_s))
@@ -204,17 +208,17 @@ class World:
         direct: bool = False,
         text: bytes | None = None,
         session: int = 0,
-        heard: Callable[[Fate, bytes], None] | None = None,
+        on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """A streaming request arrives at a global balancer of its region (they take turns), or `direct`ly at the
         region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `says` names them: equal names
-        share their prefix, "" shares with nobody. `heard` is told its fate and what was answered, which may be before
-        this returns. Returns its id."""
+        share their prefix, "" shares with nobody. `on_done` is given its record and the answer, maybe before this
+        returns. Returns its id."""
         balancer = None if direct else self._next_balancer(entry)
         known = self._tenants(entry, balancer).get(tenant)
         who = Caller(tenant, deadline_s, "", True, known.priority if known is not None else 0, entry_region=entry)
         text = text or self._text(says, prompt_bytes)
-        return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, heard)
+        return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, on_done)
 
     def ask(
         self,
@@ -227,16 +231,16 @@ class World:
         answer_tokens: int | None = None,
         direct: bool = False,
     ) -> str | Reply:
-        """As `arrive`, by API key and past the door; a redirect is followed. Its id, or what the door said."""
+        """As `arrive`, by API key and past the authenticator; a redirect is followed. Its id, or the refusal."""
         redirects = 0
         while True:
             balancer = None if direct else self._turn_of(entry)
-            statutes = (self.regions[entry] if balancer is None else balancer).statutes
-            caller = statutes.caller(key, allow)
+            law_client = (self.regions[entry] if balancer is None else balancer).law_client
+            caller = law_client.caller(key, allow)
             if isinstance(caller, Caller):
                 return self._enter(entry, balancer, caller, Prompt(self._text(says, prompt_bytes), answer_tokens), 256)
             origin = elsewhere(caller)
-            named = [r.name for r in self._stage.topology.regions.values() if origin in r.entry]
+            named = [r.name for r in self._context.topology.regions.values() if origin in r.entry]
             if not named or redirects == REDIRECTS_MAX:
                 return caller
             entry, redirects = named[0], redirects + 1
@@ -244,17 +248,17 @@ class World:
     def _enter(
         self,
         entry: str,
-        balancer: Doorway | None,
+        balancer: EntryPoint | None,
         who: Caller,
         prompt: Prompt,
         max_tokens: int | None,
         session: int = 0,
-        heard: Callable[[Fate, bytes], None] | None = None,
+        on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """The body is read."""
         self._arrivals += 1
         request_id, text = f"r{self._arrivals}", prompt.text
-        carrier: Entrance = self.regions[entry].carrier if balancer is None else balancer.carrier
+        relay: RequestRelay = self.regions[entry].relay if balancer is None else balancer.relay
         prompt.seed = self._scope(who.tenant)
         request = Request(
             id=request_id,
@@ -263,7 +267,7 @@ class World:
             prompt_bytes=len(text),
             body_bytes=len(text) + 200,
             chain=chain.chain(text, prompt.seed),
-            deadline=carrier.clock() + who.deadline_s,
+            deadline=relay.clock() + who.deadline_s,
             priority=who.priority,
             max_tokens=max_tokens,
             stream=True,
@@ -273,30 +277,30 @@ class World:
             session=session,
         )
 
-        def over(fate: Fate, said: bytes) -> None:
+        def over(record: RequestRecord, said: bytes) -> None:
             self._entered.pop(request_id, None)  # its prompt may be large
-            if heard is not None:
-                heard(fate, said)
+            if on_done is not None:
+                on_done(record, said)
 
-        self._stage.witness("read", entry, entry if balancer is None else balancer.name, request)
-        arrival = Arrival(self._stage, request, prompt, entry, carrier, over, direct=balancer is None)
+        self._context.observer("read", entry, entry if balancer is None else balancer.name, request)
+        arrival = Arrival(self._context, request, prompt, entry, relay, over, direct=balancer is None)
         self._entered[request_id] = arrival
         self.last_entry = entry
         if balancer is not None:
             if isinstance(balancer, BalancerProcess) and not balancer.alive:
                 arrival.over(outcome.CONNECT_FAILED)
             else:
-                carrier.start(arrival.journey)
-        elif not self.regions[entry].serve(arrival.journey):
+                relay.start(arrival.active)
+        elif not self.regions[entry].serve(arrival.active):
             arrival.over(outcome.CONNECT_FAILED)
         return request_id
 
-    def _tenants(self, entry: str, balancer: Doorway | None) -> Mapping[str, Tenant]:
+    def _tenants(self, entry: str, balancer: EntryPoint | None) -> Mapping[str, Tenant]:
         """Those known where the request is asked."""
         process = self.regions[entry] if balancer is None else balancer
         if isinstance(process, BalancerProcess | RegionProcess):
-            return process.statutes.law.topology.tenants
-        return self._stage.topology.tenants
+            return process.law_client.law.topology.tenants
+        return self._context.topology.tenants
 
     def _text(self, says: str, n_bytes: int) -> bytes:
         return _text(says or f"r{self._arrivals + 1}", n_bytes)
@@ -311,10 +315,10 @@ class World:
     def leave(self, request_id: str) -> None:
         """Its client goes away; harmless if it is over."""
         arrival = self._entered.get(request_id)
-        if arrival is not None and arrival.carrier.client_left(request_id):
+        if arrival is not None and arrival.relay.client_left(request_id):
             arrival.over(outcome.CLIENT_LEFT)
 
-    def _next_balancer(self, entry: str) -> Doorway:
+    def _next_balancer(self, entry: str) -> EntryPoint:
         return self._turn_of(entry)
 
     def _turn_of(self, entry: str) -> BalancerProcess:
@@ -333,21 +337,21 @@ class World:
         for process in self._processes():
             if process.name not in deaf:
                 after_s = self._dice_law.uniform(0.0, lag_s)
-                self.timeline.after(after_s, self._hear_law, process, document, self._revision)
+                self.timeline.after(after_s, self._deliver_law, process, document, self._revision)
 
     def _processes(self) -> list[BalancerProcess | RegionProcess]:
         return [*self._everybody, *self.regions.values()]
 
-    def _hear_law(self, process: BalancerProcess | RegionProcess, document: bytes, revision: int) -> None:
+    def _deliver_law(self, process: BalancerProcess | RegionProcess, document: bytes, revision: int) -> None:
         if process.alive and not self._etcd_silent:
-            self._stage.witness("heard", process.region, process.name, document)
-            process.statutes.hear(document, revision)
+            self._context.observer("heard", process.region, process.name, document)
+            process.law_client.apply(document, revision)
 
     def _list_law(self, process: BalancerProcess | RegionProcess) -> None:
         """What a process that starts, or finds etcd again, reads there."""
         if process.alive and not self._etcd_silent:
-            self._stage.witness("heard", process.region, process.name, self._law_in_etcd)
-            process.statutes.hear(self._law_in_etcd, self._revision, anew=True)
+            self._context.observer("heard", process.region, process.name, self._law_in_etcd)
+            process.law_client.apply(self._law_in_etcd, self._revision, anew=True)
 
     def _list_drains(self, balancer: BalancerProcess) -> None:
         """Operators' words that stand in etcd, as one who starts, or finds etcd again, reads them there."""
@@ -355,9 +359,9 @@ class World:
             return
         for region in self.regions:
             why, ends_at = self._drained.get(region, ("", -inf))
-            until = None if ends_at is None else balancer.carrier.clock() + (ends_at - self.now)
+            until = None if ends_at is None else balancer.relay.clock() + (ends_at - self.now)
             stands = ends_at is None or ends_at > self.now
-            balancer.carrier.react(RegionForced(region, stands, why, until if stands else None))
+            balancer.relay.react(RegionForced(region, stands, why, until if stands else None))
 
     # -- faults
 
@@ -454,14 +458,14 @@ class World:
         """An operator drains a region at every global balancer."""
         self._drained[region] = why, None if for_s is None else self.now + for_s
         for balancer in self._listening():
-            until = None if for_s is None else balancer.carrier.clock() + for_s
-            balancer.carrier.react(RegionForced(region, True, why, until))
+            until = None if for_s is None else balancer.relay.clock() + for_s
+            balancer.relay.react(RegionForced(region, True, why, until))
 
     def undrain(self, region: str) -> None:
         """The drain is lifted."""
         self._drained.pop(region, None)
         for balancer in self._listening():
-            balancer.carrier.react(RegionForced(region, False))
+            balancer.relay.react(RegionForced(region, False))
 
     def _listening(self) -> list[BalancerProcess]:
         """Global balancers that hear at once what is written in etcd."""
@@ -469,14 +473,14 @@ class World:
 
     # -- reports on their way
 
-    def _told(self, report: RegionReport) -> None:
-        self.timeline.after(self._stage.reporting.delay_s, self._send, report)
+    def _on_report(self, report: RegionReport) -> None:
+        self.timeline.after(self._context.reporting.delay_s, self._send, report)
 
     def _send(self, report: RegionReport) -> None:
-        lost = self._lost.get(report.region, self._stage.reporting.lost)
+        lost = self._lost.get(report.region, self._context.reporting.lost)
         for balancer in self._everybody:
             if lost <= 0.0 or self._dice.random() >= lost:
-                self.wire.send(report.region, balancer.region, balancer.hearing.report, report)
+                self.wire.send(report.region, balancer.region, balancer.links.on_report, report)
 
 
 def _text(name: str, n_bytes: int) -> bytes:

@@ -12,13 +12,13 @@ import struct
 from typing import TYPE_CHECKING, Protocol, cast
 
 from farhop_lab.wan.alarm import SLACK_S
-from farhop_lab.wan.shaper import Mark
+from farhop_lab.wan.shaper import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop_lab.wan.alarm import Alarm
-    from farhop_lab.wan.shaper import Line, Shaper
+    from farhop_lab.wan.shaper import Direction, Shaper
 
 _LINGER_NOT = struct.pack("ii", 1, 0)  # on, 0 s: what is unsent is dropped, and close says RST rather than FIN
 
@@ -117,14 +117,19 @@ class End(asyncio.Protocol):
 
 
 class Channel:
-    """`deliver` acts on a mark that came out. `flowing`: the receiver can take more. Set `source` before putting."""
+    """`deliver` acts on a signal that came out. `flowing`: the receiver can take more. Set `source` before putting."""
 
-    __slots__ = ("_alarm", "_armed", "_deliver", "_line", "_queued_max", "_shaper", "flowing", "sink", "source")
+    __slots__ = ("_alarm", "_armed", "_deliver", "_direction", "_queued_max", "_shaper", "flowing", "sink", "source")
 
     def __init__(
-        self, shaper: Shaper, line: Line, alarm: Alarm, queued_max: Callable[[], int], deliver: Callable[[Mark], None]
+        self,
+        shaper: Shaper,
+        direction: Direction,
+        alarm: Alarm,
+        queued_max: Callable[[], int],
+        deliver: Callable[[Signal], None],
     ) -> None:
-        self._shaper, self._line, self._alarm = shaper, line, alarm
+        self._shaper, self._direction, self._alarm = shaper, direction, alarm
         self._queued_max, self._deliver = queued_max, deliver
         self._armed = False
         self.source: End | None = None
@@ -136,7 +141,7 @@ class Channel:
         """What is under way, with its overhead."""
         return self._shaper.queued_bytes
 
-    def put(self, item: bytes | Mark) -> None:
+    def put(self, item: bytes | Signal) -> None:
         """The sender says something."""
         shaper = self._shaper
         shaper.put(item, self._alarm.now())
@@ -165,7 +170,7 @@ class Channel:
             if not isinstance(item, bytes):
                 self._deliver(item)
             elif self.sink is not None and self.sink.transport is not None:
-                self._line.delivered_bytes += len(item)
+                self._direction.delivered_bytes += len(item)
                 self.sink.transport.write(item)
         if not self._armed:
             self._arm()
@@ -187,7 +192,7 @@ class Channel:
         if not self.flowing:
             self._shaper.clear()
             self.flowing = True
-        self.put(Mark.RESET)
+        self.put(Signal.RESET)
 
     def thaw(self) -> None:
         """The freeze is over."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop_lab.wan.alarm import Alarm
-from farhop_lab.wan.shaper import Wire
+from farhop_lab.wan.shaper import LinkSettings
 from farhop_lab.wan.tunnel import LinkLimits, Path, Tunnel
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Link:
         allowed_hosts: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
-        self._wire = Wire(0.0, 0.0)
+        self._settings = LinkSettings(0.0, 0.0)
         self._rng, self._limits, self._allowed_hosts = rng, limits or LinkLimits(), allowed_hosts
         self._path: Path | None = None
         self._server: asyncio.Server | None = None
@@ -89,7 +89,7 @@ class Link:
             return
         if alarm is None:
             alarm = self._own_alarm = Alarm()
-        path = self._path = Path(self._wire, self._rng, alarm, self._limits, self._allowed_hosts)
+        path = self._path = Path(self._settings, self._rng, alarm, self._limits, self._allowed_hosts)
         path.is_cut = self.state is LinkState.CUT
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Tunnel(path).near, HOST, 0, backlog=1024)
@@ -147,11 +147,11 @@ class Link:
         if bandwidth_mbps is not None and not bandwidth_mbps > 0:
             raise LinkError(f"link {self.name}: bandwidth_mbps: {bandwidth_mbps} is not above 0")
         if delay_ms is not None:
-            self._wire.delay_s = delay_ms / 1000
+            self._settings.delay_s = delay_ms / 1000
         if jitter_ms is not None:
-            self._wire.jitter_s = jitter_ms / 1000
+            self._settings.jitter_s = jitter_ms / 1000
         if bandwidth_mbps is not None:
-            self._wire.bytes_per_s = None if math.isinf(bandwidth_mbps) else bandwidth_mbps * _MBPS_BYTES
+            self._settings.bytes_per_s = None if math.isinf(bandwidth_mbps) else bandwidth_mbps * _MBPS_BYTES
 
     def cut(self) -> None:
         """Break the link: open connections are reset at both ends, those being made hear 502 a one-way delay later.
@@ -183,7 +183,7 @@ class Link:
 
     def _enter(self, state: LinkState) -> None:
         self.state = state
-        self._wire.frozen = state is LinkState.FROZEN
+        self._settings.frozen = state is LinkState.FROZEN
         if self._path is not None:
             self._path.is_cut = state is LinkState.CUT
 

@@ -19,7 +19,7 @@ CHUNK_OVERHEAD_BYTES = 128
 TAKE_BYTES_MAX = 256 * 1024
 
 
-class Mark(Enum):
+class Signal(Enum):
     """What crosses the wire beside bytes, in order with them."""
 
     OPEN = "open"  # the client's wish to connect (its SYN)
@@ -28,7 +28,7 @@ class Mark(Enum):
     RESET = "reset"  # RST: the sender is gone
 
 
-class Wire:
+class LinkSettings:
     """One link's live settings, read for each chunk. Seconds; `bytes_per_s` None: as fast as can be."""
 
     __slots__ = ("bytes_per_s", "delay_s", "frozen", "jitter_s")
@@ -38,7 +38,7 @@ class Wire:
         self.frozen = False
 
 
-class Line:
+class Direction:
     """One direction of a link, shared by its connections. `free_at`: when the last byte put so far is on the wire."""
 
     __slots__ = ("delivered_bytes", "free_at")
@@ -55,15 +55,15 @@ class Shaper:
     `delay + jitter`, as in a router's queue. `lost`: the path has forgotten this connection; nothing more comes out.
     """
 
-    __slots__ = ("_line", "_queue", "_rng", "_wire", "lost", "queued_bytes")
+    __slots__ = ("_direction", "_queue", "_rng", "_settings", "lost", "queued_bytes")
 
-    def __init__(self, wire: Wire, line: Line, rng: Random) -> None:
-        self._wire, self._line, self._rng = wire, line, rng
-        self._queue: deque[tuple[float, bytes | Mark]] = deque()
+    def __init__(self, settings: LinkSettings, direction: Direction, rng: Random) -> None:
+        self._settings, self._direction, self._rng = settings, direction, rng
+        self._queue: deque[tuple[float, bytes | Signal]] = deque()
         self.queued_bytes = 0
         self.lost = False
 
-    def put(self, item: bytes | Mark, now: float) -> None:
+    def put(self, item: bytes | Signal, now: float) -> None:
         """An item enters the wire at `now` (monotonic seconds, never going back)."""
         size = len(item) if isinstance(item, bytes) else 0
         due = self._arrival(size, now)
@@ -71,27 +71,27 @@ class Shaper:
         self.queued_bytes += size + CHUNK_OVERHEAD_BYTES
 
     def _arrival(self, size_bytes: int, now: float) -> float:
-        wire = self._wire
+        settings = self._settings
         start = now
-        if wire.bytes_per_s is not None:
-            line = self._line
-            line.free_at = start = max(now, line.free_at) + size_bytes / wire.bytes_per_s
-        late_s = wire.delay_s
-        if wire.jitter_s:
-            late_s = max(0.0, late_s + wire.jitter_s * (2.0 * self._rng.random() - 1.0))
+        if settings.bytes_per_s is not None:
+            direction = self._direction
+            direction.free_at = start = max(now, direction.free_at) + size_bytes / settings.bytes_per_s
+        late_s = settings.delay_s
+        if settings.jitter_s:
+            late_s = max(0.0, late_s + settings.jitter_s * (2.0 * self._rng.random() - 1.0))
         return start + late_s
 
     @property
     def due(self) -> float | None:
         """When the next item comes out; None if there is none, or nothing can come out."""
-        if self._wire.frozen or self.lost or not self._queue:
+        if self._settings.frozen or self.lost or not self._queue:
             return None
         return self._queue[0][0]
 
-    def take(self, until: float) -> bytes | Mark | None:
-        """The next mark due by then, or the bytes due by then up to the next mark, joined. None: nothing is due."""
+    def take(self, until: float) -> bytes | Signal | None:
+        """The next signal due by then, or the bytes due by then up to the next signal, joined. None: nothing is due."""
         queue = self._queue
-        if not queue or queue[0][0] > until or self._wire.frozen or self.lost:
+        if not queue or queue[0][0] > until or self._settings.frozen or self.lost:
             return None
         item = queue.popleft()[1]
         self.queued_bytes -= CHUNK_OVERHEAD_BYTES

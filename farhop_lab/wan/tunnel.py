@@ -15,7 +15,7 @@ import msgspec
 
 from farhop_lab.wan.channel import Channel, End
 from farhop_lab.wan.connect import ESTABLISHED, RefusedError, head_size, reply, target_of
-from farhop_lab.wan.shaper import Line, Mark, Shaper, Wire
+from farhop_lab.wan.shaper import Direction, LinkSettings, Shaper, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,9 +46,11 @@ class LinkLimits(msgspec.Struct, frozen=True):
 class Path:
     """What the tunnels of one link share."""
 
-    def __init__(self, wire: Wire, rng: Random, alarm: Alarm, limits: LinkLimits, hosts: frozenset[str]) -> None:
-        self.wire, self.rng, self.alarm, self.limits, self.allowed_hosts = wire, rng, alarm, limits, hosts
-        self.out, self.back = Line(), Line()
+    def __init__(
+        self, settings: LinkSettings, rng: Random, alarm: Alarm, limits: LinkLimits, hosts: frozenset[str]
+    ) -> None:
+        self.settings, self.rng, self.alarm, self.limits, self.allowed_hosts = settings, rng, alarm, limits, hosts
+        self.out, self.back = Direction(), Direction()
         self.loop = asyncio.get_running_loop()
         self.is_cut = False
         self.tunnels: set[Tunnel] = set()
@@ -56,7 +58,7 @@ class Path:
 
     def queued_max(self) -> int:
         """Bytes that may be under way now, per direction of a connection."""
-        return self.limits.frozen_bytes_max if self.wire.frozen else self.limits.flight_bytes_max
+        return self.limits.frozen_bytes_max if self.settings.frozen else self.limits.flight_bytes_max
 
 
 class Tunnel:
@@ -80,9 +82,9 @@ class Tunnel:
         path.accepted += 1
         path.tunnels.add(self)
 
-    def _channel(self, line: Line, deliver: Callable[[Mark], None]) -> Channel:
+    def _channel(self, direction: Direction, deliver: Callable[[Signal], None]) -> Channel:
         path = self._path
-        return Channel(Shaper(path.wire, line, path.rng), line, path.alarm, path.queued_max, deliver)
+        return Channel(Shaper(path.settings, direction, path.rng), direction, path.alarm, path.queued_max, deliver)
 
     # -- the client's head
 
@@ -116,18 +118,18 @@ class Tunnel:
             self._fail(502, f"{self._target}: no route: the link is cut")
             return
         self.near.hear = self.out.put
-        self.out.put(Mark.OPEN)
+        self.out.put(Signal.OPEN)
         if rest:
             self.out.put(rest)
 
     # -- at the far side
 
-    def _at_far(self, mark: Mark) -> None:
-        if mark is Mark.OPEN:
+    def _at_far(self, signal: Signal) -> None:
+        if signal is Signal.OPEN:
             self.out.pause()  # until there is somebody to hear what follows
             self._connecting = self._path.loop.create_task(self._connect())
         elif self.far is not None:
-            self._give(mark, self.far)
+            self._give(signal, self.far)
 
     async def _connect(self) -> None:
         target, limits = self._target, self._path.limits
@@ -157,7 +159,7 @@ class Tunnel:
             end.reset()  # too late: the client left, or was told that the link is cut
         else:
             self.far = self.out.sink = self.back.source = end
-            self.back.put(Mark.ANSWER)
+            self.back.put(Signal.ANSWER)
             self.out.flow()
 
     def _fail(self, status: int, text: str) -> None:
@@ -166,14 +168,14 @@ class Tunnel:
         self.near.hear = _ignore
         self.out.clear()
         self.near.set_reading(True)  # its leaving must be noticed
-        self.back.put(Mark.ANSWER)
-        self.back.put(Mark.END)
+        self.back.put(Signal.ANSWER)
+        self.back.put(Signal.END)
 
     # -- at the near side
 
-    def _at_near(self, mark: Mark) -> None:
-        if mark is not Mark.ANSWER:
-            self._give(mark, self.near)
+    def _at_near(self, signal: Signal) -> None:
+        if signal is not Signal.ANSWER:
+            self._give(signal, self.near)
             return
         self.near.write(self._reply)
         if self.far is not None:
@@ -184,8 +186,8 @@ class Tunnel:
 
     # -- endings
 
-    def _give(self, mark: Mark, end: End) -> None:
-        if mark is Mark.END:
+    def _give(self, signal: Signal, end: End) -> None:
+        if signal is Signal.END:
             end.write_end()
         else:
             end.reset()
@@ -195,7 +197,7 @@ class Tunnel:
         if self._target is None:
             end.told_end = True  # nothing was asked: closed without a word, as eof_received then does
         elif end.hear is not _ignore:
-            (self.out if end is self.near else self.back).put(Mark.END)
+            (self.out if end is self.near else self.back).put(Signal.END)
 
     def lost(self, end: End) -> None:
         """An end is gone: the other hears of it, unless both ways had ended."""

@@ -6,14 +6,12 @@ starts does not depend on what the world answers. Rates are per second of the ti
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from math import inf, isfinite
 from random import Random
 
 import msgspec
 
-from farhop_lab.workloads.daylight import Daylight
 from farhop_lab.workloads.places import Rule
 from farhop_lab.workloads.program import Program, Schedule, Start, WorkloadError
 
@@ -43,24 +41,6 @@ def varying(
             raise WorkloadError(f"a rate of {rate} a second at {at} s is not within 0 and {most_per_s}; give its bound")
         if rng.random() * most_per_s < rate:
             yield at
-
-
-def daily(days: Mapping[str, Daylight], per_s: float, seed: int, *, until: float) -> Iterator[tuple[float, str]]:
-    """Moments and regions: a region's rate is `per_s` times its level. Every region has dice of its own."""
-    streams = [
-        zip(
-            varying(
-                lambda at, day=day: per_s * day.level(at),  # type: ignore[misc]
-                per_s * day.peak,
-                Random(f"{seed} day {name}"),
-                until=until,
-            ),
-            _always(name),
-            strict=False,
-        )
-        for name, day in days.items()
-    ]
-    return heapq.merge(*streams)
 
 
 class Burst(msgspec.Struct, frozen=True):
@@ -100,11 +80,6 @@ def placed(moments: Iterator[tuple[float, str]], make: Maker, name: str) -> Sche
     """The same where the moments bring their regions."""
     for number, (at, region) in enumerate(moments):
         yield Start(at, region, _later(make, f"{name} {number}"))
-
-
-def merged(*schedules: Schedule) -> Schedule:
-    """One schedule of several."""
-    return heapq.merge(*schedules, key=lambda start: start.at)
 
 
 def thinned(schedule: Schedule, share: float, rng: Random) -> Schedule:

@@ -8,7 +8,6 @@ of a moment. A day may be shortened (`day_s`), so that a simulation need not las
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import cos, exp, log, pi, sqrt
 
 import msgspec
@@ -57,16 +56,6 @@ class Daylight(msgspec.Struct, frozen=True, kw_only=True):
             if self.level(at + step * step_s) >= threshold * self.peak * (1.0 - 1e-3):
                 return at + step * step_s
         return at + self.day_s
-
-
-def swing_of(days: Mapping[str, Daylight]) -> float:
-    """Peak over trough of the sum of all regions, over one day. WorkloadError where days differ in length."""
-    lengths = {day.day_s for day in days.values()}
-    if len(lengths) != 1:
-        raise WorkloadError(f"days of {sorted(lengths)} s have no common day; give all the same day_s")
-    (day_s,) = lengths
-    levels = [sum(day.level(step * day_s / 1440) for day in days.values()) for step in range(1440)]
-    return max(levels) / min(levels)
 
 
 THREE = {

@@ -7,9 +7,7 @@ guessed. Never writes. The files are given by path, and none is shipped.
 from __future__ import annotations
 
 import ast
-import csv
 import gzip
-import io
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -104,18 +102,6 @@ def servegen(path: Path, kind: str) -> list[Recorded]:
     if not traces:
         raise TraceError(f"{path}: nothing of kind {kind!r}; it holds {', '.join(sorted(kinds)) or 'nothing'}")
     return [Recorded(f"{kind} {client}", traces[client], lengths.get(client, ())) for client in sorted(traces)]
-
-
-def countries(path: Path) -> list[tuple[float, float, int]]:
-    """Latitude, longitude and population of each country in a CSV that has lat, lon and population. TraceError."""
-    text = "".join(line for _, line in _lines(path))
-    found = []
-    for number, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
-        try:
-            found.append((float(row["lat"]), float(row["lon"]), int(row["population"] or 0)))
-        except (KeyError, TypeError, ValueError) as error:
-            raise _bad(path, number, f"{error}; columns lat, lon and population of numbers are expected") from None
-    return _some(path, found)
 
 
 def _bursts(where: Path, content: str) -> tuple[Burst, ...]:

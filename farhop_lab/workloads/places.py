@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from math import asin, cos, inf, isfinite, radians, sin, sqrt
+from math import isfinite
 
 from xxhash import xxh3_64_intdigest
 
@@ -21,8 +21,6 @@ from farhop_lab.workloads.program import WorkloadError
 
 Rule = Callable[[str, float], str]
 """(session, seconds) -> region."""
-
-EARTH_KM = 6371.0
 
 
 def chance(session: str, salt: str = "") -> float:
@@ -70,32 +68,3 @@ def _marks(weights: Mapping[str, float]) -> tuple[list[str], list[float]]:
     if not names:
         raise WorkloadError("weights: no region has any; give at least one above 0")
     return names, list(accumulate(weights[name] for name in names))
-
-
-def nearest(latitude: float, longitude: float, regions: Mapping[str, tuple[float, float]]) -> str:
-    """The region at the shortest great-circle distance. Degrees, as (latitude, longitude)."""
-    best, best_km = "", inf
-    for name, (there_latitude, there_longitude) in regions.items():
-        km = _km(latitude, longitude, there_latitude, there_longitude)
-        if km < best_km:
-            best, best_km = name, km
-    if not best:
-        raise WorkloadError("regions: there are none; give at least one with its latitude and longitude")
-    return best
-
-
-def populations(
-    countries: Sequence[tuple[float, float, int]], regions: Mapping[str, tuple[float, float]]
-) -> dict[str, float]:
-    """People (latitude, longitude, how many) by the region nearest to them: weights for `by_weight`."""
-    weights = dict.fromkeys(regions, 0.0)
-    for latitude, longitude, people in countries:
-        weights[nearest(latitude, longitude, regions)] += people
-    return weights
-
-
-def _km(lat_a: float, lon_a: float, lat_b: float, lon_b: float) -> float:
-    """Haversine."""
-    lat_a, lon_a, lat_b, lon_b = map(radians, (lat_a, lon_a, lat_b, lon_b))
-    half = sin((lat_b - lat_a) / 2) ** 2 + cos(lat_a) * cos(lat_b) * sin((lon_b - lon_a) / 2) ** 2
-    return 2.0 * EARTH_KM * asin(min(1.0, sqrt(half)))

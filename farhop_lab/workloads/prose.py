@@ -12,7 +12,7 @@ from random import Random
 from xxhash import xxh3_128_intdigest
 
 TOKEN_BYTES = 4
-"""An emulated engine's token: see farhop_lab.engine.text."""
+"""An emulated engine's token: see farhop_lab.engine.core.text."""
 HEAD_BYTES = 32
 _POOL_BYTES = 1 << 20
 _WORDS = (

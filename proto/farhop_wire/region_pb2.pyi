@@ -193,7 +193,7 @@ class ModelCapacity(_message.Message):
     HEADROOM_FOREIGN_TOKENS_FIELD_NUMBER: _builtins.int
     GPU_TYPES_FIELD_NUMBER: _builtins.int
     USED_SHARE_FIELD_NUMBER: _builtins.int
-    CROWD_MS_FIELD_NUMBER: _builtins.int
+    BATCH_INTERFERENCE_MS_FIELD_NUMBER: _builtins.int
     BASES_FIELD_NUMBER: _builtins.int
     BASE_UNKNOWN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -232,7 +232,7 @@ class ModelCapacity(_message.Message):
     """prompt tokens it takes from other regions before it refuses"""
     used_share: _builtins.float
     """0 and up: requests per slot, or KV tokens taken, whichever is more; of the same"""
-    crowd_ms: _builtins.float
+    batch_interference_ms: _builtins.float
     """ms that each request adds to every token of all others at its replica"""
     base_unknown: _builtins.bool
     """an adapter whose base nobody knows"""
@@ -266,13 +266,13 @@ class ModelCapacity(_message.Message):
         headroom_foreign_tokens: _builtins.int = ...,
         gpu_types: _abc.Iterable[_builtins.str] | None = ...,
         used_share: _builtins.float = ...,
-        crowd_ms: _builtins.float = ...,
+        batch_interference_ms: _builtins.float = ...,
         bases: _abc.Iterable[_builtins.str] | None = ...,
         base_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_unknown", b"base_unknown", "bases", b"bases", "bytes_per_token", b"bytes_per_token", "crowd_ms", b"crowd_ms", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_unknown", b"base_unknown", "bases", b"bases", "batch_interference_ms", b"batch_interference_ms", "bytes_per_token", b"bytes_per_token", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,9 +12,9 @@ from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 from farhop.store.hubs import Hubs
 from farhop.store.kept import KeptStore
-from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.store.state import StateDir
-from farhop_lab.etcd import EmbeddedEtcd
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from farhop_lab.world.etcd import EmbeddedEtcd
 
 TIMEOUT_S = 1.2
 

@@ -18,12 +18,12 @@ import msgspec
 from aiohttp import web
 from inprocess import MODEL, common, topology, until
 
-from farhop.store.memory import MemoryCluster, MemoryStore
-from farhop_lab.engine.profiles import PROFILES, Profile
-from farhop_lab.engine.sequence import Voice
+from farhop_lab.engine.core.profiles import PROFILES, Profile
+from farhop_lab.engine.core.sequence import TextModel
 from farhop_lab.engine.server import Replica
-from regional_lb.config import RegionalConfig
-from regional_lb.main import RegionalBalancer
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from regional_lb.app.config import RegionalConfig
+from regional_lb.app.main import RegionalBalancer
 
 SPEEDUP = 20.0
 NAIVE: dict[str, Any] = {"policy": "round-robin"}
@@ -39,7 +39,7 @@ class Gpu:
     """One emulated engine on this loop, behind a pipe that can be frozen."""
 
     def __init__(self, profile: Profile, seed: int) -> None:
-        self.replica = Replica(profile, Voice(MODEL, seed, 50.0), time.perf_counter)
+        self.replica = Replica(profile, TextModel(MODEL, seed, 50.0), time.perf_counter)
         self.port = 0
         self.frozen = asyncio.Event()
         self._pairs: set[asyncio.Task[None]] = set()

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import yaml
 
-from farhop.store import steer
+from farhop.store.documents import overrides
 from farhop.store.etcd_link import EtcdSettings
 from farhop.store.hubs import Hubs, store_of
-from farhop_lab.client import Delta, Result, ask
-from farhop_lab.world import World, WorldSettings
+from farhop_lab.world.client import Delta, Result, ask
+from farhop_lab.world.world import World, WorldSettings
 from topology import load as worlds
 
 if TYPE_CHECKING:
@@ -76,10 +76,11 @@ async def bias(world: World, region: str, ms: float) -> None:
     """Draw work to a region from afar, by an operator's word in every hub; 0: take the word back."""
     async with hubs_of(world) as store:
         if ms == 0.0:
-            await store.delete(steer.bias_key(region))
+            await store.delete(overrides.bias_key(region))
             return
-        word = steer.BiasWord(region=region, ms=ms, why="drill", author="drills", at=datetime.now(UTC), for_s=600.0)
-        await store.put(word.key, steer.encode(word))
+        at = datetime.now(UTC)
+        bias = overrides.BiasOverride(region=region, ms=ms, why="drill", author="drills", at=at, for_s=600.0)
+        await store.put(bias.key, overrides.encode(bias))
 
 
 @dataclass
@@ -191,10 +192,15 @@ class Looks:
         """(region, state) as anybody saw it since then."""
         return {(region["region"], region["state"]) for at, _, region in self.seen if at >= since}
 
+    def against(self, since: float) -> list[str]:
+        """What anybody had against any region since then: who, whom, in which state he saw it and why."""
+        found = [(by, one) for at, by, one in self.seen if at >= since and one["state"] != "up"]
+        return sorted({f"{by} of {one['region']}: {one['state']}, {one['why']}" for by, one in found})
+
     def shares(self, of: str, by: str, since: float) -> list[float]:
         """What share of requests goes there gladly, look by look."""
         found = [one for at, name, one in self.seen if at >= since and (name, one["region"]) == (by, of)]
-        return [one["cold_share"] for one in found if one["state"] == "up"]
+        return [one["admitted_share"] for one in found if one["state"] == "up"]
 
 
 async def last_attempt(world: World, region: str, since: float) -> float:
@@ -209,7 +215,7 @@ async def last_attempt(world: World, region: str, since: float) -> float:
     return latest
 
 
-STALL_S = 0.25  # of the loop on which clients and the ocean run: then what is measured is this machine
+STALL_S = 0.25  # of the loop on which clients and the ocean run: then pings may be late for the same cause
 
 
 class Stalls:

@@ -15,8 +15,8 @@ import pytest
 from classic import NAIVE, Load, blind, gpus, l4, region
 from inprocess import HOP_KEY, MODEL, until
 
-from farhop_lab.engine.faults import Fault
-from regional_lb.main import RegionalBalancer
+from farhop_lab.engine.core.faults import Fault
+from regional_lb.app.main import RegionalBalancer
 
 
 @pytest.fixture(autouse=True)

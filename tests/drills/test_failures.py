@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from farhop_lab.client import Delta, Result, ask
-from tests.conftest import soonest
+from farhop_lab.world.client import Delta, Result, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,7 +246,10 @@ async def _json(url: str) -> dict[str, Any]:
 
 
 def test_a_client_that_leaves_stops_the_engine_at_once(running: RunningWorld) -> None:
-    """Through both tiers, without waiting for anybody's timer: within 50 ms, where the machine lets processes run."""
+    """Through both tiers: of 4,000 tokens, 1 ms each, most are never made, and once it stands still nothing runs on.
+
+    That nobody's timer is waited for is shown where time is not this machine's (tests/farhop/relay/test_relay.py).
+    """
 
     async def leave() -> float:
         body = {
@@ -265,18 +267,18 @@ def test_a_client_that_leaves_stops_the_engine_at_once(running: RunningWorld) ->
             assert response.status == 200, await response.text()
             await response.content.readany()
             assert await _sum_at(looking, running, "frankfurt", _RUNNING) == 1
+            before = await _sum_at(looking, running, "frankfurt", _GENERATED)
             left = time.monotonic()
             response.close()
             while await _sum_at(looking, running, "frankfurt", _RUNNING):
                 assert time.monotonic() - left < 10.0
-            took_s = time.monotonic() - left
             tokens = await _sum_at(looking, running, "frankfurt", _GENERATED)
             await asyncio.sleep(0.1)
             assert await _sum_at(looking, running, "frankfurt", _GENERATED) == tokens
-            return took_s
+            return tokens - before
 
     assert _eventually(lambda: running.call(_idle(running, "frankfurt")))
-    running.call(soonest(leave, 0.05))
+    assert running.call(leave()) < 1000
 
 
 _RUNNING, _GENERATED = "vllm:num_requests_running", "vllm:generation_tokens_total"

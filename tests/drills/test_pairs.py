@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -16,12 +14,11 @@ from aiohttp import web
 from classic import SPEEDUP, Gpu, gpus, l4, region
 from inprocess import HOP_KEY, MODEL, until
 
-from farhop_lab.engine.api import Transfer
-from farhop_lab.engine.faults import Fault
-from farhop_lab.engine.sequence import Sequence, Voice
-from farhop_lab.engine.text import write_all
-from regional_lb.main import RegionalBalancer
-from tests.conftest import soonest
+from farhop_lab.engine.core.faults import Fault
+from farhop_lab.engine.core.sequence import Sequence, TextModel
+from farhop_lab.engine.core.text import write_all
+from farhop_lab.engine.formats.api import Transfer
+from regional_lb.app.main import RegionalBalancer
 
 KEY = {"authorization": "Bearer sk-farhop-anywhere"}
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -73,7 +70,8 @@ class World:
 
 
 @asynccontextmanager
-async def _world(speedup: float = SPEEDUP) -> AsyncIterator[World]:
+async def _world(speedup: float = SPEEDUP, probe_timeout_s: float = 5.0) -> AsyncIterator[World]:
+    """Probes are patient, for busy machines, unless a test is about who does not answer them."""
     profile = l4(speedup)
     async with (
         AsyncExitStack() as alive,
@@ -85,15 +83,15 @@ async def _world(speedup: float = SPEEDUP) -> AsyncIterator[World]:
         ) as session,
     ):
         engines = [await alive.enter_async_context(Gpu(profile, 0).running()), *others]
-        for gpu in engines:  # one model with one voice, as real replicas have
-            gpu.replica.voice = Voice(MODEL, 0, 50.0)
+        for gpu in engines:  # one model that says the same, as real replicas have
+            gpu.replica.text_model = TextModel(MODEL, 0, 50.0)
         told = {"prefill_ms_per_token": profile.prefill_ms_per_token, "tpot_ms": profile.decode_floor_ms}
         roles = (("p", "prefill"), ("d0", "decode"), ("d1", "mixed"))
         replicas = [
             {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": name, "role": role, **told}
             for gpu, (name, role) in zip(engines, roles, strict=True)
         ]
-        watch = {"probe_s": 0.05, "scrape_s": 0.05, "timeout_s": 0.2, "rise": 1, "fall": 2}
+        watch = {"probe_s": 0.05, "scrape_s": 0.05, "timeout_s": probe_timeout_s, "rise": 1, "fall": 2}
         async with region(engines, replicas=replicas, watch=watch) as (balancer, url):
             yield World(engines, alive.aclose, balancer, url, session)
 
@@ -186,7 +184,7 @@ async def test_the_prefill_engine_dies_between_the_halves() -> None:
 
 
 async def test_a_frozen_prefill_engine_is_given_up_and_its_requests_are_served() -> None:
-    async with _world() as world:
+    async with _world(probe_timeout_s=1.0) as world:
         world.p.frozen.set()
         headers, said = await world.ask(_prompt("frank"), stream=True)
         assert said["text"] == _expected(_prompt("frank"))
@@ -195,24 +193,20 @@ async def test_a_frozen_prefill_engine_is_given_up_and_its_requests_are_served()
 
 @pytest.mark.parametrize("half", ["prefill", "decode"])
 async def test_a_client_that_leaves_stops_both_engines(half: str) -> None:
+    """Long before they would have been done: of 2,000 tokens most are never made."""
     async with _world() as world:
         first, second = world.p.replica.core, [gpu.replica.core for gpu in world.d]
-        names = (f"gina {n}" for n in itertools.count())
-
-        async def leave() -> float:
-            asking = asyncio.create_task(world.ask(_prompt(next(names), 4000), max_tokens=2000))
-            if half == "prefill":
-                await until(lambda: first.has_work)
-            else:
-                await until(lambda: any(core.running for core in second))
-            left_at = time.monotonic()
-            asking.cancel()
-            await until(lambda: not first.has_work and not any(core.has_work for core in second))
-            took_s = time.monotonic() - left_at
-            await world.at_rest()
-            return took_s
-
-        await soonest(leave, 1.0)
+        asking = asyncio.create_task(world.ask(_prompt("gina", 4000), max_tokens=2000))
+        if half == "prefill":
+            await until(lambda: first.has_work)
+        else:
+            await until(lambda: any(core.running for core in second))
+        before = sum(core.counters.generation_tokens for core in second)
+        asking.cancel()
+        await until(lambda: not first.has_work and not any(core.has_work for core in second))
+        await world.at_rest()
+        made = sum(core.counters.generation_tokens for core in second) - before
+        assert made == 0 if half == "prefill" else made < 1000
 
 
 async def test_a_client_does_not_say_where_kv_is_fetched_from() -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import uvloop
 import yaml
 
-from farhop_lab.child import Child
-from farhop_lab.etcd import EmbeddedEtcd
-from farhop_lab.ports import free_ports
+from farhop_lab.world.child import Child
+from farhop_lab.world.etcd import EmbeddedEtcd
+from farhop_lab.world.ports import free_ports
 
 MODEL = "llama-3.1-8b"
 TOKENS = 24
@@ -114,22 +113,25 @@ class Load:
             assert "[DONE]" in text or not stream, text
 
 
-@pytest.mark.parametrize("tier", ["regional", "global"])
-def test_a_rolling_restart_loses_nothing(tmp_path: Path, tier: str) -> None:
-    async def drill() -> Load:
-        async with fleets(tmp_path) as made:
-            fleet, over = made[tier], asyncio.Event()
-            load = Load(fleet.url)
-            running = asyncio.create_task(load.run(over))
-            for instance in fleet.instances:
-                await asyncio.sleep(0.3)
-                assert await instance.stop(grace_s=20.0) == 0
-                await instance.start()
-            await asyncio.sleep(0.3)
-            over.set()
-            await running
-            return load
+def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
+    """Of the regional tier, then of the global one, each under its own load."""
 
-    load = uvloop.run(drill())
-    assert load.lost == []
-    assert load.served > 200
+    async def restarted(fleet: Fleet) -> Load:
+        load, over = Load(fleet.url), asyncio.Event()
+        running = asyncio.create_task(load.run(over))
+        for instance in fleet.instances:
+            await asyncio.sleep(0.3)
+            assert await instance.stop(grace_s=20.0) == 0
+            await instance.start()
+        await asyncio.sleep(0.3)
+        over.set()
+        await running
+        return load
+
+    async def drill() -> dict[str, Load]:
+        async with fleets(tmp_path) as made:
+            return {tier: await restarted(made[tier]) for tier in ("regional", "global")}
+
+    for tier, load in uvloop.run(drill()).items():
+        assert (tier, load.lost) == (tier, [])
+        assert load.served > 200

@@ -14,12 +14,12 @@ from aiohttp import web
 from classic import Gpu, l4, region
 from inprocess import HOP_KEY, MODEL, until
 
-from farhop_lab.engine.faults import Fault
-from farhop_lab.engine.held import Link
-from farhop_lab.engine.rooms import Mode, Rooms
-from farhop_lab.engine.sequence import Voice
-from farhop_lab.engine.text import write_all
-from regional_lb.main import RegionalBalancer
+from farhop_lab.engine.bootstrap import BootstrapRooms, Mode
+from farhop_lab.engine.core.faults import Fault
+from farhop_lab.engine.core.held import TransferLink
+from farhop_lab.engine.core.sequence import TextModel
+from farhop_lab.engine.core.text import write_all
+from regional_lb.app.main import RegionalBalancer
 
 KEY = {"authorization": "Bearer sk-farhop-anywhere"}
 COMPLETION = "/v1/completions"
@@ -65,8 +65,8 @@ class World:
 async def _engine(mode: Mode, wait_s: float = 60.0) -> AsyncIterator[tuple[Gpu, int]]:
     """An engine of that mode, and its bootstrap port (0: none)."""
     gpu = Gpu(l4(), 0)
-    gpu.replica.voice = Voice(MODEL, 0, 50.0)  # one model with one voice, as real replicas have
-    gpu.replica.rooms = rooms = Rooms(mode, gpu.replica.core, Link(), wait_s)
+    gpu.replica.text_model = TextModel(MODEL, 0, 50.0)  # one model that says the same, as real replicas have
+    gpu.replica.rooms = rooms = BootstrapRooms(mode, gpu.replica.core, TransferLink(), wait_s)
     runner = web.AppRunner(rooms.application(), access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
     async with gpu.running():
         await runner.setup()
@@ -78,7 +78,7 @@ async def _engine(mode: Mode, wait_s: float = 60.0) -> AsyncIterator[tuple[Gpu, 
 
 
 @asynccontextmanager
-async def _world(probe_timeout_s: float = 3.0) -> AsyncIterator[World]:
+async def _world(probe_timeout_s: float = 5.0) -> AsyncIterator[World]:
     """Probes are patient, for busy machines, unless a test is about who does not answer them."""
     modes: tuple[tuple[str, Mode], ...] = (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode"), ("d1", "decode"))
     async with (
@@ -139,7 +139,7 @@ async def test_a_broken_prefill_engine_costs_nobody_anything() -> None:
 
 @pytest.mark.parametrize("half", ["prefill", "decode"])
 async def test_a_frozen_one_is_given_up_and_its_requests_are_served(half: str) -> None:
-    async with _world(0.2) as world:
+    async with _world(1.0) as world:
         (world.p if half == "prefill" else world.d)[0].frozen.set()
         said = await asyncio.gather(*(world.ask(_prompt(f"frank{n}")) for n in range(6)))
         for n, (headers, text, _) in enumerate(said):

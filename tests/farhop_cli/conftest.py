@@ -15,15 +15,17 @@ import pytest_asyncio
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from farhop.store import word
+from farhop.store.contract import LAW_KEY, OVERRIDE_PREFIX, ROOT, STEER_PREFIX
+from farhop.store.documents import authored
+from farhop.store.envelope import bare
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
-from farhop_cli import drain
+from farhop_cli import standing
 from farhop_cli.fleet import Fleet
 from farhop_cli.main import app
-from farhop_lab import world_file
-from farhop_lab.etcd import EmbeddedEtcd
-from farhop_lab.world_file import RegionFile, WorldFile
+from farhop_lab.world import world_file
+from farhop_lab.world.etcd import EmbeddedEtcd
+from farhop_lab.world.world_file import RegionFile, WorldFile
 from topology.load import shipped
 
 REGIONS = ("virginia", "frankfurt", "tokyo")
@@ -162,7 +164,7 @@ class Cli:
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
         """Run it here."""
-        return CliRunner().invoke(app, list(arguments), input=stdin)
+        return CliRunner().invoke(app(), list(arguments), input=stdin)
 
     async def in_thread(self, *arguments: str, stdin: str | None = None) -> Result:
         """Run it in a thread: it brings its own event loop, and the servers need this one."""
@@ -185,7 +187,7 @@ def cli(monkeypatch) -> Cli:
 
 
 class Made:
-    """Records as balancers keep them (global_lb.serve, regional_lb.serve, farhop.shell.observe)."""
+    """Records as balancers keep them (global_lb.app.serve, regional_lb.app.serve, farhop.service.request_telemetry)."""
 
     decision = DECISION
 
@@ -229,7 +231,7 @@ class Made:
         }  # fmt: skip
         return {"tier": "global", "regions": [
             {"region": name, "state": state, "why": f"why {state}", "forced": False, "rtt_ms": 9.25, "in_flight": 3,
-             "residence": 1.0, "instances": [instance, {**instance, "models": {}}]}
+             "cache_hit_calibration": 1.0, "instances": [instance, {**instance, "models": {}}]}
             for name, state in states.items()
         ]}  # fmt: skip
 
@@ -256,67 +258,107 @@ async def embedded_etcd():
         yield process
 
 
-class Steering:
-    """A world over a real etcd. Its regional balancers follow at once if `follows`, and none has what is `unserved`."""
+class StandingWorld:
+    """A world over a real etcd, whose six balancers say that they follow what stands there.
+
+    The first `knowing` of them do: three global ones, then the regional ones of REGIONS. `states` are the regions' as
+    global balancers see them; nobody there serves what is `unserved`; those who know no law go by `epoch`.
+    """
 
     def __init__(self, endpoint: str) -> None:
-        self.endpoint, self.follows = endpoint, True
-        self.unserved: list[str] = []
+        self.endpoint, self.knowing, self.epoch = endpoint, 6, 1
+        self.states, self.unserved = dict.fromkeys(REGIONS, "up"), []
 
-    def _with_store(self, work):
-        async def run():
-            store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
-            await store.open()
-            try:
-                return await work(store)
-            finally:
-                await store.close()
+    async def _with_store(self, work):
+        store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
+        await store.open()
+        try:
+            return await work(store)
+        finally:
+            await store.close()
 
-        return asyncio.run(run())
+    def do(self, work):
+        """Something done to etcd, apart from the command."""
+        return asyncio.run(self._with_store(work))
 
-    def put(self, what: str, document: bytes) -> None:
+    def put(self, key: str, document: bytes) -> None:
         """Somebody writes by hand."""
-        self._with_store(lambda store: store.put(f"/farhop/v1/{what}/virginia", document))
+        self.do(lambda store: store.put(key, document))
 
-    def stands(self, what: str) -> Any:
-        """What stands there by model, and its signature; None if nothing does."""
-        entry = self._with_store(lambda store: store.get(f"/farhop/v1/{what}/virginia"))
-        if entry is None:
+    def get(self, key: str) -> bytes | None:
+        """What stands there."""
+        entry = self.do(lambda store: store.get(key))
+        return entry.value if entry is not None else None
+
+    def all(self, prefix: str) -> dict[str, bytes]:
+        """All that stands there."""
+        return {entry.key: entry.value for entry in self.do(lambda store: store.list(prefix))}
+
+    def signed(self, kind: str) -> Any:
+        """What stands for virginia, and its signature; None if nothing does."""
+        value = self.get(f"{ROOT}{kind}/virginia")
+        if value is None:
             return None
-        if what == "route":
-            listed, signature = word.routes_parted(entry.value, 1 << 20)
-            return msgspec.json.decode(listed), signature
-        by_model, signature = word.parted(entry.value)
-        return msgspec.json.decode(by_model), signature
+        apart = authored.routes_parted(value, 1 << 20) if kind == "route" else authored.parted(value)
+        return msgspec.json.decode(apart[0]), apart[1]
 
-    async def status_of(self, region: str) -> dict[str, Any]:
-        """As the region's balancer would tell."""
-        told = {}
-        store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
-        await store.open()
-        for what, kind in (("policies", "pick"), ("splits", "split")):
-            entry = await store.get(f"/farhop/v1/{kind}/{region}")
-            signature = word.parted(entry.value)[1] if entry is not None and self.follows else None
-            told[what] = {"at": signature.at.isoformat()} if signature is not None else None
-        await store.close()
-        return {"overrides": told, "splits": {"llama": {"unserved": self.unserved}}}
+    async def statuses(self, _fleet: Fleet) -> list[dict[str, Any]]:
+        """As the global balancers tell."""
+        entries = await self._with_store(lambda store: store.list(ROOT))
+        return [
+            self._global(region, {one.key: bare(one.value) for one in entries} if n < self.knowing else {})
+            for n, region in enumerate(REGIONS)
+        ]
 
-    async def statuses(self, region: str) -> list[dict[str, Any]]:
-        """As the entry's global balancer would tell."""
-        store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
-        await store.open()
-        entry = await store.get(f"/farhop/v1/route/{region}")
-        await store.close()
-        signature = word.routes_parted(entry.value, 1 << 20)[1] if entry is not None and self.follows else None
-        return [{"region": region, "routes_said": {"at": signature.at.isoformat()} if signature is not None else None}]
+    def _global(self, own: str, stands: dict[str, bytes]) -> dict[str, Any]:
+        instance = {"draining": False, "models": {"m": {"replicas_ready": 1}}}
+        drains = {key.rpartition("/")[2]: one for key, one in stands.items() if key.startswith(OVERRIDE_PREFIX)}
+        words = [msgspec.json.decode(one) for key, one in stands.items() if key.startswith(STEER_PREFIX)]
+        regions = [
+            {"region": r, "state": s, "in_flight": 2, "instances": [instance], "override": _said(drains.get(r))}
+            for r, s in self.states.items()
+        ]
+        route = stands.get(f"{ROOT}route/{own}")
+        return {
+            "region": own, "regions": regions, "operator_overrides": words, "policy_epoch": self._epoch(stands),
+            "routes_signed": route and _signature(authored.routes_parted(route, 1 << 20)[1]),
+        }  # fmt: skip
+
+    def _epoch(self, stands: dict[str, bytes]) -> int:
+        law = _said(stands.get(LAW_KEY)) or {}
+        return law.get("epoch", self.epoch)
+
+    async def status_of(self, _fleet: Fleet, region: str) -> dict[str, Any]:
+        """As the region's balancer tells."""
+        knows = 3 + REGIONS.index(region) < self.knowing
+        entries = await self._with_store(lambda store: store.list(ROOT)) if knows else ()
+        stands = {one.key: bare(one.value) for one in entries}
+        said = {
+            what: stands.get(f"{ROOT}{kind}/{region}") for what, kind in (("policies", "pick"), ("splits", "split"))
+        }
+        overrides = {what: value and _signature(authored.parted(value)[1]) for what, value in said.items()}
+        splits = {"llama": {"unserved": self.unserved}}
+        return {"overrides": overrides, "splits": splits, "policy_epoch": self._epoch(stands)}
+
+
+def _said(document: bytes | None) -> Any:
+    """As JSON; what cannot be read is told as nothing anybody wrote."""
+    try:
+        return document and msgspec.json.decode(document)
+    except msgspec.DecodeError:
+        return {"author": "?", "why": "?"}
+
+
+def _signature(signature: authored.Signature | None) -> dict[str, str] | None:
+    return None if signature is None else {"at": signature.at.isoformat()}
 
 
 @pytest.fixture
-def steering(embedded_etcd, tmp_path, monkeypatch):
-    made = Steering(embedded_etcd.endpoint)
-    monkeypatch.setattr(Fleet, "status_of", lambda _self, region: made.status_of(region))
-    monkeypatch.setattr(Fleet, "statuses", lambda _self: made.statuses("virginia"))
-    monkeypatch.setattr(drain, "KNOWN_WITHIN_S", 1.0)
+def stands(embedded_etcd, tmp_path, monkeypatch):
+    made = StandingWorld(embedded_etcd.endpoint)
+    monkeypatch.setattr(Fleet, "status_of", lambda fleet, region: made.status_of(fleet, region))
+    monkeypatch.setattr(Fleet, "statuses", lambda fleet: made.statuses(fleet))
+    monkeypatch.setattr(standing, "KNOWN_WITHIN_S", 1.0)
     urls = {name: RegionFile(*(f"http://127.0.0.1:{n}" for n in (1, 2, 3))) for name in REGIONS}
     file = WorldFile(os.getpid(), 1.0, str(shipped("three-regions")), made.endpoint, "", "m", {}, urls)
     world_file.write(tmp_path / "world.json", file)
@@ -324,7 +366,7 @@ def steering(embedded_etcd, tmp_path, monkeypatch):
     yield made
 
     async def clear(store):
-        for what in ("pick", "split", "route"):
-            await store.delete(f"/farhop/v1/{what}/virginia")
+        for entry in await store.list(ROOT):
+            await store.delete(entry.key)
 
-    made._with_store(clear)
+    made.do(clear)

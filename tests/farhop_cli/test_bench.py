@@ -1,230 +1,40 @@
-"""`farhop bench`: figures as tables or as JSON, and what is missing said in a line."""
-
-import json
-from collections import Counter
+"""`farhop bench` is wired: every subcommand has its own options alone, and none that it would ignore."""
 
 import pytest
+import typer
 
 from farhop_cli import bench
-from farhop_lab.bench import hostile, relay, soak
-from farhop_lab.bench.decide import Row as Decided
-from farhop_lab.bench.intake import Intake
-from farhop_lab.bench.intake import Row as Taken
-from farhop_lab.bench.place import BenchError
-from farhop_lab.bench.results import Figure, Latency, Plan, Row, Told
-from farhop_lab.bench.sim import Row as Simulated
-from farhop_lab.bench.soak import Mark
-from farhop_lab.bench.trie import Row as Tried
 
-ROWS = [
-    Row(
-        name="farhop regional",
-        request_us={1024: Figure(40.0, 39.0, 41.0)},
-        chunk_us={32: Figure(5.0, 5.0, 5.0)},
-        rest_ms_per_s=12.34,
-        peak_per_s=9876.0,
-        latency=Latency(4000.0, 1.25, 3.0, 0.25, 0.5),
-        stream_bytes=20480.0,
-    ),
-    Row(name="Envoy", request_us={1024: Figure(60.0, 59.0, 61.0)}, chunk_us={32: Figure(6.0, 6.0, 6.0, 3)}),
-    Row(name="HAProxy", trouble="HAProxy: did not start"),
-]
+OPTIONS = {
+    "decide": set(), "relay": {"quick", "only", "repeats", "streams", "tls"}, "soak": {"requests"},
+    "hostile": {"quick"},
+    "scrape": set(), "intake": set(), "hits": set(), "trie": {"quick"}, "sim": {"quick"},
+    "routing": {"quick", "only", "seeds", "out", "markdown"}, "fidelity": {"scenario", "speedup", "quick"},
+    "chaos": {"seeds", "seed", "workers", "out", "replay", "live", "length"}, "law": {"worlds", "first", "workers"},
+}  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(bench.decisions, "decide", lambda: [Decided("global, 3 regions", 51.25, 49.0, 60.5)])
+def test_each_has_its_own_options():
+    commands = typer.main.get_command(bench.app).commands
+    assert {name: {one.name for one in made.params} - {"as_json"} for name, made in commands.items()} == OPTIONS
+    assert all("as_json" in {one.name for one in made.params} for made in commands.values())
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What `bench relay` asks to be measured; it is told ROWS."""
-    plans = []
-
-    async def measure(plan, only, say):
-        say("round 1")
-        plans.append((plan, only))
-        return Told(
-            plan=plan,
-            rounds=2,
-            load="wrk",
-            upstream="nginx",
-            rows=ROWS,
-            absent={"SGLang router": "not installed"},
-            others=3.04,
-            cpus=2,
-        )
-
-    monkeypatch.setattr(relay, "measure", measure)
-    return plans
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--live", "--seeds", "3"), "--seeds: it means nothing for --live"),
+        (("--live", "--workers", "3"), "--workers: it means nothing for --live"),
+        (("--live", "--out", "x"), "--out: it means nothing for --live"),
+        (("--for", "1m"), "--for: it means nothing for a run in virtual time"),
+        (("--replay", "a.yaml", "--seed", "3"), "--seed: it means nothing for --replay"),
+        (("--live", "--for", "10s"), "--for: give 30s to 1d"),
+    ],
+)
+def test_no_option_of_chaos_is_ignored(cli, arguments, said):
+    assert said in cli.failed(cli.run("bench", "chaos", *arguments), 2)
 
 
-@pytest.mark.parametrize("arguments", [(), ("decide",)])
-def test_a_table(cli, arguments):
-    result = cli.run("bench", *arguments)
-    assert result.exit_code == 0
-    (row,) = [line for line in result.stdout.splitlines() if "3 regions" in line]
-    assert row.split()[-3:] == ["51.2", "49.0", "60.5"]
-    assert not result.stderr
-
-
-def test_json_is_all_there_is(cli):
-    told = json.loads(cli.run("bench", "decide", "--json").stdout)
-    assert told["rows"] == [{"what": "global, 3 regions", "median_us": 51.25, "least_us": 49.0, "most_us": 60.5}]
-
-
-def test_what_nobody_measures(cli):
-    assert "there is decide, relay, soak, hostile, scrape, intake, hits, trie" in cli.failed(
-        cli.run("bench", "nonsense"), 2
-    )
-
-
-def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
-    result = cli.run("bench", "relay", "--repeats", "3", "--only", "regional, envoy")
-    assert result.exit_code == 1  # a row is in trouble
-    said = result.stdout
-    assert "60.0 (1.50)" in said
-    assert "3 errors" in said  # and no cost beside it
-    assert "6.0" not in said.replace("60.0", "")
-    assert "HAProxy: did not start" in said
-    assert "SGLang router: left out, not installed" in said
-    assert "2 of 3 rounds" in said
-    assert "load average 3.0, 2 CPUs" in said
-    (held,) = [
-        line.split() for line in said.splitlines() if line.strip().startswith("farhop regional") and "9,876" in line
-    ]
-    assert held[-6:] == ["12.3", "9,876", "4,000", "1.00", "2.50", "20.0"]
-    ((plan, only),) = asked
-    assert (plan.repeats, only) == (3, ["regional", "envoy"])
-
-
-def test_relay_as_json_and_quick(cli, asked):
-    told = json.loads(cli.run("bench", "relay", "--json", "--quick", "--streams", "10").stdout)
-    assert told["ratios"]["Envoy"]["request_us"] == {"1024": 1.5}
-    assert told["ratios"]["Envoy"]["chunk_us"] == {"32": None}
-    ((plan, _),) = asked
-    assert plan.limit_s < Plan().limit_s
-    assert plan.idle_streams == 10
-
-
-def test_a_proxy_that_nobody_knows(cli):
-    assert "no proxy is called 'traefik'; there is farhop regional" in cli.failed(
-        cli.run("bench", "relay", "--only", "traefik"), 2
-    )
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_soak(cli, monkeypatch, as_json):
-    async def measure(requests, say):
-        marks = [Mark(0.0, 0, 2**27, 0.0), Mark(0.5, 500, 2**27, 50.0), Mark(1.0, 1000, 2**27 + 1000, 50.0)]
-        return soak.Told(requests, 1000, 0, marks)
-
-    monkeypatch.setattr(soak, "measure", measure)
-    result = cli.run("bench", "soak", "--requests", "2000", *(["--json"] if as_json else []))
-    assert result.exit_code == 0
-    if as_json:
-        assert json.loads(result.stdout)["per_request_bytes"] == 2.0
-    else:
-        assert "2.0 bytes per request; 0 errors" in result.stdout
-        assert "1,000 of 2,000 requests" in result.stdout
-
-
-def test_hostile_bodies(cli, monkeypatch):
-    told = hostile.Told([hostile.Row("plain prompt", 2.0, 200), hostile.Row("objects", 1.0, 400)], 1.0, 2.0, 3.0)
-
-    async def measure(*, quick, say):
-        return told
-
-    monkeypatch.setattr(hostile, "measure", measure)
-    assert "bounds: 3 x the cost, 2 x the delay: hold" in " ".join(cli.run("bench", "hostile").stdout.split())
-    told = hostile.Told([*told.rows, hostile.Row("dear", 6.1, 200)], 1.0, 2.0, 3.0)
-    result = cli.run("bench", "hostile", "--json")
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["holds"] is False
-
-
-def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):
-    async def measure(requests, say):
-        raise BenchError("no etcd binary: install one")
-
-    monkeypatch.setattr(soak, "measure", measure)
-    assert "bench: no etcd binary" in cli.failed(cli.run("bench", "soak"), 2)
-
-
-def test_how_well_caches_are_known(cli, monkeypatch):
-    row = bench.cached.Row("KV events", 300, 1273.0, 855.0, 877.0, 12.5, 0.5, 17.0, 58.6)
-    monkeypatch.setattr(bench.cached, "measure", lambda _say: [row])
-    told = cli.run("bench", "hits").stdout
-    assert all(word in told for word in ("300 requests", "KV events", "1,273", "855", "12.5", "50%", "58.6"))
-    assert json.loads(cli.run("bench", "hits", "--json").stdout)["rows"][0]["error_tokens"] == 12.5
-
-    def fails(_say):
-        raise BenchError("no etcd binary: install one")
-
-    monkeypatch.setattr(bench.cached, "measure", fails)
-    assert "bench: no etcd binary" in cli.failed(cli.run("bench", "hits"), 2)
-
-
-def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
-    asked = []
-
-    def measure(*, quick, say):
-        asked.append(quick)
-        say("repeat 1")
-        return [Tried("match of 32 KB, warm", "µs", 6.25, 6.0, 7.5, 10.0), Tried("touch", "µs", 3.5, 3.0, 4.0)]
-
-    monkeypatch.setattr(bench.tries, "measure", measure)
-    said = cli.run("bench", "trie", "--quick").stdout
-    (row,) = [line.split() for line in said.splitlines() if "32 KB" in line]
-    assert row[-5:] == ["6.2", "6.0", "7.5", "µs", "10.0"]
-    told = json.loads(cli.run("bench", "trie", "--json").stdout)
-    assert told["rows"][1] == {
-        "what": "touch", "unit": "µs", "median": 3.5, "least": 3.0, "most": 4.0, "limit": None,
-    }  # fmt: skip
-    assert asked == [True, False]
-
-
-def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
-    asked = []
-
-    def measure(sizes, say):
-        asked.append(sizes)
-        say("3 regions")
-        return [Simulated("3 regions, 12 replicas", "farhop", 1500, 45.0, 0.75, len(asked) // 2)]
-
-    monkeypatch.setattr(bench.sims, "measure", measure)
-    said = cli.run("bench", "sim", "--quick").stdout
-    (row,) = [line.split() for line in said.splitlines() if "12 replicas" in line]
-    assert row[-6:] == ["farhop", "2,000.0", "500.0", "1,500", "45.0", "0.8"]
-    broken = cli.run("bench", "sim", "--json")
-    assert broken.exit_code == 1  # a world broke its rules
-    told = json.loads(broken.stdout)
-    assert told["rows"][0]["requests_per_cpu_s"] == 2000.0
-    assert asked == [bench.sims.QUICK, bench.sims.SIZES]
-
-
-@pytest.mark.parametrize(("taken_us", "code"), [(20.0, 0), (40.0, 1)])
-def test_what_reports_cost_is_told_and_too_much_of_it_fails(cli, monkeypatch, taken_us, code):
-    rows = [Taken("read", 10.0, 9.0, 11.0), Taken("taken in", taken_us, 9.0, 50.0), Taken("rows", 99.0, 9.0, 99.0)]
-    monkeypatch.setattr(bench.intakes, "measure", lambda: Intake(60, 4, rows))
-    told = cli.run("bench", "intake")
-    assert told.exit_code == code
-    share = 60 * 20 * (10.0 + taken_us) / 1e6
-    assert f"{share:.1%} of a core; at most 5% is meant" in told.output
-    document = json.loads(cli.run("bench", "intake", "--json").stdout)
-    assert (document["core_share"], document["core_share_max"]) == (pytest.approx(share), 0.05)
-
-
-def test_law_says_what_happened_and_fails_where_the_law_was_broken(cli, monkeypatch):
-    asked = []
-
-    def prove(*args):
-        asked.append(args[:3])
-        return args[1], Counter({"law set": 7}), ["world 4: regional paris: computed"] if args[0] else []
-
-    monkeypatch.setattr("farhop_lab.proving.law_worlds.prove", prove)
-    kept = cli.run("bench", "law", "--worlds", "20", "--workers", "2")
-    assert (kept.exit_code, "20 worlds; the law was kept in each" in kept.stdout) == (0, True)
-    broken = cli.run("bench", "law", "--worlds", "9", "--first", "3", "--workers", "1", "--json")
-    assert (broken.exit_code, json.loads(broken.stdout)["broken"]) == (1, ["world 4: regional paris: computed"])
-    assert asked == [(0, 20, 2), (3, 9, 1)]
+@pytest.mark.parametrize("arguments", [("nonsense",), ("decide", "--quick"), ("law", "--seeds", "3")])
+def test_what_nobody_measures_is_bad_usage(cli, arguments):
+    assert cli.run("bench", *arguments).exit_code == 2

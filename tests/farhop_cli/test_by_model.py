@@ -1,58 +1,47 @@
-"""What both commands owe: compare-and-set, who and why, what cannot be read, and whom they are for. On a real etcd."""
-
-import json
-from datetime import UTC, datetime
+"""`farhop policy` and `farhop split` against a real etcd: one document for a region, changed a model at a time."""
 
 import pytest
 
 from farhop.store.etcd import EtcdStore
-from farhop_cli import drain
+from farhop_cli.by_model import parsed
 
-SPLIT = ("split", "virginia", "--model", "llama", "--weights", "v1=95,v2=5", "--why", "canary", "--author", "ann")
-POLICY = ("policy", "virginia", "p2c", "--why", "comparing", "--author", "ann")
+SPLIT = ("split", "set", "virginia", "--model", "llama", "--weights", "v1=95,v2=5", "--why", "canary", "--by", "ann")
+SPLIT_KEY, POLICY_KEY = "/farhop/v1/split/virginia", "/farhop/v1/pick/virginia"
 
 
-def test_a_word_is_signed_and_the_rest_of_the_document_stays(cli, steering):
-    before = datetime.now(UTC)
-    steering.put("split", b'{"qwen": {"weights": {"a": 1}}}')
+def test_the_rest_of_the_document_stays(cli, stands):
+    stands.put(SPLIT_KEY, b'{"qwen": {"weights": {"a": 1}}}')
     result = cli.run(*SPLIT)
     assert (result.exit_code, result.stderr) == (0, "")
-    models, signature = steering.stands("split")
+    models, signature = stands.signed("split")
     assert models == {"qwen": {"weights": {"a": 1}}, "llama": {"weights": {"v1": 95.0, "v2": 5.0}}}
     assert (signature.author, signature.why) == ("ann", "canary")
-    assert before <= signature.at <= datetime.now(UTC)
 
 
-def test_the_author_is_whoever_is_at_the_keyboard(cli, steering, monkeypatch):
-    monkeypatch.setattr(drain.getpass, "getuser", lambda: "bob")
-    monkeypatch.setattr(drain.socket, "gethostname", lambda: "desk")
-    assert cli.run(*POLICY[:-2]).exit_code == 0
-    assert steering.stands("pick")[1].author == "bob@desk"
+def test_a_model_is_unset_alone_and_all_at_once(cli, stands):
+    cli.run("policy", "set", "virginia", "p2c", "--why", "x")
+    cli.run("policy", "set", "virginia", "random", "--model", "llama", "--why", "x")
+    assert cli.run("policy", "unset", "virginia", "--model", "llama").exit_code == 0
+    models, signature = stands.signed("pick")
+    assert (models, signature.why) == ({"": "p2c"}, "back to the configuration")
+    assert cli.run("policy", "unset", "virginia", "--model", "", "--why", "enough").exit_code == 0
+    models, signature = stands.signed("pick")
+    assert (models, signature.why) == ({}, "enough")
+    assert "nothing was changed" in cli.failed(cli.run("policy", "unset", "virginia"), 1)
+    assert "nothing was changed" in cli.failed(cli.run("split", "unset", "virginia", "--model", "llama"), 1)
 
 
-def test_what_goes_last_takes_the_document_with_it(cli, steering):
-    cli.run(*POLICY)
-    cli.run("policy", "virginia", "random", "--model", "llama", "--why", "x")
-    assert cli.run("policy", "virginia", "--model", "llama", "--clear").exit_code == 0
-    models, signature = steering.stands("pick")
-    assert (models, signature.why) == ({"": "p2c"}, "llama: back to the configuration")
-    assert cli.run("policy", "virginia", "--model", "", "--clear").exit_code == 0
-    assert steering.stands("pick") is None
-    assert "nothing stands there" in cli.failed(cli.run("policy", "virginia", "--clear"), 1)
-    assert "nothing stands there" in cli.failed(cli.run("split", "virginia", "--model", "llama", "--clear"), 1)
+def test_without_a_model_all_goes_even_what_cannot_be_read(cli, stands):
+    stands.put(SPLIT_KEY, b"nonsense")
+    assert "take it away with `farhop split unset`" in cli.failed(cli.run(*SPLIT), 1)
+    assert "to unset it all" in cli.failed(cli.run("split", "unset", "virginia", "--model", "llama"), 1)
+    assert cli.run("split", "unset", "virginia").exit_code == 0
+    assert stands.signed("split")[0] == {}
 
 
-def test_without_a_model_all_goes_even_what_cannot_be_read(cli, steering):
-    steering.put("split", b"nonsense")
-    for arguments in (SPLIT, ("split", "virginia"), ("split", "virginia", "--model", "llama", "--clear")):
-        assert "cannot be read; take it away with --clear" in cli.failed(cli.run(*arguments), 1)
-    assert cli.run("split", "virginia", "--clear").exit_code == 0
-    assert steering.stands("split") is None
-
-
-def test_two_operators_at_once_do_not_overwrite_each_other(cli, steering, monkeypatch):
+def test_who_was_overtaken_between_reading_and_writing_is_told(cli, stands, monkeypatch):
     get = EtcdStore.get
-    steering.put("split", b'{"llama": {"weights": {"v1": 1}}}')
+    stands.put(SPLIT_KEY, b'{"llama": {"weights": {"v1": 1}}}')
 
     async def overtaken(self, key):
         entry = await get(self, key)
@@ -62,54 +51,56 @@ def test_two_operators_at_once_do_not_overwrite_each_other(cli, steering, monkey
     with monkeypatch.context() as patched:
         patched.setattr(EtcdStore, "get", overtaken)
         assert "somebody else changed it" in cli.failed(cli.run(*SPLIT), 1)
-        assert "somebody else changed it" in cli.failed(cli.run("split", "virginia", "--model", "qwen", "--clear"), 1)
-    assert steering.stands("split") == ({"qwen": {"weights": {"v1": 1}}}, None)
+        assert "somebody else changed it" in cli.failed(cli.run("split", "unset", "virginia", "--model", "qwen"), 1)
+    assert stands.signed("split") == ({"qwen": {"weights": {"v1": 1}}}, None)
 
 
-def test_it_says_whether_the_regions_balancer_follows(cli, steering, monkeypatch):
-    steering.follows = False
-    monkeypatch.setattr(drain, "KNOWN_WITHIN_S", 0.1)
-    result = cli.run(*SPLIT)
+def test_options_written_by_hand_are_shown(cli, stands):
+    stands.put(POLICY_KEY, b'{"llama": {"name": "prefix", "load_factor": 1.5}, "qwen": 7}')
+    shown = cli.run("policy", "get", "virginia").stdout
+    assert "model llama: prefix load_factor 1.5" in shown
+    assert "model qwen: 7" in shown
+    assert "nobody signed it" in shown
+
+
+def test_weights_change_and_the_rest_of_the_split_stays(cli, stands):
+    stands.unserved = ["v3"]
+    split = b'{"llama": {"weights": {"v1": 1}, "rules": [{"tenant": "acme", "version": "v1"}], "sticky": "tenant"}}'
+    stands.put(SPLIT_KEY, split)
+    put = ("split", "set", "virginia", "--model", "llama", "--weights", "v1=0, v2=30,v3=10", "--why", "flip")
+    result = cli.run(*put)
     assert result.exit_code == 0
-    assert "does not say so yet" in result.stderr
-    steering.follows = True
-    told = json.loads(cli.run(*SPLIT, "--json").stdout)
-    assert told == {
-        "region": "virginia", "model": "llama", "set": {"weights": {"v1": 95.0, "v2": 5.0}}, "known": True,
-    }  # fmt: skip
-    told = json.loads(cli.run("split", "virginia", "--model", "llama", "--clear", "--json").stdout)
-    assert told == {"region": "virginia", "cleared": "llama", "known": True}
-
-
-def test_an_etcd_alone_is_enough(cli, steering):
-    assert cli.run(*SPLIT, "--etcd", steering.endpoint).exit_code == 0
-    assert "v1=95,v2=5" in cli.run("split", "virginia", "--etcd", steering.endpoint).stdout
-
-
-def test_what_is_shown_is_what_stands(cli, steering):
-    assert "its configuration decides" in cli.run("policy", "virginia").stdout
-    cli.run(*POLICY)
-    shown = cli.run("policy", "virginia").stdout
-    assert "all other models: p2c" in shown
-    assert "by ann at 20" in shown
-    told = json.loads(cli.run("policy", "virginia", "--json").stdout)
-    assert (told["policies"], told["signed"]["why"]) == ({"": "p2c"}, "comparing")
+    assert "shares: v1 0 %, v2 75 %, v3 25 %" in result.stdout
+    assert "no replica there has version v3" in result.stderr
+    entry = stands.signed("split")[0]["llama"]
+    assert entry["weights"] == {"v1": 0.0, "v2": 30.0, "v3": 10.0}
+    assert (entry["sticky"], len(entry["rules"])) == ("tenant", 1)
+    assert "model llama: v1=0,v2=30,v3=10, 1 rules, sticky tenant" in cli.run("split", "get", "virginia").stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("policy", "virginai", "p2c", "--why", "x"), 'did you mean "virginia"?'),
-        (("split", "virginai"), 'did you mean "virginia"?'),
-        (("policy", "virginia", "p2c"), "--why"),
-        (("policy", "virginia", "p2c", "--why", " "), "--why: must be"),
-        (("policy", "virginia", "p2c", "--why", "x", "--author", "a\tb"), "--author: must be"),
-        (("policy", "virginia", "p2c", "--why", "x", "--model", "a b"), "--model"),
-        (("policy", "virginia", "p2c", "--why", "x", "--etcd", "127.0.0.1:1"), "etcd"),
+        (("policy", "set", "virginia", "fastest"), "POLICY: no policy 'fastest'; known are predictive"),
+        (("policy", "set", "virginia", "p2c", "--model", "a b"), "--model"),
+        (("split", "set", "virginia", "--model", "m", "--weights", "v1"), "no VERSION=WEIGHT"),
+        (("split", "set", "virginia", "--model", "m", "--weights", "v1=x"), "no VERSION=WEIGHT"),
+        (("split", "set", "virginia", "--model", "m", "--weights", "v1=1,v1=2"), "stands twice"),
+        (
+            ("split", "set", "virginia", "--model", "m", "--weights", "v1=-1,v2=1"),
+            "--weights: weights.v1: Input should",
+        ),
+        (("split", "set", "virginia", "--model", "m", "--weights", "v1=0"), "--weights: weights: all are 0"),
+        (("split", "set", "virginia", "--model", "m", "--weights", "v 1=1"), "--weights: weights.v 1"),
+        (("split", "set", "virginia", "--model", "m", "--weights", "v1=nan"), "--weights: weights.v1"),
     ],
 )
-def test_what_is_at_fault_is_one_line_and_code_2(cli, steering, arguments, said):
-    told = cli.failed(cli.run(*arguments), 2)
+def test_what_a_balancer_would_refuse_is_refused(cli, stands, arguments, said):
+    told = cli.failed(cli.run(*arguments, "--why", "x"), 2)
     assert told.count("\n") == 1
     assert said in told
-    assert steering.stands("pick") is None
+    assert (stands.signed("pick"), stands.signed("split")) == (None, None)
+
+
+def test_weights_are_numbers_by_version():
+    assert parsed("v1=95,v2=0.5") == {"v1": 95.0, "v2": 0.5}

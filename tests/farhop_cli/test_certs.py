@@ -11,10 +11,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from farhop.identity import names
+from farhop.identity import certificate_names
 from farhop.identity.hop_keys import read_keys
-from farhop.shell.callers import Callers
-from farhop.shell.certificates import Files, load
+from farhop.service.certificates import Files, load
+from farhop.service.peer_authenticator import PeerAuthenticator
 
 
 def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_path: Path) -> None:
@@ -31,11 +31,11 @@ def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_pa
     certificate = x509.load_pem_x509_certificate((folder / "regional-paris.pem").read_bytes())
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()))
     said = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert said.get_values_for_type(x509.DNSName) == [names.host("farhop.internal", "regional", "paris")]
+    assert said.get_values_for_type(x509.DNSName) == [certificate_names.host("farhop.internal", "regional", "paris")]
     der = certificate.public_bytes(Encoding.DER)
-    callers = Callers("farhop.internal", mutual=True)
+    callers = PeerAuthenticator("farhop.internal", mutual=True)
     assert (callers.admits("regional", der), callers.admits("global", der)) == (True, False)
-    assert not Callers("other.example", mutual=True).admits("regional", der)
+    assert not PeerAuthenticator("other.example", mutual=True).admits("regional", der)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     for again in (["init"], ["issue", "regional", "paris"]):
         assert "not written over" in cli.failed(cli.run("certs", *again, "--dir", str(folder)), 2)

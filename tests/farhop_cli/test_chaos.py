@@ -72,7 +72,7 @@ def test_a_live_run_ends_with_a_verdict(cli, monkeypatch, findings) -> None:
         return Verdict(seed, 1, 500, 3, (FAULT,), {"virginia/virginia-0": (20, 20.5)}, findings)
 
     monkeypatch.setattr(live, "run", run)
-    code, out = told(cli.run("bench", "chaos", "--live", "--for", "60", "--seed", "4"))
+    code, out = told(cli.run("bench", "chaos", "--live", "--for", "60s", "--seed", "4"))
     assert code == bool(findings)
     assert asked == [(4, 60.0)]
     assert "virginia/virginia-0" in out

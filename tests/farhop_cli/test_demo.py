@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from farhop_cli import demo
-from farhop_lab.etcd import EtcdLabError
+from farhop_lab.world.etcd import EtcdLabError
 
 
 @pytest.mark.parametrize(("held", "code"), [(True, 0), (False, 1)])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from farhop_cli import admin, evidence, running
-from farhop_lab.client import Result
+from farhop_lab.world.client import Result
 
 TRACE = "ab" * 16
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from farhop_cli.main import app
-from farhop_lab.proving import fidelity
-from tests.farhop_lab.proving.test_fidelity import TEXT
+from farhop_lab.studies import fidelity
+from tests.farhop_lab.studies.test_fidelity import TEXT
 
 
 @pytest.mark.parametrize(("ttft_ms", "code"), [(60.0, 0), (6000.0, 1)])
@@ -21,20 +21,20 @@ def test_both_are_shown_and_too_far_apart_is_said(
     async def live(*_args: Any) -> tuple[list[fidelity.Seen], int]:
         return [fidelity.Seen(ttft_ms, 100, 30)], 2
 
-    monkeypatch.setattr(fidelity, "live", live)  # a world of processes is for tests/farhop_lab/proving
+    monkeypatch.setattr(fidelity, "live", live)  # a world of processes is for tests/farhop_lab/studies
     monkeypatch.setattr(fidelity, "WITHIN", 1.0 if code == 0 else 0.15)
     path = tmp_path / "live.yaml"
     path.write_text(TEXT)
-    told = CliRunner().invoke(app, ["bench", "fidelity", "--only", str(path)])
+    told = CliRunner().invoke(app(), ["bench", "fidelity", str(path)])
     assert told.exit_code == code, told.output
     assert "ttft_p90_ms" in told.stdout
     assert "2 failed" in " ".join(told.stdout.split())
-    document = json.loads(CliRunner().invoke(app, ["bench", "fidelity", "--only", str(path), "--json"]).stdout)
+    document = json.loads(CliRunner().invoke(app(), ["bench", "fidelity", str(path), "--json"]).stdout)
     assert document["rows"][0]["live"] == ttft_ms
 
 
 def test_what_cannot_be_run_live_is_one_line() -> None:
-    told = CliRunner().invoke(app, ["bench", "fidelity", "--only", "arena"])
+    told = CliRunner().invoke(app(), ["bench", "fidelity", "arena"])
     assert told.exit_code == 2
     assert "same replicas in every region" in told.stderr
     assert told.stderr.count("\n") == 1

@@ -5,7 +5,7 @@ import typer
 import yaml
 
 from farhop_cli import fleet
-from farhop_lab.certs import Authority
+from farhop_lab.world.certs import Authority
 
 CONFIG = {
     "region": "tokyo", "instance": "g1", "topology": "three-regions", "listen": {"port": 0},

@@ -6,7 +6,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from farhop.identity.keys import bearer, digest
+from farhop.identity.api_keys import bearer, digest
 from farhop_cli.main import app
 
 KEY = "sk-farhop-anywhere"
@@ -49,7 +49,7 @@ def test_an_argument_that_is_no_text(cli):
 
 
 def test_standard_input_that_is_no_text(cli):
-    result = CliRunner().invoke(app, ["hash-key"], input=b"\xff\xfe")
+    result = CliRunner().invoke(app(), ["hash-key"], input=b"\xff\xfe")
     assert "not text" in cli.failed(result, 2)
 
 

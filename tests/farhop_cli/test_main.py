@@ -1,32 +1,92 @@
-"""The wiring: every command is there with an example, and help does not import what a command needs."""
+"""The wiring: every command is there, its help whole and with an example, and help imports nothing it does not need."""
 
+import inspect
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 
-from farhop_cli import main
+from farhop_cli import main, options
 
-COMMANDS = sorted(typer.main.get_command(main.app).commands)  # type: ignore[attr-defined]
+ROOT = Path(__file__).parents[2]
+REGIONS = SimpleNamespace(regions={"virginia": None, "tokyo": None})
+
+
+def tree():
+    """Every command's words, groups included."""
+    group = typer.main.get_command(main.app())
+    found = [()]
+    for name in main.COMMANDS:
+        command = group.get_command(None, name)
+        found.append((name,))
+        found += [(name, verb) for verb in getattr(command, "commands", ())]
+    return found
+
+
+TREE = tree()
 
 
 def test_the_commands_owed():
-    assert set(COMMANDS) >= {
-        "ask", "bench", "bias", "check", "demo", "drain", "engine", "explain", "global", "hash-key", "pin", "policy",
-        "regional", "split", "status", "unbias", "undrain", "unpin", "up",
+    assert {words[0] for words in TREE if words} == set(main.COMMANDS) >= {
+        "ask", "bench", "bias", "certs", "check", "demo", "drain", "engine", "explain", "global", "hash-key", "law",
+        "pin", "plan", "policy", "regional", "route", "sim", "split", "status", "undrain", "up",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_help_has_an_example_that_names_it(cli, command):
-    result = cli.run(command, "--help")
-    assert result.exit_code == 0
-    assert f"farhop {command}" in " ".join(result.stdout.partition("Example")[2].split())
+@pytest.mark.parametrize("columns", [80, 120])
+def test_every_help_is_whole_has_an_example_and_no_types_of_python(cli, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERMINAL_WIDTH", str(columns))
+    for words in TREE:
+        result = cli.run(*words, "--help")
+        assert result.exit_code == 0, words
+        lines = result.stdout.splitlines()
+        assert max(map(len, lines)) <= columns, words
+        assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage")], (columns, words)
+        assert "list[" not in result.stdout, words
+        example = " ".join(result.stdout.partition("Example")[2].split())
+        assert " ".join(("farhop", *words)) in example, words
+
+
+def test_the_line_of_a_command_is_the_first_of_its_own_help():
+    group = typer.main.get_command(main.app())
+    for name, wired in main.COMMANDS.items():
+        first = inspect.cleandoc(group.get_command(None, name).help).split("\n\n")[0]
+        assert wired.help == " ".join(first.split()), name
+
+
+def documented():
+    """Each line of a code block in the documents that calls `farhop`, with its file."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        if path.exists():
+            blocks = path.read_text().split("```")[1::2]
+            found = re.findall(r"^(?:\.venv/bin/)?farhop (.+)$", "\n".join(blocks), re.MULTILINE)
+            yield from ((path.name, line) for line in found)
+
+
+def test_every_command_in_the_documents_is_one(monkeypatch):
+    monkeypatch.setenv("FARHOP_SIGNING_KEY", "ops.pem")  # as the documents say before
+    group, lines = typer.main.get_command(main.app()), list(documented())
+    assert len(lines) > 50
+    for name, line in lines:
+        words = shlex.split(re.split(r" [|>&]", line)[0], comments=True)
+        with group.make_context("farhop", words) as context:
+            command, rest = group, words
+            while hasattr(command, "list_commands"):
+                command = command.get_command(context, rest[0])
+                assert command is not None, (name, line)
+                rest = rest[1:]
+            if "SCENARIO" not in rest:
+                command.make_context("farhop", rest)  # bad usage raises
 
 
 @pytest.mark.parametrize(
-    "arguments", [("nonsense",), ("ask",), ("status", "--nonsense"), ("ask", "hi", "--max-tokens", "0")]
+    "arguments", [("nonsense",), ("ask",), ("status", "--nonsense"), ("ask", "hi", "--max-tokens", "0"), ("bench", "x")]
 )
 def test_bad_usage_is_code_2_without_a_trace(cli, arguments):
     result = cli.run(*arguments)
@@ -34,9 +94,41 @@ def test_bad_usage_is_code_2_without_a_trace(cli, arguments):
     assert "Traceback" not in result.stderr
 
 
+def test_the_version(cli):
+    assert cli.run("--version").stdout.startswith("farhop 0.")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "farhop_cli", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (0, cli.run("--version").stdout)
+    assert "typer" not in done.stderr
+
+
+def test_the_shell_completes_commands_and_verbs(cli, monkeypatch):
+    shown = cli.run("--show-completion", "bash")
+    assert "_COMPLETE" in shown.stdout + shown.stderr
+    monkeypatch.setenv("_ROOT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "root drain un")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert cli.run().stdout.split() == ["unset"]
+    monkeypatch.setattr(options, "world_file", SimpleNamespace(read=lambda _path: REGIONS, WorldFileError=OSError))
+    monkeypatch.setenv("COMP_WORDS", "root drain unset to")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert cli.run().stdout.split() == ["tokyo"]
+
+
 def test_help_is_quick_since_it_imports_no_balancer_no_network_no_telemetry():
     heavy = ("aiohttp", "uvloop", "grpc", "opentelemetry", "rich.table", "pydantic", "global_lb", "regional_lb")
-    code = f"import sys, farhop_cli.main; sys.exit(', '.join(n for n in {heavy} if n in sys.modules) or 0)"
+    code = f"""
+import sys
+from farhop_cli import bench, main, operate, verbs
+try:
+    main.app()(["--help"])
+except SystemExit:
+    pass
+sys.exit(', '.join(n for n in {heavy} if n in sys.modules) or 0)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -26,19 +26,19 @@ def test_a_plan_is_a_table_and_json(tmp_path: Path) -> None:
     path, out = tmp_path / "small.yaml", tmp_path / "out"
     path.write_text(TEXT)
     arguments = ["plan", str(path), "--most", "2", "--out", str(out)]
-    told = CliRunner().invoke(app, [*arguments, "--json"])
+    told = CliRunner().invoke(app(), [*arguments, "--json"])
     assert told.exit_code == 0, told.output
     plan = json.loads(told.stdout)["plan"]
     alone, together = plan["alone"]["replicas"], plan["together"]["replicas"]
     assert 1 <= alone["tokyo"] <= alone["virginia"] <= 2
     assert sum(together.values()) <= sum(alone.values())
     assert plan["together"]["worst"] >= 0.8
-    table = CliRunner().invoke(app, arguments)  # from what is kept
+    table = CliRunner().invoke(app(), arguments)  # from what is kept
     assert "without routing" in table.stdout
     assert "N-1" in table.stdout
 
 
 def test_an_unknown_scenario_is_one_line() -> None:
-    told = CliRunner().invoke(app, ["plan", "nowhere"])
+    told = CliRunner().invoke(app(), ["plan", "nowhere"])
     assert told.exit_code == 2
     assert told.stderr.count("\n") == 1

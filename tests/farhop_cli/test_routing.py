@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from farhop_cli import routing as command
 from farhop_cli.main import app
-from farhop_lab.proving import pool, routing
 from farhop_lab.scenarios.load import parse
-from tests.farhop_lab.proving.test_pool import TEXT
+from farhop_lab.studies import pool, routing
+from tests.farhop_lab.studies.test_pool import TEXT
 
 
 def jobs(_plan: Any) -> list[pool.Job]:
@@ -25,20 +25,20 @@ def test_tables_markdown_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(routing, "jobs", jobs)
     file, out = tmp_path / "r.md", tmp_path / "out"
     arguments = ["bench", "routing", "--quick", "--only", "push", "--out", str(out), "--markdown", str(file)]
-    told = CliRunner().invoke(app, arguments)
+    told = CliRunner().invoke(app(), arguments)
     assert told.exit_code == 0, told.output
     assert "push, load 1" in told.stdout
     text = file.read_text()
     assert "### Goals" in text
     assert "| push | 1 | requests_per_s >= 0.98 x best | region-local |" in text
     assert "| --- |" in text
-    document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    document = json.loads(CliRunner().invoke(app(), [*arguments, "--json"]).stdout)
     assert [row["router"] for row in document["rows"]] == ["farhop", "region-local"]
     assert document["verdicts"][0]["against"] == "region-local"
 
 
 def test_an_unknown_scenario_is_one_line() -> None:
-    told = CliRunner().invoke(app, ["bench", "routing", "--only", "areena"])
+    told = CliRunner().invoke(app(), ["bench", "routing", "--only", "areena"])
     assert told.exit_code == 2
     assert "areena" in told.stderr
 

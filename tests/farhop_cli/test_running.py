@@ -5,7 +5,7 @@ import pytest
 import typer
 
 from farhop_cli import running
-from farhop_lab import world_file
+from farhop_lab.world import world_file
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farhop_cli.main import app
-from tests.farhop_lab.proving.test_pool import TEXT
+from tests.farhop_lab.studies.test_pool import TEXT
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def scenario(tmp_path: Path) -> str:
 def test_routers_side_by_side_and_kept(scenario: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     told = CliRunner().invoke(
-        app, ["sim", scenario, "--policy", "farhop,region-local", "--seeds", "2", "--out", str(out)]
+        app(), ["sim", scenario, "--policy", "farhop,region-local", "--seeds", "2", "--out", str(out)]
     )
     assert told.exit_code == 0, told.output
     assert "region-local" in told.stdout
     assert "±" in told.stdout
     assert len(list(out.glob("*.json"))) == 4
     again = CliRunner().invoke(
-        app, ["sim", scenario, "--policy", "farhop,region-local", "--seeds", "2", "--out", str(out), "--json"]
+        app(), ["sim", scenario, "--policy", "farhop,region-local", "--seeds", "2", "--out", str(out), "--json"]
     )
     document = json.loads(again.stdout)
     assert [row["router"] for row in document["rows"]] == ["farhop", "region-local"]
@@ -42,11 +42,11 @@ def test_routers_side_by_side_and_kept(scenario: str, tmp_path: Path) -> None:
     [
         (["nowhere"], "no ready-made scenario of that name"),
         (["arena", "--policy", "skywaker"], 'did you mean "skywalker"?'),
-        (["arena", "--for", "1", "--out", "/dev/null/x"], "give another folder"),
+        (["arena", "--for", "1s", "--out", "/dev/null/x"], "give another folder"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
-    told = CliRunner().invoke(app, ["sim", *arguments])
+    told = CliRunner().invoke(app(), ["sim", *arguments])
     assert told.exit_code == 2
     assert words in told.stderr
     assert told.stderr.count("\n") == 1
@@ -55,7 +55,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], words: 
 def test_every_problem_of_a_file_is_told(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(TEXT.replace("l4", "l5").replace("duration_s: 4", "duration_s: 1"))
-    told = CliRunner().invoke(app, ["sim", str(path)])
+    told = CliRunner().invoke(app(), ["sim", str(path)])
     assert told.exit_code == 2
     assert "unknown GPU" in told.stderr
     assert "warm_up_s" in told.stderr

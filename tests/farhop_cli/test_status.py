@@ -72,14 +72,6 @@ async def test_what_another_version_leaves_out_is_a_dash(healthy, cli):
     assert "–" in result.stdout
 
 
-async def test_a_way_round_is_a_word_beside_the_regions_state(healthy, cli):
-    _, _, tokyo = healthy.status["virginia", "global_admin"]["regions"]
-    tokyo["via"] = {"balancer": "frankfurt/global-0", "region": "frankfurt", "rtt_ms": 7.25}
-    told = [line for line in (await cli.in_thread("status")).stdout.splitlines() if "nearer by" in line]
-    assert len(told) == 1
-    assert told[0].rstrip().endswith("why up; nearer by frankfurt/global-0: 7.2 ms")
-
-
 async def test_splits_are_a_table_where_there_are_any(healthy, cli):
     assert "traffic split" not in (await cli.in_thread("status")).stdout
     split = {"weights": {"v1": 95.0, "v2": 5.0}, "rules": ["tenant acme: v1"], "sticky": "session", "unserved": ["v2"]}
@@ -138,8 +130,8 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
         healthy.status[name, "regional_admin"] |= figures
         healthy.pages[name, "global_admin"] = (
             "# TYPE farhop_spill counter\n"
-            f'farhop_spill_total{{balancer="g",region="{name}",to="tokyo"}} 3.0\n'
-            'farhop_spill_total{to="frankfurt"} 2.0\nfarhop_spill_total{to="x"} much\n'
+            f'farhop_spilled_requests_total{{balancer="g",region="{name}",target="tokyo"}} 3.0\n'
+            'farhop_spilled_requests_total{target="frankfurt"} 2.0\nfarhop_spilled_requests_total{target="x"} much\n'
         )
     late = healthy.status["tokyo", "global_admin"]["regions"][0]
     late |= {"prefix_stream": "behind", "prefix_behind_s": 12.34}
@@ -162,7 +154,7 @@ async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
     dear = {"egress_usd_per_hour": 0.5, "egress_spent_usd": 0.000002, "foreign_quota": 0.25}
     healthy.status["tokyo", "global_admin"] |= {
         "routes": [plain, {**plain, "tenant": "acme", "answer": "redirect", "redirect_bytes": 4096, **dear}],
-        "routes_said": {"author": "ann", "why": "streams"},
+        "routes_signed": {"author": "ann", "why": "streams"},
     }
     rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines()]
     said = ["ann:", "streams"]
@@ -190,7 +182,7 @@ async def test_biases_and_pins_are_told_once(healthy, cli):
         {"action": "pin", "region": "tokyo", "tenant": "eu-only", "model": "", "strict": True, **ends},
     ]
     for name in REGIONS[1:]:
-        healthy.status[name, "global_admin"]["words"] = words
+        healthy.status[name, "global_admin"]["operator_overrides"] = words
     result = await cli.in_thread("status")
     assert result.exit_code == 0
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -200,9 +192,9 @@ async def test_biases_and_pins_are_told_once(healthy, cli):
 
 
 async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
-    healthy.status["tokyo", "global_admin"]["regions"][2]["cold_share"] = 0.4
-    healthy.status["virginia", "global_admin"]["regions"][2]["cold_share"] = 0.0
-    healthy.status["frankfurt", "global_admin"]["regions"][2]["cold_share"] = 1.0
+    healthy.status["tokyo", "global_admin"]["regions"][2]["admitted_share"] = 0.4
+    healthy.status["virginia", "global_admin"]["regions"][2]["admitted_share"] = 0.0
+    healthy.status["frankfurt", "global_admin"]["regions"][2]["admitted_share"] = 1.0
     result = await cli.in_thread("status")
     assert result.exit_code == 0
     assert result.stdout.count("up (40 % back)") == 1

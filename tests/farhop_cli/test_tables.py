@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop_cli import tables
-from farhop_lab.world_file import RegionFile, WorldFile
+from farhop_lab.world.world_file import RegionFile, WorldFile
 
 
 def row(out: str, name: str) -> str:

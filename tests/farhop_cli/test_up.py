@@ -17,7 +17,7 @@ import pytest
 
 from farhop_cli import up
 from farhop_cli.up import Options
-from farhop_lab.world import WorldError
+from farhop_lab.world.world import WorldError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="children are found by /proc")
 
@@ -202,9 +202,9 @@ def terminal(tmp_path):
 def test_a_world_is_drained_and_undrained_live_and_leaves_nothing_behind(terminal, cli, monkeypatch):
     monkeypatch.setenv("FARHOP_WORLD", str(terminal.world))
     terminal.until(terminal.world.exists)
-    drained = cli.run("drain", "virginia", "--why", "new racks", "--author", "ann", "--over", "0s")
+    drained = cli.run("drain", "set", "virginia", "--why", "new racks", "--by", "ann", "--over", "0s")
     assert drained.exit_code == 0, drained.stderr
-    assert "3 of 3 global balancers know" in drained.stdout
+    assert "3 of 3 balancers follow it" in drained.stdout
     asked = json.loads(cli.run("ask", "Where?", "--from", "virginia", "--max-tokens", "2", "--json").stdout)
     assert asked["region"] not in (None, "virginia")
     (word,) = {
@@ -218,7 +218,7 @@ def test_a_world_is_drained_and_undrained_live_and_leaves_nothing_behind(termina
     lifted = cli.run("undrain", "virginia")
     assert (lifted.exit_code, lifted.stderr) == (0, "")
     assert "by ann at" in lifted.stdout
-    assert "last region" in cli.run("drain", "frankfurt", "--why", "x").stderr
+    assert "last region" in cli.run("drain", "set", "frankfurt", "--why", "x").stderr
     assert b"served/s" in terminal.said
     assert len(terminal.children) >= 1 + 3 * 3
     assert terminal.interrupted() == 0, terminal.said.decode()

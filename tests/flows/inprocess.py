@@ -16,11 +16,11 @@ import msgspec
 import yaml
 from aiohttp import web
 
-from farhop.store.memory import MemoryCluster, MemoryStore
-from global_lb.config import GlobalConfig
-from global_lb.main import GlobalBalancer
-from regional_lb.config import RegionalConfig
-from regional_lb.main import RegionalBalancer
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from global_lb.app.config import GlobalConfig
+from global_lb.app.main import GlobalBalancer
+from regional_lb.app.config import RegionalConfig
+from regional_lb.app.main import RegionalBalancer
 from topology import load as worlds
 from topology.model import Topology
 
@@ -193,7 +193,7 @@ async def both(
 
 
 def _serving(balancer: GlobalBalancer, states: tuple[str, ...] = ("up",)) -> bool:
-    status = balancer.desk.status()
+    status = balancer.tier_admin.status()
     return any(
         r["state"] in states and any(m["replicas_ready"] for i in r["instances"] for m in i["models"].values())
         for r in status["regions"]

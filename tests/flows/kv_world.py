@@ -11,15 +11,15 @@ from typing import Any
 import aiohttp
 from inprocess import HOP, MODEL, Answer, chat, send, topology, until
 
-from farhop.store.memory import MemoryStore
 from farhop_lab.engine import main as engine
+from farhop_lab.engine.core.text import VOCABULARY
 from farhop_lab.engine.kv_publisher import KvPublisher
 from farhop_lab.engine.settings import EngineSettings
-from farhop_lab.engine.text import VOCABULARY
 from farhop_lab.engine.tokenizer_file import TEMPLATE, TOKENIZER, write
-from farhop_lab.ports import free_ports
-from regional_lb.config import RegionalConfig
-from regional_lb.main import RegionalBalancer
+from farhop_lab.memory_store import MemoryStore
+from farhop_lab.world.ports import free_ports
+from regional_lb.app.config import RegionalConfig
+from regional_lb.app.main import RegionalBalancer
 
 WORLD = topology()
 BLOCK = 16
@@ -67,7 +67,7 @@ class World:
             assert response.status == 200
 
     def status(self) -> list[dict[str, Any]]:
-        replicas: list[dict[str, Any]] = self.balancer.desk.status()["replicas"]
+        replicas: list[dict[str, Any]] = self.balancer.tier_admin.status()["replicas"]
         return replicas
 
 
@@ -110,7 +110,7 @@ async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, sc
         line = await balancer.open()
         stack.push_async_callback(balancer.close)
         client = int(line.split("clients on ")[1].split(":")[1].split(",")[0])
-        states = balancer.desk.status
+        states = balancer.tier_admin.status
         await until(lambda: all(r["state"] == "up" for r in states()["replicas"]))
         if events:
             await until(lambda: all(r["kv_word"] == "exact" for r in states()["replicas"]))

@@ -15,10 +15,10 @@ from inprocess import common
 from worlds import MODEL, regional, replica
 
 from farhop.store.contract import report_key
-from farhop.store.memory import MemoryCluster, MemoryStore
-from farhop.store.report import RegionReport, encode
-from regional_lb.config import RegionalConfig
-from regional_lb.peers.peers import Peers
+from farhop.store.documents.report import RegionReport, encode
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from regional_lb.app.config import RegionalConfig
+from regional_lb.mesh.peers import Peers
 
 
 class Other(peers_pb2_grpc.PeersServicer):

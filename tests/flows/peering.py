@@ -12,9 +12,9 @@ from aiohttp import web
 from inprocess import MODEL, chat, common, send, topology, until
 
 from farhop.store.contract import Store, report_key
-from farhop.store.report import decode
-from regional_lb.config import RegionalConfig
-from regional_lb.main import RegionalBalancer
+from farhop.store.documents.report import decode
+from regional_lb.app.config import RegionalConfig
+from regional_lb.app.main import RegionalBalancer
 
 SLOTS = 4
 
@@ -25,7 +25,7 @@ class SlotEngine:
     def __init__(self, name: str, service_s: float = 0.05) -> None:
         self.name, self.service_s = name, service_s
         self.waited = self.served = self.waiting_most = self.waiting = 0
-        self.gate = asyncio.Semaphore(SLOTS)
+        self.handler = asyncio.Semaphore(SLOTS)
         self.address = ""
 
     @asynccontextmanager
@@ -52,12 +52,12 @@ class SlotEngine:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         await request.read()
-        if self.gate.locked():
+        if self.handler.locked():
             self.waited += 1
         self.waiting += 1
         self.waiting_most = max(self.waiting_most, self.waiting)
         try:
-            async with self.gate:
+            async with self.handler:
                 self.waiting -= 1
                 await asyncio.sleep(self.service_s)
         except asyncio.CancelledError:

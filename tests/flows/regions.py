@@ -14,11 +14,11 @@ from inprocess import HOP, topology
 
 from farhop.balance.machine import Event
 from farhop.store.contract import report_key
-from farhop.store.memory import MemoryStore
-from farhop.store.report import ModelReport, RegionReport, encode, to_wire
-from global_lb.config import GlobalConfig
-from global_lb.view import ChannelChanged, RegionHeard, RegionKnown, View
-from global_lb.watch import Watcher
+from farhop.store.documents.report import ModelReport, RegionReport, encode, to_wire
+from farhop_lab.memory_store import MemoryStore
+from global_lb.app.config import GlobalConfig
+from global_lb.fleet.view import ChannelChanged, RegionKnown, RegionReported, View
+from global_lb.links.watch import Watcher
 
 WORLD = topology()
 OURS = ("watch ", "forget ", "ping ", "read ", "close ")
@@ -48,11 +48,11 @@ class Heard:
         self.refused: list[str] = []
 
     def react(self, event: Event) -> None:
-        if isinstance(event, RegionKnown | RegionHeard | ChannelChanged):
+        if isinstance(event, RegionKnown | RegionReported | ChannelChanged):
             self.views += 1
             if event.known is not None or isinstance(event, RegionKnown):
                 self.view = self.view.put(event.region, event.known)
-        if isinstance(event, RegionHeard):
+        if isinstance(event, RegionReported):
             self.heard.append(event.region)
         elif isinstance(event, ChannelChanged):
             self.channels.append((event.region, event.up))

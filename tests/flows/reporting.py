@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 from farhop_wire import region_pb2_grpc
 
-from farhop.store.memory import MemoryStore
-from farhop.store.report import RegionReport, decode
-from regional_lb.flow import RegionalFlow
-from regional_lb.report import Reporter
+from farhop.store.documents.report import RegionReport, decode
+from farhop_lab.memory_store import MemoryStore
+from regional_lb.mesh.report import Reporter
+from regional_lb.scheduler.flow import RegionalFlow
 
 ADDRESSES = ("10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3")
 
@@ -51,10 +51,11 @@ class Watched(MemoryStore):
 
 
 @asynccontextmanager
-async def publishing(flow: RegionalFlow) -> AsyncIterator[tuple[Reporter, Watched]]:
+async def publishing(flow: RegionalFlow, told: Reporter | None = None) -> AsyncIterator[tuple[Reporter, Watched]]:
+    """`told`: another reporter of it than one by the loop's clock."""
     store = Watched()
     await store.open()
-    told = live(flow)
+    told = told or live(flow)
     await told.open(store)
     try:
         yield told, store

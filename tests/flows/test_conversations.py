@@ -10,7 +10,7 @@ import pytest
 from inprocess import HOP_KEY, MODEL, chat, send
 from kv_world import BLOCK, World, words, world
 
-from farhop.balance.chain import BLOCK_BYTES
+from farhop.balance.prefix.chain import BLOCK_BYTES
 
 TURNS = 3
 # Tokens. The first prompt is long, so that a template's words weigh little, and all stays where blocks are small.
@@ -90,7 +90,9 @@ async def test_what_was_answered_shows_nowhere(tmp_path: Path, capfd: pytest.Cap
     async with world(tmp_path, tokenizer=False, events=False, replicas=1) as here:
         body = {"messages": [{"role": "user", "content": words(9, QUESTION)}], "stream": True}
         _, text, _ = await _said(here, body, "/v1/chat/completions")
-        shown = msgspec.json.encode(here.balancer.desk.status()).decode() + here.balancer.metrics.render().decode()
+        shown = (
+            msgspec.json.encode(here.balancer.tier_admin.status()).decode() + here.balancer.metrics.render().decode()
+        )
     out = capfd.readouterr()
     assert len(text) == ANSWER * 4
     assert text[:24] not in shown + out.out + out.err

@@ -1,4 +1,4 @@
-"""The worked examples of docs/decisions.md, executed against the shipped policy."""
+"""The worked examples of docs/understand/decisions.md, executed against the shipped policy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from worlds import field, law, request
 
-from farhop.balance import chain
-from global_lb import admission
-from global_lb.pick import pick
-from global_lb.policy import Route, Rule
+from farhop.balance.prefix import chain
+from global_lb.routing import admission
+from global_lb.routing.pick import pick
+from global_lb.routing.policy import Route, RouteConfig
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "decisions.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "understand" / "decisions.md"
 BYTES_PER_TOKEN = 4.0
 
 
@@ -45,7 +45,9 @@ def decide(
     told = field(asked, output_tokens, "virginia", **{name: _region(one, prompt_bytes) for name, one in said.items()})
     penalty_ms = np.array([said[name].get("penalty_ms", 0.0) for name in told.names])
     told.penalty_ms = penalty_ms if penalty_ms.any() else None
-    decision = pick(told, admission.processing(asked, law()), Rule(Route(**(route or {}))), Random(1), 0.0, "virginia")
+    decision = pick(
+        told, admission.processing(asked, law()), Route(RouteConfig(**(route or {}))), Random(1), 0.0, "virginia"
+    )
     return [(s.region, round(s.score)) for s in decision.field]
 
 

@@ -51,7 +51,7 @@ async def discovering(tmp_path: Path) -> AsyncIterator[tuple[Both, Listing, dict
 
 
 def states(region: Both) -> dict[str, str]:
-    return {replica["replica"]: replica["state"] for replica in region.regional.desk.status()["replicas"]}
+    return {replica["replica"]: replica["state"] for replica in region.regional.tier_admin.status()["replicas"]}
 
 
 async def stand(region: Both, **wanted: str) -> None:
@@ -122,7 +122,9 @@ async def test_models_come_and_go_and_the_region_keeps_reporting(tmp_path: Path)
     async with discovering(tmp_path) as (region, listing, _):
 
         def models() -> dict[str, int]:
-            (instance,) = (instance for r in region.global_.desk.status()["regions"] for instance in r["instances"])
+            (instance,) = (
+                instance for r in region.global_.tier_admin.status()["regions"] for instance in r["instances"]
+            )
             return {name: model["replicas_ready"] for name, model in instance["models"].items()}
 
         listing.say("one", "two", models=[MODEL, "new"])
@@ -133,7 +135,7 @@ async def test_models_come_and_go_and_the_region_keeps_reporting(tmp_path: Path)
         assert answer.status in (404, 503)
         listing.say()
         await until(lambda: models() == {})
-        assert region.regional.desk.status()["discovery"][0]["replicas"] == 0
+        assert region.regional.tier_admin.status()["discovery"][0]["replicas"] == 0
         listing.say("one")
         await until(lambda: models() == {MODEL: 1})
         assert (await send(region.entry, chat())).status == 200
@@ -142,8 +144,8 @@ async def test_models_come_and_go_and_the_region_keeps_reporting(tmp_path: Path)
 async def test_a_list_that_breaks_at_work_changes_nothing_and_says_so(tmp_path: Path) -> None:
     async with discovering(tmp_path) as (region, listing, _):
         listing.path.write_text("- {url: nowhere}")
-        await until(lambda: region.regional.desk.status()["discovery"][0]["trouble"])
-        (told,) = region.regional.desk.status()["discovery"]
+        await until(lambda: region.regional.tier_admin.status()["discovery"][0]["trouble"])
+        (told,) = region.regional.tier_admin.status()["discovery"]
         assert "[0].url: must look like" in told["trouble"]
         assert "[0].models" not in told["trouble"]  # asked of the engine where nobody says
         assert (await send(region.entry, chat())).status == 200

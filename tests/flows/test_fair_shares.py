@@ -13,18 +13,18 @@ import pytest
 from inprocess import HOP_KEY, MODEL, chat, send
 
 from farhop.balance import machine
-from farhop.balance.health import HealthConfig
+from farhop.balance.health.replica import HealthConfig
 from farhop_lab.sim.engines import Gpu
-from farhop_lab.sim.scenery import Site, flat, gpus
+from farhop_lab.sim.sites import Site, flat, gpus
 from farhop_lab.sim.world import World
-from regional_lb.flow import FlowConfig, RegionalFlow
+from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
 
 if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
     from farhop.balance.machine import Command, Event
-    from farhop_lab.sim.measures import Fate
+    from farhop_lab.sim.measures import RequestRecord
     from topology.law import Law
 
 HERE = "paris"
@@ -61,7 +61,9 @@ class Shop:
     def __init__(self, replicas: int, *, gpu: str = "h100", seed: int = 3, **told: object) -> None:
         site = gpus(gpu, replicas, seed=seed, answer_tokens_mean=150.0)
         said = {"prefill_ms_per_token": 0.1, "tpot_ms": 25.0, **told}
-        make = partial(Throttled, profile=site.engine.keywords["profile"], voice=site.engine.keywords["voice"])
+        make = partial(
+            Throttled, profile=site.engine.keywords["profile"], text_model=site.engine.keywords["text_model"]
+        )
         site = Site(replica=msgspec.structs.replace(site.replica, **said), engine=make, replicas=replicas)
         self.world = World(seed, flat([HERE]), {HERE: site}, balancers={}, make_regional=_without_ejections)
         self.sent: list[tuple[float, str]] = []
@@ -83,10 +85,10 @@ class Shop:
     def clients(self, count: int, until: float = 1e9, **fields: int) -> None:
         """So many, each with one request at a time."""
 
-        def ask(_fate: Fate | None = None, _said: bytes = b"") -> None:
+        def ask(_fate: RequestRecord | None = None, _said: bytes = b"") -> None:
             if self.world.now < until:
                 size = int(self._dice.uniform(400, 6000))
-                self.world.arrive(HERE, "t", size, direct=True, heard=ask, **fields)  # type: ignore[arg-type]
+                self.world.arrive(HERE, "t", size, direct=True, on_done=ask, **fields)  # type: ignore[arg-type]
 
         # One comes first and alone, as a client's warm-up does: what it measures is measured of one replica.
         for n in range(count):
@@ -140,7 +142,7 @@ def test_one_that_stays_slow_is_left_and_looked_at_from_time_to_time() -> None:
     shop.world.run(90.0)
     late = shop.shares(since=30.0)
     assert 0.005 < late["gpu-1"] / sum(late.values()) < 0.1
-    clock = shop.world.regions[HERE].carrier.clock
+    clock = shop.world.regions[HERE].relay.clock
     assert shop.flow.speeds["gpu-1"].doubt < 0.5
     assert shop.flow.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
 
@@ -152,7 +154,7 @@ def test_nobody_is_asked_to_learn_something_at_the_cost_of_a_deadline() -> None:
     one.until, one.slowness = 1e9, 6.0
     shop.clients(4, until=30.0)
     shop.world.run(30.0)
-    fates: list[Fate] = []
+    records: list[RequestRecord] = []
 
     def hurried() -> None:
         shop.world.arrive(
@@ -162,13 +164,13 @@ def test_nobody_is_asked_to_learn_something_at_the_cost_of_a_deadline() -> None:
             answer_tokens=100,
             max_tokens=100,
             deadline_s=2.0,
-            heard=lambda fate, _: fates.append(fate),
+            on_done=lambda record, _: records.append(record),
         )
 
     for n in range(200):
         shop.world.at(32.0 + 0.25 * n, hurried)
     shop.world.run(90.0)
-    assert {fate.outcome for fate in fates} == {"served"}
+    assert {record.outcome for record in records} == {"served"}
 
 
 async def test_two_alike_share_alike_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

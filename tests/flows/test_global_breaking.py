@@ -8,7 +8,8 @@ from playbook import Expected, answered, held, sent, timer
 from worlds import everywhere, instance, law, request, seen, worldwide
 
 from farhop.balance import machine, outcome
-from farhop.balance.health import LivenessConfig, State
+from farhop.balance.health.reading import State
+from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import (
     AttemptBegan,
     AttemptEnded,
@@ -19,8 +20,8 @@ from farhop.balance.machine import (
     TimerFired,
 )
 from farhop.balance.retry import TRANSPORT_RETRIES_MAX
-from global_lb.live import LOOK_AGAIN_S, LOOK_SOON_S
-from global_lb.view import ChannelChanged, RegionHeard
+from global_lb.fleet.view import ChannelChanged, RegionReported
+from global_lb.routing.flow import LOOK_AGAIN_S, LOOK_SOON_S
 from topology.law import Law
 from topology.model import Rule
 
@@ -162,7 +163,7 @@ def test_refusals_do_not_go_on_for_ever(play) -> None:
         refusal = AttemptRefused("a", attempt, outcome.QUEUE_FULL)
         book.on(refusal).expect(held("a", until=2.0 * attempt))
         # The report and the timer are due together, and either may come first.
-        again = [RegionHeard("london"), TimerFired("a")]
+        again = [RegionReported("london"), TimerFired("a")]
         first, second = again if attempt % 2 else again[::-1]
         book.at(2.0 * attempt).on(first).expect(sent("a", "london", attempt=attempt + 1))
         book.on(second).expect(*([timer("a", at=2.0 * attempt + LOOK_AGAIN_S)] if attempt % 2 else []))

@@ -6,8 +6,7 @@ import pytest
 from playbook import Expected, answered, held, sent, timer
 from worlds import MODEL, OTHER_MODEL, SEED, capacity, everywhere, heard, instance, law, request, seen, text, worldwide
 
-from farhop.balance import chain, machine, outcome
-from farhop.balance.guard import GuardConfig
+from farhop.balance import machine, outcome
 from farhop.balance.machine import (
     AttemptBegan,
     AttemptEnded,
@@ -18,10 +17,10 @@ from farhop.balance.machine import (
     TimerFired,
     Usage,
 )
-from global_lb.bounds import Spill
-from global_lb.flow import ASK_AGAIN_S, LOOK_HELD_S
-from global_lb.live import LOOK_AGAIN_S
-from global_lb.view import ChannelChanged, RegionForced, RegionHeard
+from farhop.balance.prefix import chain
+from global_lb.fleet.regions import Spill
+from global_lb.fleet.view import ChannelChanged, RegionForced, RegionReported
+from global_lb.routing.flow import ASK_AGAIN_S, LOOK_AGAIN_S, LOOK_HELD_S
 from topology.model import Residency, Rule
 
 ALL = frozenset({"frankfurt", "london", "tokyo"})
@@ -149,17 +148,19 @@ def test_a_warm_region_is_worth_a_hop_as_far_as_it_proves_warm(play) -> None:
     # 4096 tokens of prefill are 410 ms; Frankfurt is 11 ms further and holds them all.
     book.on(RequestArrived(request("b", **long))).expect(sent("b", "frankfurt"))
     serve(book, "b", 1.0, Usage(4096, 10, cached_tokens=0))
-    assert flow.residence["frankfurt"].value == pytest.approx(0.955)
+    assert flow.cache_hit_calibration["frankfurt"].value == pytest.approx(0.955)
     for n in range(200):
         flow.handle(RequestArrived(request(f"c{n}", **long)), 1.0)
         flow.handle(AttemptEnded(f"c{n}", 1, 200, Usage(4096, 10, cached_tokens=0)), 1.0)
     # A region that never proves warm is believed less, but never nothing: it may still prove the opposite.
-    assert 0.1 <= flow.residence["frankfurt"].value < 0.2
-    residence = flow.residence["frankfurt"].value
+    assert 0.1 <= flow.cache_hit_calibration["frankfurt"].value < 0.2
+    cache_hit_calibration = flow.cache_hit_calibration["frankfurt"].value
     book.on(RequestArrived(request("d", **long)))
-    book.expect(sent("d", "frankfurt", reasons=lambda d: d.chosen.hit_tokens == pytest.approx(4096 * residence)))
+    book.expect(
+        sent("d", "frankfurt", reasons=lambda d: d.chosen.hit_tokens == pytest.approx(4096 * cache_hit_calibration))
+    )
     book.on(AttemptEnded("d", 1, 200, Usage(4096, 10, cached_tokens=4096))).expect()
-    assert flow.residence["frankfurt"].value > residence
+    assert flow.cache_hit_calibration["frankfurt"].value > cache_hit_calibration
 
 
 def test_an_error_leaves_no_hint(play) -> None:
@@ -189,16 +190,16 @@ def test_sizes_are_learned(play) -> None:
 
 
 def test_a_drain_moves_traffic_and_ends_by_itself(play) -> None:
-    flow = worldwide(spill=Spill(GuardConfig(ramp_per_s=1.0)))  # the return at once
+    flow = worldwide(spill=Spill(ramp_per_s=1.0))  # the return at once
     (
         play(flow)
         .on(RegionForced("london", True, "new racks", until=30.0)).expect()
         .on(RequestArrived(request("a"))).expect(
             sent("a", "frankfurt", reasons=lambda d: d.absent == {"london": "draining: new racks"}))
-        .at(1.0).on(RegionHeard("london")).expect()
-        .at(29.9).on(RegionHeard("london")).expect().on(RegionHeard("frankfurt")).expect()
+        .at(1.0).on(RegionReported("london")).expect()
+        .at(29.9).on(RegionReported("london")).expect().on(RegionReported("frankfurt")).expect()
         .on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))
-        .at(30.0).on(RegionHeard("london")).expect()
+        .at(30.0).on(RegionReported("london")).expect()
         .on(RequestArrived(request("c"))).expect(sent("c", "london"))
         .on(RegionForced("london", True, "again")).expect()
         .on(RequestArrived(request("d"))).expect(sent("d", "frankfurt"))
@@ -227,7 +228,7 @@ def test_down_needs_two_signals(play) -> None:
     book.at(2.9).on(RequestArrived(request("a", **here))).expect(sent("a", "london"))
     book.at(3.0).on(RequestArrived(request("b", **here)))  # and no report for three seconds
     book.expect(answered("b", outcome.NO_REGION, detail=lambda d: "down: no recent report and channel broken" in d))
-    book.on(RegionHeard("london")).expect()
+    book.on(RegionReported("london")).expect()
     book.on(RequestArrived(request("c", **here))).expect(sent("c", "london"))
 
 
@@ -248,7 +249,7 @@ def test_waiting_for_a_region_that_comes_back(play) -> None:
     (
         play(flow)
         .on(RequestArrived(request("a", tenant="european"))).expect(held("a", until=10.0))
-        .at(1.0).on(RegionHeard("london")).expect()
+        .at(1.0).on(RegionReported("london")).expect()
         .on(seen(instance("london", replicas_ready=0))).expect()
         .at(2.0).on(seen(instance("london"))).expect(sent("a", "london", attempt=1))
         .at(3.0).on(AttemptEnded("a", 1, 200, None)).expect()
@@ -284,7 +285,7 @@ def test_who_waits_after_refusals_asks_again_but_not_at_once(play) -> None:
     book = play(flow).at(2.0).on(TimerFired("a")).expect(sent("a", "london", attempt=2))
     book.on(AttemptRefused("a", 2, outcome.QUEUE_FULL)).expect(held("a", until=2.0 + ASK_AGAIN_S))
     commands = []
-    for event in (ChannelChanged("tokyo", True), RegionHeard("tokyo")):
+    for event in (ChannelChanged("tokyo", True), RegionReported("tokyo")):
         commands += flow.handle(event, 3.0)
     assert [c.target for c in commands if isinstance(c, machine.Forward)] == ["tokyo"]
 
@@ -306,9 +307,9 @@ def test_one_who_cannot_go_speaks_for_all_like_it(monkeypatch) -> None:
     decided = []
     consider = flow.consider
     monkeypatch.setattr(flow, "consider", lambda *asked: decided.append(asked) or consider(*asked))
-    assert flow.handle(RegionHeard("london"), 0.1) == []
+    assert flow.handle(RegionReported("london"), 0.1) == []
     assert len(decided) == 0  # nothing changed that could let anybody go
-    assert flow.handle(RegionHeard("london"), LOOK_HELD_S) == []
+    assert flow.handle(RegionReported("london"), LOOK_HELD_S) == []
     assert len(decided) == 1  # but for what time alone may have changed
 
 

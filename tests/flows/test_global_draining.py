@@ -12,8 +12,8 @@ from worlds import REGIONS, heard, request, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import Answer, AttemptEnded, AttemptFailed, RequestArrived
-from global_lb.flow import GlobalFlow
-from global_lb.view import ChannelChanged, RegionForced, RegionHeard
+from global_lb.fleet.view import ChannelChanged, RegionForced, RegionReported
+from global_lb.routing.flow import GlobalFlow
 
 
 def taken(flow: GlobalFlow, now: float, count: int = 400, **fields: object) -> Counter[str]:
@@ -71,7 +71,7 @@ def test_a_region_that_dies_while_it_fades_is_not_asked(draining) -> None:
     assert draining.liveness["london"].read(1.0).share > 0.8
     draining.handle(ChannelChanged("london", False), 5.0)
     for region in ("frankfurt", "tokyo"):
-        draining.handle(RegionHeard(region), 5.0)
+        draining.handle(RegionReported(region), 5.0)
     (*_, forward) = draining.handle(RequestArrived(request("a")), 5.0)
     assert forward.target == "frankfurt"
     assert draining.liveness["london"].read(5.0).share == 0.0

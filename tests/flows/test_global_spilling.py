@@ -9,11 +9,10 @@ from playbook import answered, sent
 from worlds import REGIONS, heard, instance, request, seen, worldwide
 
 from farhop.balance import outcome
-from farhop.balance.guard import GuardConfig
 from farhop.balance.machine import AttemptEnded, AttemptFailed, AttemptRefused, RequestArrived
-from global_lb.bounds import Spill
-from global_lb.flow import GlobalFlow
-from global_lb.view import ChannelChanged, RegionForced, RegionHeard, ViewSwapped
+from global_lb.fleet.regions import Spill
+from global_lb.fleet.view import ChannelChanged, RegionForced, RegionReported, ViewSwapped
+from global_lb.routing.flow import GlobalFlow
 
 FULL = outcome.FOREIGN_FULL
 FAR = ("frankfurt", "tokyo")
@@ -84,9 +83,9 @@ def test_what_was_hot_is_returned_to_at_a_pace() -> None:
 
 def test_what_share_goes_there_gladly_is_told() -> None:
     flow = hot()
-    assert (flow.cold_share("london", 2.6), flow.cold_share("tokyo", 2.6)) == (0.0, 1.0)
+    assert (flow.admitted_share("london", 2.6), flow.admitted_share("tokyo", 2.6)) == (0.0, 1.0)
     flow.handle(at(3.0, london=0.1), 3.0)
-    shares = [flow.cold_share("london", now) for now in (3.0, 8.0, 13.0, 60.0)]
+    shares = [flow.admitted_share("london", now) for now in (3.0, 8.0, 13.0, 60.0)]
     assert shares == [pytest.approx(0.05), pytest.approx(0.3), pytest.approx(0.55), 1.0]  # 5 % a second
 
 
@@ -221,11 +220,11 @@ def test_nobody_is_drawn_away_from_an_idle_local_region() -> None:
 
 
 def test_a_region_that_restarted_is_sure_at_once(play) -> None:
-    flow = worldwide(view=at(0.0), spill=Spill(GuardConfig(ramp_per_s=1.0)))
+    flow = worldwide(view=at(0.0), spill=Spill(ramp_per_s=1.0))
     for n in range(3):
         flow.handle(RequestArrived(request(f"q{n}")), 0.0)
         flow.handle(AttemptFailed(f"q{n}", 1, outcome.CONNECT_FAILED), 0.0)
-    book = play(flow).on(RegionHeard("london")).expect()
+    book = play(flow).on(RegionReported("london")).expect()
     book.on(RequestArrived(request("a", 64))).expect(sent("a", "frankfurt"))
-    book.on(RegionHeard("london", renewed=True)).expect()
+    book.on(RegionReported("london", renewed=True)).expect()
     book.on(RequestArrived(request("b", 64))).expect(sent("b", "london"))

@@ -8,28 +8,28 @@ from playbook import answered, held, sent
 from worlds import everywhere, heard, instance, request, seen, worldwide
 
 from farhop.balance import outcome
-from farhop.balance.guard import GuardConfig
 from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, AttemptRefused, Forward, RequestArrived
-from global_lb.bounds import Spill
-from global_lb.policy import Bias, Pin, Route, Routes, RoutesChanged, Steered, Words
-from global_lb.view import ChannelChanged, RegionHeard
+from global_lb.fleet.regions import Spill
+from global_lb.fleet.view import ChannelChanged, RegionReported
+from global_lb.routing.policy import Bias, OperatorOverrides, OverridesChanged, Pin, RouteConfig
+from global_lb.routing.routes import Routes, RoutesChanged
 
 
-def by(route: Route) -> RoutesChanged:
+def by(route: RouteConfig) -> RoutesChanged:
     return RoutesChanged({("", ""): route})
 
 
-def pinned(region: str, *, strict: bool = False, until: float = 100.0, tenant: str = "anyone") -> Steered:
-    return Steered(Words(pins={("tenant", tenant): Pin(region, strict, "gpu test", "ann", until)}))
+def pinned(region: str, *, strict: bool = False, until: float = 100.0, tenant: str = "anyone") -> OverridesChanged:
+    return OverridesChanged(OperatorOverrides(pins={("tenant", tenant): Pin(region, strict, "gpu test", "ann", until)}))
 
 
 def decided_by(policy: str):
-    return lambda decision: decision.rule.policy.name == policy
+    return lambda decision: decision.route.policy.name == policy
 
 
 def test_a_policy_changed_at_work_decides_the_next_request_and_the_next_attempt(play) -> None:
     flow = worldwide()
-    order = Route("failover", regions=("tokyo", "frankfurt"))
+    order = RouteConfig(policy="failover", regions=("tokyo", "frankfurt"))
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "london", reasons=decided_by("predictive")))
@@ -50,23 +50,23 @@ def test_who_waits_for_a_strict_pin_goes_when_it_is_lifted(play) -> None:
         .on(pinned("tokyo", strict=True)).expect()
         .on(RequestArrived(request("a"))).expect(held("a", until=30.0))
         .on(RequestArrived(request("b", tenant="other"))).expect(sent("b", "london"))
-        .at(1.0).on(Steered(Words())).expect(sent("a", "frankfurt"))  # London has b's prompt to do
+        .at(1.0).on(OverridesChanged(OperatorOverrides())).expect(sent("a", "frankfurt"))  # London has b's prompt to do
     )  # fmt: skip
 
 
 def test_who_waits_for_a_quota_goes_by_the_route_that_has_none(play) -> None:
     flow = worldwide(
-        patience_s=30.0, view=seen(instance("frankfurt")), routes=Routes({("", ""): Route(foreign_quota=0)})
+        patience_s=30.0, view=seen(instance("frankfurt")), routes=Routes({("", ""): RouteConfig(foreign_quota=0)})
     )
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(held("a"))
-        .on(by(Route())).expect(sent("a", "frankfurt"))
+        .on(by(RouteConfig())).expect(sent("a", "frankfurt"))
     )  # fmt: skip
 
 
 def test_a_quota_that_nobody_waits_for_is_told(play) -> None:
-    flow = worldwide(view=seen(instance("frankfurt")), routes=Routes({("", ""): Route(foreign_quota=0)}))
+    flow = worldwide(view=seen(instance("frankfurt")), routes=Routes({("", ""): RouteConfig(foreign_quota=0)}))
     told = "frankfurt: the foreign quota of 0 is used up"
     play(flow).on(RequestArrived(request("a"))).expect(
         answered("a", outcome.NO_REGION, detail=lambda detail: told in detail)
@@ -85,26 +85,26 @@ def test_a_pin_narrows_within_the_law_and_falls_back(play) -> None:
         .on(RequestArrived(request("c"))).expect(
             sent("c", "tokyo", reasons=lambda d: d.notes == ("pinned to tokyo by ann: gpu test",)))
         .on(AttemptRefused("c", 1, outcome.NO_REPLICA)).expect(sent("c", "london", attempt=2))
-        .at(2.9).on(RegionHeard("london")).expect().on(RegionHeard("tokyo")).expect()
+        .at(2.9).on(RegionReported("london")).expect().on(RegionReported("tokyo")).expect()
         .at(5.0).on(RequestArrived(request("d"))).expect(sent("d", "london"))  # it has ended by itself
     )  # fmt: skip
 
 
 def test_a_bias_moves_what_it_outweighs_and_is_told(play) -> None:
     flow = worldwide()
-    word = Steered(Words({"london": Bias("london", 15.0, "why", "ann", 100.0)}))
+    word = OverridesChanged(OperatorOverrides({"london": Bias("london", 15.0, "why", "ann", 100.0)}))
     (
         play(flow)
         .on(word).expect()
         .on(RequestArrived(request("a"))).expect(
             sent("a", "frankfurt", reasons=lambda d: d.notes == ("bias in ms: london +15",)))
-        .on(Steered(Words())).expect()
+        .on(OverridesChanged(OperatorOverrides())).expect()
         .on(RequestArrived(request("b"))).expect(sent("b", "london"))
     )  # fmt: skip
 
 
 def test_failover_takes_the_active_one_again_at_a_pace() -> None:
-    flow = worldwide(spill=Spill(GuardConfig(ramp_per_s=0.1)), routes=Routes({("", ""): Route("failover", regions=(
+    flow = worldwide(spill=Spill(ramp_per_s=0.1), routes=Routes({("", ""): RouteConfig(policy="failover", regions=(
         "tokyo", "frankfurt"))}))  # fmt: skip
 
     def shares(now: float, count: int = 300) -> Counter[str]:
@@ -123,7 +123,7 @@ def test_failover_takes_the_active_one_again_at_a_pace() -> None:
     flow.handle(ChannelChanged("tokyo", False), 0.6)
     flow.handle(everywhere(received_at=4.0), 4.0)
     heard(flow, ["london", "frankfurt"], 4.0)
-    flow.handle(RegionHeard("london"), 4.0)
+    flow.handle(RegionReported("london"), 4.0)
     went = [flow.handle(RequestArrived(request(f"x{n}", 0)), 4.0)[-1].target for n in range(20)]
     assert set(went) == {"frankfurt"}  # silent and cut
     back = [shares(5.0 + n)["tokyo"] / 300 for n in range(0, 12, 3)]

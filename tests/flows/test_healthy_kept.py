@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farhop.balance.health import State
-from farhop_lab.engine.faults import Fault
-from farhop_lab.proving import cell, routers
+from farhop.balance.health.reading import State
+from farhop_lab.engine.core.faults import Fault
 from farhop_lab.scenarios import load as scenarios
-from farhop_lab.sim.clients import Crowd
-from farhop_lab.sim.scenery import flat, gpus
+from farhop_lab.sim.clients import ClientPool
+from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.sim.world import World
+from farhop_lab.studies import cell, routers
 from farhop_lab.workloads import load, places, traces
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def coding(of_capacity: float, seconds: float, seed: int = 1) -> World:
         if at >= seconds:
             break
         rows.append(traces.AzureRow(at, prompt, answer))
-    crowd = Crowd(world, until=seconds)
-    crowd.open(traces.azure(rows, places.uniform(["paris"], "1"), traces.Limits(context_tokens=16_000)))
+    clients = ClientPool(world, until=seconds)
+    clients.open(traces.azure(rows, places.uniform(["paris"], "1"), traces.Limits(context_tokens=16_000)))
     return world
 
 
 def judged(world: World) -> int:
     """Of how many replicas it is known how fast they usually are, so that they might have been found slow."""
-    records = [r for region in world.regions.values() for r in region.flow.standing.peers._records.values()]
+    records = [r for region in world.regions.values() for r in region.flow.standing.outliers._records.values()]
     return sum(record.usual is not None for record in records)
 
 
@@ -108,7 +108,7 @@ def test_one_that_is_five_times_slower_goes_within_20_s_and_is_back_within_30_s_
     assert set(measures.ejections) == {("paris", "gpu-0")}
     region = world.regions["paris"]
     world.run(80.0)
-    health = region.flow.health["gpu-0"].read(region.carrier.clock())
+    health = region.flow.health["gpu-0"].read(region.relay.clock())
     assert health.state is State.UP
     before = measures.ejections.total()
     world.run(85.0)

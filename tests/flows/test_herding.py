@@ -10,9 +10,9 @@ import pytest
 from farhop.balance import machine
 from farhop.balance.machine import Address, Command, Event
 from farhop_lab.sim.measures import Measures, quantile
-from farhop_lab.sim.scenery import MODEL, Reporting, Watching, flat, station
+from farhop_lab.sim.sites import MODEL, Reporting, Watching, flat, station
 from farhop_lab.sim.world import World
-from global_lb.view import Region, RegionHeard, View
+from global_lb.fleet.view import Region, RegionReported, View
 from topology.law import Law
 
 # FIELD §4: 20 balancers, 4 regions of 100 slots, 8 s of service. Base loads are served where they arise; 15 a second
@@ -32,7 +32,7 @@ class Naive:
 
     def handle(self, event: Event, _now: float) -> list[Command]:
         """Forward where `choose` says; whatever comes back is the answer."""
-        if isinstance(event, RegionHeard) and event.known is not None:
+        if isinstance(event, RegionReported) and event.known is not None:
             self.view = self.view.put(event.region, event.known)
         elif isinstance(event, machine.RequestArrived):
             request, target = event.request, self.choose()
@@ -141,10 +141,10 @@ def oscillating(*, naive: bool) -> World:
 def sent_far(world: World, since: float, until: float, stretch_s: float) -> list[float]:
     """What share of those that came to a balancer was answered far away, in each stretch of time."""
     far: list[list[bool]] = [[] for _ in range(int((until - since) / stretch_s))]
-    for fate in world.measures.fates:
-        index = int((fate.arrived_at - since) // stretch_s)
-        if not fate.direct and fate.region and 0 <= index < len(far):
-            far[index].append(fate.region == "far")
+    for record in world.measures.records:
+        index = int((record.arrived_at - since) // stretch_s)
+        if not record.direct and record.region and 0 <= index < len(far):
+            far[index].append(record.region == "far")
     return [sum(those) / len(those) for those in far]
 
 

@@ -47,7 +47,7 @@ def test_believed_and_found_agree_in_every_region(running: RunningWorld) -> None
     for entry, regions in after.items():
         page = urllib.request.urlopen(f"{running.world.regions[entry].global_admin}/metrics").read().decode()
         for n, metric in enumerate(("predicted", "actual")):
-            found = re.findall(rf'farhop_region_hit_{metric}_tokens{{[^}}]*to="(\w+)"[^}}]*}} (\S+)', page)
+            found = re.findall(rf'farhop_region_prefix_{metric}_tokens_total{{[^}}]*target="(\w+)"[^}}]*}} (\S+)', page)
             assert {region: float(told) for region, told in found} == {
                 region: figures[n] for region, figures in regions.items() if region in dict(found)
             }

@@ -12,7 +12,7 @@ import pytest
 from inprocess import HOP_KEY, MODEL, Answer, chat, send, until
 from kv_world import BLOCK, World, words, world
 
-from farhop.shell.admin import Question
+from farhop.service.admin import Question
 
 
 @pytest.fixture(autouse=True)
@@ -74,14 +74,14 @@ async def test_a_wiped_replica_is_not_preferred(tmp_path: Path) -> None:
         asked = Question(msgspec.Raw(msgspec.json.encode(body)), "anywhere")
         told = {
             c["replica"]: c
-            for c in here.balancer.desk.explain(here.balancer.desk.compose(asked))["reasons"]["candidates"]
+            for c in here.balancer.tier_admin.explain(here.balancer.tier_admin.compose(asked))["reasons"]["candidates"]
         }
         assert told[name]["hit_tokens"] > 500
         await here.reset(int(name[1]))
         await until(lambda: here.flow.blocks.held_tokens(name) == 0.0)
         told = {
             c["replica"]: c
-            for c in here.balancer.desk.explain(here.balancer.desk.compose(asked))["reasons"]["candidates"]
+            for c in here.balancer.tier_admin.explain(here.balancer.tier_admin.compose(asked))["reasons"]["candidates"]
         }
         assert {(c["hit_tokens"], c["hit_exact"]) for c in told.values()} == {(0.0, True)}
         assert len(told) == 2
@@ -135,7 +135,7 @@ async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path)
         assert here.balancer.tokenizers.unread == {"media": 2}
         assert here.hits()["trie"][0] > 0
         page = here.balancer.metrics.render().decode()
-        assert 'farhop_untokenized_prompts{reason="media",region="virginia",tier="regional"} 2.0' in page
+        assert 'farhop_untokenized_prompts_total{reason="media",region="virginia",tier="regional"} 2.0' in page
 
 
 async def test_a_client_that_leaves_while_its_prompt_is_read_is_noticed(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) 
         model = template._of[MODEL]
         model._special, model._template = {}, None  # as if the template were another
         plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-        from farhop.shell.clock import wall
-        from farhop.shell.tokens import _compiled
+        from farhop.service.clock import wall
+        from farhop.service.tokenizer import _compiled
 
         model._template = _compiled("test", plain, wall)
         text = words(10, 300)

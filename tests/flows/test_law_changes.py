@@ -18,8 +18,8 @@ from farhop.balance.machine import (
     RequestArrived,
     TimerFired,
 )
-from global_lb.fleet import OPENS_MAX_S, OPENS_S
-from global_lb.view import ChannelChanged, RegionForced
+from global_lb.fleet.regions import OPENS_MAX_S, OPENS_S
+from global_lb.fleet.view import ChannelChanged, RegionForced
 from topology.law import Law
 from topology.model import Residency, Rule
 

@@ -16,14 +16,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from inprocess import HOP_KEY, Engine, both, chat, regional_config, send, tenant, topology, until
 
-from farhop.shell import lawbook
-from farhop.shell.lawbook import LawBook
+from farhop.service import lawbook
+from farhop.service.lawbook import LawBook
 from farhop.store.contract import LAW_KEY
 from farhop.store.envelope import Signer
-from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.store.sealed import inner
 from farhop.store.state import StateDir
-from regional_lb.main import RegionalBalancer
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from regional_lb.app.main import RegionalBalancer
 from topology import policy
 from topology.law import Law
 
@@ -140,7 +140,7 @@ async def test_a_signed_law_comes_over_grpc_to_who_has_lost_etcd_in_either_direc
         await until(lambda: up.regional.flow.law.epoch == 5)
         await until(lambda: up.global_.flow.law.epoch == 5)
         assert (await send(up.entry, chat(key="sk-farhop-newcomer"))).status == 200
-        assert up.global_.laws.told()["source"] == "virginia/r1"
+        assert up.global_.laws.status()["source"] == "virginia/r1"
         above.restore()
         below.outage()
         above.cluster.put(LAW_KEY, OPS.seal(LAW_KEY, law(6)))
@@ -185,4 +185,4 @@ async def test_a_regions_balancers_give_one_another_the_later_law(engine: Engine
         cluster.put(LAW_KEY, OPS.seal(LAW_KEY, law(5)))
         await until(lambda: first.flow.law.epoch == 5)
         await until(lambda: second.flow.law.epoch == 5)
-        assert second.laws.told()["source"] == "peer r1"
+        assert second.laws.status()["source"] == "peer r1"

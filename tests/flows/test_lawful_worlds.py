@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from farhop_lab.proving.law_oracle import INSIDE, MAP, REGIONS, Document, lawful
-from farhop_lab.proving.law_worlds import a_key, a_rule
-from farhop_lab.sim.scenery import MODEL, Reporting, Watching, station
+from farhop_lab.sim.sites import MODEL, Reporting, Watching, station
 from farhop_lab.sim.world import World
+from farhop_lab.studies.law_oracle import INSIDE, MAP, REGIONS, Document, lawful
+from farhop_lab.studies.law_worlds import a_key, a_rule
 from topology import policy
 
 WORLDS = int(os.environ.get("FARHOP_LAW_WORLDS", "128"))
@@ -51,7 +51,7 @@ class Oracle:
     def known_to(self, process: str) -> Document:
         return self.held.get(process, self.first)
 
-    def witness(self, what: str, region: str, process: str, of: Any) -> None:
+    def observer(self, what: str, region: str, process: str, of: Any) -> None:
         if what == "born":
             self.held.pop(process, None)
         elif what == "heard":
@@ -112,7 +112,7 @@ class Play:
         site = station(2, 0.3, first_s=0.02)
         self.world = World(
             number, world, dict.fromkeys(REGIONS, site), reporting=Reporting(every_s=0.5), watching=WATCHING,
-            witness=self.oracle.witness,
+            observer=self.oracle.observer,
         )  # fmt: skip
         self.refusals: Counter[str] = Counter()
         self.killed: set[str] = set()

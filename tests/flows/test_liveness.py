@@ -10,12 +10,11 @@ import pytest
 from inprocess import HOP_KEY, until
 from regions import NOWHERE, WORLD, Clock, Region, put, told, watching
 
-from farhop.balance.health import LivenessConfig
+from farhop.balance.health.region import LivenessConfig
 from farhop.store.contract import report_key
-from farhop.store.memory import MemoryStore
-from global_lb import watch
-from global_lb.bounds import FlowConfig
-from global_lb.flow import GlobalFlow
+from farhop_lab.memory_store import MemoryStore
+from global_lb.links import watch
+from global_lb.routing.flow import FlowConfig, GlobalFlow
 from topology.law import Law
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from inprocess import HOP_KEY, Engine, global_config, head, regional_config, send, tenant, topology, until
 
-from farhop.store.memory import MemoryCluster, MemoryStore
-from global_lb.main import GlobalBalancer
-from regional_lb.main import RegionalBalancer
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from global_lb.app.main import GlobalBalancer
+from regional_lb.app.main import RegionalBalancer
 
 MODELS = {"virginia": ["llama", "whisper"], "frankfurt": ["llama", "mistral"], "tokyo": ["llama", "rinna"]}
 LISTED = {

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from farhop_lab.sim.measures import quantile
-from farhop_lab.sim.scenery import flat, gpus
+from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.sim.world import World
 from topology.model import Rule
 
@@ -48,9 +48,9 @@ def run(load: float, *, blind: bool = False, high_share: float = 0.0, deadline_s
     for second in range(int(WARM_S), int(LONG_S)):
         world.at(float(second), lambda: waiting.append(sum(e.metrics()[0] for e in engines(world))))
     measures = world.run(LONG_S + deadline_s + 1.0)
-    good = [fate for fate in measures.fates if fate.outcome == "served" and fate.arrived_at >= WARM_S]
+    good = [record for record in measures.records if record.outcome == "served" and record.arrived_at >= WARM_S]
     came = {
-        tenant: sum(f.tenant == tenant and f.arrived_at >= WARM_S for f in measures.fates) for tenant in ("t", "high")
+        tenant: sum(f.tenant == tenant and f.arrived_at >= WARM_S for f in measures.records) for tenant in ("t", "high")
     }
     return Run(
         good_per_s=len(good) / (LONG_S - WARM_S),

@@ -16,11 +16,11 @@ import yaml
 from inprocess import HOP_KEY, MODEL, common, global_config, topology, until
 from peering import SLOTS, Region, config, region
 
-from farhop.store.memory import MemoryStore
-from farhop_lab.certs import Authority
-from farhop_lab.etcd import EmbeddedEtcd
-from global_lb.main import GlobalBalancer
-from regional_lb.peers import peers
+from farhop_lab.memory_store import MemoryStore
+from farhop_lab.world.certs import Authority
+from farhop_lab.world.etcd import EmbeddedEtcd
+from global_lb.app.main import GlobalBalancer
+from regional_lb.mesh import peers
 
 # Long beside what a busy machine makes of speeds: where it is cached is then the better place by far.
 LONG = "the same long beginning of a conversation " * 240
@@ -77,7 +77,7 @@ async def test_peers_speak_mutual_tls_as_the_control_port_does(etcd: str, tmp_pa
         await west.start("r3", **{**more, "peers": {"tls": intruder}})
         await until(lambda: len(west.balancers["r1"].peers.status()) == 2)  # it is seen to report
         assert west.balancers["r3"].peers.up == 0
-        assert west.balancers["r1"].desk.status()["peers"][0]["connected"]
+        assert west.balancers["r1"].tier_admin.status()["peers"][0]["connected"]
 
 
 async def _overload(west: Region, seconds: float, *, known: bool) -> tuple[float, dict[str, int]]:
@@ -181,7 +181,7 @@ async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_ba
             await until(lambda: west.reported()["r1"] == mine)
             child.kill()
             await until(lambda: west.reported()["r1"] == 7, 0.9 * peers.GONE_S)  # sooner: nobody listens there any more
-            status = here.desk.status()
+            status = here.tier_admin.status()
             assert [(p["instance"], p["connected"], p["takes_part"]) for p in status["peers"]] == [("r9", False, False)]
             assert all(replica["owned"] for replica in status["replicas"])
         finally:

@@ -6,8 +6,8 @@ from playbook import answered, held, sent, timer
 from worlds import everywhere, instance, regional, replica, request, seen, worldwide
 
 from farhop.balance import outcome
+from farhop.balance.health.suspects import HOLD_S, SILENCE_S
 from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, RequestArrived, TimerFired
-from farhop.balance.suspects import HOLD_S, SILENCE_S
 
 BODY = 0xDEAD
 

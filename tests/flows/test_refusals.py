@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from farhop_lab.proving import routers
 from farhop_lab.sim.measures import quantile
-from farhop_lab.sim.scenery import Reporting, flat, gpus, station
+from farhop_lab.sim.sites import Reporting, flat, gpus, station
 from farhop_lab.sim.world import World
-from regional_lb.admission import Foreign
-from regional_lb.flow import FlowConfig
+from farhop_lab.studies import routers
+from regional_lb.scheduler.admission import ForeignConfig
+from regional_lb.scheduler.queue import QueueConfig
 from topology.model import Rule
 
 if TYPE_CHECKING:
-    from farhop_lab.sim.measures import Fate
+    from farhop_lab.sim.measures import RequestRecord
 
-IN_TIME_S = FlowConfig("").queue_standing_wait_s / 2
-KEPT_SHARE = Foreign().last_resort_reserve_share
+IN_TIME_S = QueueConfig().standing_wait_s / 2
+KEPT_SHARE = ForeignConfig().last_resort_reserve_share
 RTT_S, UNTIL_S, FIRST_S = 0.05, 12.0, 0.02
 
 
@@ -59,27 +59,27 @@ class Ideal:
         self._small = small
         self._free = {region: [0.0] * slots for region, slots in small.slots.items()}
 
-    def begins(self, fate: Fate, *, takes: bool) -> float:
+    def begins(self, record: RequestRecord, *, takes: bool) -> float:
         """When this one would begin; `takes`: and it does."""
         ends = FIRST_S + self._small.service_s
-        at, region = min(self._slot(fate, region) for region in self._lawful(fate))
+        at, region = min(self._slot(record, region) for region in self._lawful(record))
         if takes:
             free = self._free[region]
             free.remove(max(slot for slot in free if slot <= at))
             free.append(at + ends)
         return at
 
-    def _lawful(self, fate: Fate) -> list[str]:
-        return [fate.entry] if fate.tenant.startswith("only-") else list(self._free)
+    def _lawful(self, record: RequestRecord) -> list[str]:
+        return [record.entry] if record.tenant.startswith("only-") else list(self._free)
 
-    def _slot(self, fate: Fate, region: str) -> tuple[float, str]:
-        free, foreign = sorted(self._free[region]), region != fate.entry
+    def _slot(self, record: RequestRecord, region: str) -> tuple[float, str]:
+        free, foreign = sorted(self._free[region]), region != record.entry
         kept = int(KEPT_SHARE * len(free)) if foreign else 0
-        there = fate.arrived_at + (RTT_S / 2 if foreign else 0.0)
+        there = record.arrived_at + (RTT_S / 2 if foreign else 0.0)
         return (max(there, free[kept]), region) if kept < len(free) else (float("inf"), region)
 
 
-def run(small: Small) -> list[Fate]:
+def run(small: Small) -> list[RequestRecord]:
     """All who came, in order."""
     tenants = {"t": Rule(("world",)), **{f"only-{region}": Rule((region,)) for region in small.slots}}
     sites = {r: station(slots, small.service_s, first_s=FIRST_S, replicas=2) for r, slots in small.slots.items()}
@@ -93,16 +93,16 @@ def run(small: Small) -> list[Fate]:
     measures = world.run(UNTIL_S + 60.0)
     assert measures.violations == 0
     assert measures.open == 0
-    return sorted(measures.fates, key=lambda fate: fate.arrived_at)
+    return sorted(measures.records, key=lambda record: record.arrived_at)
 
 
-def judged(small: Small, fates: list[Fate]) -> Counter[str]:
+def judged(small: Small, records: list[RequestRecord]) -> Counter[str]:
     """How many were served, refused although that was feasible, and refused because nothing else could be done."""
     ideal, found = Ideal(small), Counter[str]()
-    for fate in fates:
-        waits_s = ideal.begins(fate, takes=fate.served) - fate.arrived_at
+    for record in records:
+        waits_s = ideal.begins(record, takes=record.served) - record.arrived_at
         turn_s = small.service_s / min(small.slots.values())
-        found["served" if fate.served else "feasible" if waits_s <= IN_TIME_S - turn_s else "infeasible"] += 1
+        found["served" if record.served else "feasible" if waits_s <= IN_TIME_S - turn_s else "infeasible"] += 1
     return found
 
 
@@ -149,16 +149,16 @@ def test_the_reserve_is_kept_when_a_region_is_lost() -> None:
 
     def look() -> None:
         for region in ("a", "b"):
-            under_way = [live for live in world.regions[region].flow._live.values() if live.replica]
-            guests.append(sum(live.guest for live in under_way))
+            under_way = [one for one in world.regions[region].flow._requests.values() if one.replica]
+            guests.append(sum(one.foreign for one in under_way))
 
     for tick in range(200):
         world.at(5.0 + tick * 0.05, look)
-    fates = world.run(40.0).fates
+    records = world.run(40.0).records
     assert 0 < max(guests) <= slots - int(KEPT_SHARE * slots)
-    own = [fate for fate in fates if fate.entry in ("a", "b") and fate.arrived_at >= 7.0]
-    assert all(fate.served for fate in own)
-    assert quantile(sorted(fate.ttft_ms or 0.0 for fate in own), 0.95) < 1_000.0
+    own = [record for record in records if record.entry in ("a", "b") and record.arrived_at >= 7.0]
+    assert all(record.served for record in own)
+    assert quantile(sorted(record.ttft_ms or 0.0 for record in own), 0.95) < 1_000.0
 
 
 # -- prompts that fill engines: the lengths of code completions
@@ -185,10 +185,10 @@ def code(router: str, load: float) -> tuple[int, list[float], int]:
             world.arrive(region, "t", 4 * int(min(7400.0, dice.lognormvariate(7.2, 1.1))), answer_tokens=20)
 
         world.stream(load * 0.85 * 32_000 / 1_930 / 3, come, until=CODE_S)
-    fates = world.run(CODE_S + 40.0).fates
-    served = [fate for fate in fates if fate.served]
-    ttft = sorted(fate.ttft_ms for fate in served if fate.ttft_ms is not None)
-    return len(fates) - len(served), ttft, sum(f.prompt_tokens for f in served if f.ended_at < CODE_S)
+    records = world.run(CODE_S + 40.0).records
+    served = [record for record in records if record.served]
+    ttft = sorted(record.ttft_ms for record in served if record.ttft_ms is not None)
+    return len(records) - len(served), ttft, sum(f.prompt_tokens for f in served if f.ended_at < CODE_S)
 
 
 def test_below_capacity_nobody_is_refused_and_long_prompts_are_not_overtaken_for_ever() -> None:

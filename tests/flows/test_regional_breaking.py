@@ -10,7 +10,8 @@ from playbook import Expected, answered, held, sent
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
-from farhop.balance.health import HealthConfig, State
+from farhop.balance.health.reading import State
+from farhop.balance.health.replica import HealthConfig
 from farhop.balance.machine import (
     Address,
     AttemptBegan,
@@ -22,7 +23,7 @@ from farhop.balance.machine import (
     TimerFired,
     Usage,
 )
-from regional_lb.view import ReplicaProbed, ViewSwapped
+from regional_lb.fleet.view import ReplicaProbed, ViewSwapped
 from topology.law import Law
 from topology.model import Rule
 
@@ -375,17 +376,17 @@ def test_everything_that_reached_the_region_is_counted_for_its_sender(play) -> N
 
 def test_the_wait_told_grows_with_what_waits(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
-    assert flow.outlook.wait_ms(MODEL, 0.0) == 0.0
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) == 0.0
     arrive(flow, "a")
-    assert flow.outlook.wait_ms(MODEL, 0.0) == 0.0  # the other is idle
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) == 0.0  # the other is idle
     arrive(flow, "b")
-    waits = [flow.outlook.wait_ms(MODEL, 0.0)]
+    waits = [flow.wait_estimate.wait_ms(MODEL, 0.0)]
     for n in range(3):
         play(flow).on(RequestArrived(request(f"w{n}"))).expect(held(f"w{n}"))
-        waits.append(flow.outlook.wait_ms(MODEL, 0.0))
+        waits.append(flow.wait_estimate.wait_ms(MODEL, 0.0))
     # Two replicas of 5.12 s a request: one leaves every 2.56 s.
     assert waits == pytest.approx([2560.0, 5120.0, 7680.0, 10240.0])
-    assert flow.outlook.wait_ms(OTHER_MODEL, 0.0) == 0.0
+    assert flow.wait_estimate.wait_ms(OTHER_MODEL, 0.0) == 0.0
 
 
 def test_a_trial_after_an_ejection_is_one_request(play) -> None:

@@ -9,7 +9,7 @@ from worlds import fleet, regional, replica, request
 from farhop.balance import outcome
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, AttemptEnded, RequestArrived
-from regional_lb.admission import Foreign, Headroom, guest, headroom, is_guest
+from regional_lb.scheduler.admission import ForeignConfig, Headroom, foreign_refusal, headroom, is_foreign
 
 GUEST = {"entry_region": "tokyo", "issuer": "tokyo/g1", "promised_ttft_ms": 400.0}
 LAST = {**GUEST, "promised_ttft_ms": None}
@@ -43,7 +43,7 @@ def test_the_last_resort_waits_and_is_not_refused(play) -> None:
 
 
 def test_the_last_resort_finds_a_smaller_reserve_and_passes_that_no_more(play) -> None:
-    terms = Foreign(reserve_share=0.3, last_resort_reserve_share=0.1)
+    terms = ForeignConfig(reserve_share=0.3, last_resort_reserve_share=0.1)
     flow = regional(replica("r1", **ROOMY), foreign=terms)
     book = play(flow)
     for n in range(7):
@@ -61,7 +61,7 @@ def test_the_last_resort_finds_a_smaller_reserve_and_passes_that_no_more(play) -
 
 
 def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
-    terms = Foreign(last_resort_reserve_share=0.5)
+    terms = ForeignConfig(reserve_share=0.5, last_resort_reserve_share=0.5)
     flow = regional(replica("r1", **ROOMY), foreign=terms)
     book = play(flow).on(RequestArrived(request("a", 12_000, **OWN))).expect(sent("a", "r1"))  # 3,000 of 10,000 tokens
     book.on(RequestArrived(request("b", 12_000, **LAST))).expect(held("b"))
@@ -111,20 +111,20 @@ def test_headroom_is_what_is_left_beside_the_reserve() -> None:
     assert headroom(fleet().whole, 0.1).slots == 0
 
 
-def test_who_is_a_guest() -> None:
-    assert is_guest(request("a", **GUEST), "london")
-    assert not is_guest(request("a", **OWN), "london")
-    assert not is_guest(request("a", promised_ttft_ms=5.0), "london")
-    assert is_guest(request("a", **LAST), "london")  # however it came
+def test_who_is_foreign() -> None:
+    assert is_foreign(request("a", **GUEST), "london")
+    assert not is_foreign(request("a", **OWN), "london")
+    assert not is_foreign(request("a", promised_ttft_ms=5.0), "london")
+    assert is_foreign(request("a", **LAST), "london")  # however it came
 
 
 def test_the_cache_is_part_of_headroom_unless_an_engine_is_idle() -> None:
-    terms = Foreign()
+    terms = ForeignConfig()
     idle = headroom(fleet(replica("r1", **ROOMY)).whole, 0.1)
-    assert guest(400.0, 50_000.0, idle, 0.0, terms) is None
+    assert foreign_refusal(400.0, 50_000.0, idle, 0.0, terms) is None
     busy = headroom(fleet(replica("r1", **ROOMY), reserved=[Reservation("r1", 0, 5000)]).whole, 0.1)
-    assert guest(400.0, 4000.0, busy, 0.0, terms) is None
+    assert foreign_refusal(400.0, 4000.0, busy, 0.0, terms) is None
     for asked in ((4001.0, busy), (1.0, Headroom(0, 9.0, idle=False))):
-        refusal = guest(400.0, *asked, 0.0, terms)
+        refusal = foreign_refusal(400.0, *asked, 0.0, terms)
         assert refusal is not None
         assert refusal.outcome is outcome.FOREIGN_FULL

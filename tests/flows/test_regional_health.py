@@ -9,12 +9,13 @@ from playbook import answered, held, sent
 from worlds import regional, replica, request, swapped
 
 from farhop.balance import outcome
-from farhop.balance.health import HealthConfig, Mode, State
+from farhop.balance.health.reading import State
+from farhop.balance.health.replica import HealthConfig, Mode
 from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, Forward, RequestArrived, Usage
-from regional_lb.flow import RegionalFlow
-from regional_lb.health.sinkhole import Sinkhole
-from regional_lb.policy import Choice
-from regional_lb.view import ReplicaProbed
+from regional_lb.fleet.black_hole import BlackHoleGuard
+from regional_lb.fleet.view import ReplicaProbed
+from regional_lb.scheduler.flow import RegionalFlow
+from regional_lb.scheduler.policy import PolicyConfig
 
 OOM = outcome.ENGINE_OUT_OF_MEMORY
 MODEL = "llama"
@@ -61,11 +62,11 @@ def test_panic_serves_rather_than_crushing_the_rest(play) -> None:
     book = play(flow).at(0.1).on(AttemptBegan("a", 1, 500)).expect().on(AttemptEnded("a", 1, 500, None, OOM)).expect()
     for _ in range(3):
         book.on(ReplicaProbed(other, False)).expect()
-    assert flow.outlook.mode(MODEL, 0.1) is Mode.PANIC
+    assert flow.wait_estimate.mode(MODEL, 0.1) is Mode.PANIC
     book.on(RequestArrived(request("b"))).expect(sent("b", first))
     for _ in range(3):
         book.on(ReplicaProbed(first, False)).expect()
-    assert flow.outlook.mode(MODEL, 0.1) is Mode.ALL_DOWN
+    assert flow.wait_estimate.mode(MODEL, 0.1) is Mode.ALL_DOWN
     book.on(RequestArrived(request("c"))).expect(answered("c", outcome.NO_REPLICA))
 
 
@@ -73,7 +74,7 @@ def test_panic_serves_rather_than_crushing_the_rest(play) -> None:
 def test_a_replica_that_joins_is_not_run_over_under_any_policy(policy: str) -> None:
     """Fifty wait when it comes up: it may have a tenth of its slots, and more as time goes by."""
     flow = regional(replica("r1", slots=10, kv_tokens=10**6, prefill_tokens_max=10**6))
-    flow.policies.override({"": Choice(policy)})
+    flow.policies.override({"": PolicyConfig(name=policy)})
     for n in range(60):
         go(flow, f"q{n}", 0.0)
     fresh = replica("r2", slots=40, kv_tokens=10**6, prefill_tokens_max=10**6)
@@ -86,7 +87,7 @@ def test_a_replica_that_joins_is_not_run_over_under_any_policy(policy: str) -> N
     assert most == [4, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
 
 
-class _NoGuard(Sinkhole):
+class _NoGuard(BlackHoleGuard):
     def failed(self, name: str, kv_tokens: int, until: float, now: float, slots: int) -> None:
         """Failing costs nothing."""
 
@@ -98,10 +99,10 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
     """
     replicas = [replica(f"r{n}", slots=10, kv_tokens=10**6, prefill_tokens_max=10**6, tpot_ms=1.6) for n in range(4)]
     flow = regional(*replicas, health=HealthConfig(streak=1000, eject_share_max=0.0, outlier_factor=0.0))
-    flow.policies.override({"": Choice(policy)})
+    flow.policies.override({"": PolicyConfig(name=policy)})
     if not guarded:
-        flow.standing._sinkhole = _NoGuard()
-        flow.standing.peers.excess = lambda _name: 0.0  # type: ignore[method-assign]
+        flow.standing._black_holes = _NoGuard()
+        flow.standing.outliers.excess = lambda _name: 0.0  # type: ignore[method-assign]
     went: Counter[str] = Counter()
     ends: list[tuple[float, str, str]] = []
 
@@ -118,7 +119,7 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
             ends.remove(end)
             at, name, target = end
             status = 503 if target == "r0" else 200
-            attempt = flow._live[name].attempts
+            attempt = flow._requests[name].attempts
             carry(flow.handle(AttemptBegan(name, attempt, status), at), at)
             carry(flow.handle(AttemptEnded(name, attempt, status, Usage(256, 200) if status == 200 else None), at), at)
         if n % 100 == 0:
@@ -142,7 +143,7 @@ def test_one_failure_among_many_costs_no_more_than_a_slot(play) -> None:
     target = go(flow, "a", 0.0)
     assert target is not None
     flow.handle(AttemptFailed("a", 1, outcome.DIED_BEFORE_START), 0.1)
-    table = flow.outlook.able(MODEL, 0.1)
+    table = flow.wait_estimate.able(MODEL, 0.1)
     row = table.of.at[target]
     assert table.slots[row] == 45  # a tenth of its answers failed
     assert table.in_flight[row] == 1  # the one that is gone; its second attempt is at the other

@@ -23,9 +23,8 @@ from farhop.balance.machine import (
     TimerFired,
     Usage,
 )
-from regional_lb.flow import RegionalFlow
-from regional_lb.placing import GROWN_SHARE
-from regional_lb.view import ReplicaProbed
+from regional_lb.fleet.view import ReplicaProbed
+from regional_lb.scheduler.flow import GROWN_SHARE, RegionalFlow
 from topology.model import Rule
 
 Play = Callable[[RegionalFlow], Playbook]

@@ -9,7 +9,7 @@ from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 from farhop.balance import machine, outcome
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, AttemptEnded, ClientLeft, RequestArrived, TimerFired, Usage
-from regional_lb.view import ReplicaProbed, ReplicaSampled, Sample
+from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample
 
 NOTHING = ()
 
@@ -166,7 +166,7 @@ def test_weights_give_shares(play) -> None:
 
 
 def test_one_that_starves_gets_every_fourth_turn(play) -> None:
-    flow = regional(replica("r1", slots=1), starvation_s=10.0, queue_wait_s=600.0)
+    flow = regional(replica("r1", slots=1), queue_starvation_s=10.0, queue_wait_s=600.0)
     book = play(flow).on(RequestArrived(request("now", deadline=999.0))).expect(sent("now", "r1"))
     book.on(RequestArrived(request("low", deadline=999.0))).expect(held("low"))
     for n in range(6):
@@ -181,7 +181,7 @@ def test_one_that_starves_gets_every_fourth_turn(play) -> None:
 def test_a_replica_is_kept_free_for_a_large_one_that_starves(play) -> None:
     """Small ones that fit must not pass it for ever."""
     flow = regional(
-        replica("r1", slots=4, kv_tokens=1000, prefill_tokens_max=9999), starvation_s=5.0, queue_wait_s=99.0
+        replica("r1", slots=4, kv_tokens=1000, prefill_tokens_max=9999), queue_starvation_s=5.0, queue_wait_s=99.0
     )
     book = play(flow)
     for name in ("a", "b"):

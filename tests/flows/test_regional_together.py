@@ -27,9 +27,8 @@ from farhop.balance.machine import (
     TimerFired,
     Usage,
 )
-from regional_lb.flow import RegionalFlow
-from regional_lb.placing import GROWN_SHARE
-from regional_lb.view import Replica, ReplicaProbed
+from regional_lb.fleet.view import Replica, ReplicaProbed
+from regional_lb.scheduler.flow import GROWN_SHARE, RegionalFlow
 
 Play = Callable[[RegionalFlow], Playbook]
 BYTES = 4000  # 1,000 tokens

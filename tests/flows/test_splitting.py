@@ -17,25 +17,25 @@ from typer.testing import CliRunner
 from worlds import MODEL, SEED, regional, replica, request, text
 
 from farhop.balance import outcome
-from farhop.balance.chain import chain
-from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, Mark, RequestArrived
-from farhop.shell.admin import Question
+from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, HeaderMatch, RequestArrived
+from farhop.balance.prefix.chain import chain
+from farhop.service.admin import Question
 from farhop.store.contract import split_key
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 from farhop_cli.main import app
-from farhop_lab.etcd import EmbeddedEtcd
-from regional_lb.flow import RegionalFlow
-from regional_lb.pick import Pick
-from regional_lb.split import Rule, SplitsChanged
-from regional_lb.view import ReplicaProbed, line_of
+from farhop_lab.world.etcd import EmbeddedEtcd
+from regional_lb.fleet.view import ReplicaProbed, line_of
+from regional_lb.scheduler.flow import RegionalFlow
+from regional_lb.scheduler.pick import Pick
+from regional_lb.scheduler.split import RuleConfig, SplitConfig, SplitsChanged
 
 V1, V2 = line_of(MODEL, "v1"), line_of(MODEL, "v2")
-CANARY = Mark("header", "x-canary", "yes")
+CANARY = HeaderMatch("header", "x-canary", "yes")
 
 
 def terms(**said: Any) -> SplitsChanged:
-    return SplitsChanged({MODEL: said})
+    return SplitsChanged({MODEL: SplitConfig(**said)})
 
 
 def split(*replicas: Any, **said: Any) -> RegionalFlow:
@@ -94,8 +94,8 @@ def test_a_split_that_ends_gives_who_waits_to_anybody(play) -> None:
 
 
 def test_who_waits_for_one_version_stands_neither_before_nor_behind_another(play) -> None:
-    flow = split(rules=(Rule("v2", CANARY),), weights={"v1": 1.0})
-    canary = {"marks": (CANARY,)}
+    flow = split(rules=(RuleConfig(version="v2", header={"name": "x-canary", "value": "yes"}),), weights={"v1": 1.0})
+    canary = {"header_matches": (CANARY,)}
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "b"))
@@ -223,19 +223,21 @@ def test_a_session_has_its_version_whatever_is_cached() -> None:
 
 
 def test_a_canary_that_is_full_does_not_make_the_region_look_full() -> None:
-    flow = split(weights={"v1": 95.0, "v2": 5.0}, rules=(Rule("v2", CANARY),))
+    flow = split(
+        weights={"v1": 95.0, "v2": 5.0}, rules=(RuleConfig(version="v2", header={"name": "x-canary", "value": "yes"}),)
+    )
     for n in range(3):
-        flow.handle(RequestArrived(request(f"c{n}", marks=(CANARY,))), 0.0)
-    assert (flow.queue.waiting(V2), flow.outlook.queued(MODEL)) == (2, 2)
-    assert flow.outlook.open_share(MODEL, 0.0) == pytest.approx(0.95)
-    assert flow.outlook.wait_ms(V1, 0.0) == 0.0
-    canary_ms = flow.outlook.wait_ms(V2, 0.0)
+        flow.handle(RequestArrived(request(f"c{n}", header_matches=(CANARY,))), 0.0)
+    assert (flow.queue.waiting(V2), flow.wait_estimate.queued(MODEL)) == (2, 2)
+    assert flow.wait_estimate.open_share(MODEL, 0.0) == pytest.approx(0.95)
+    assert flow.wait_estimate.wait_ms(V1, 0.0) == 0.0
+    canary_ms = flow.wait_estimate.wait_ms(V2, 0.0)
     assert canary_ms > 0.0
-    assert flow.outlook.wait_ms(MODEL, 0.0) == pytest.approx(0.05 * canary_ms)
-    guest = request("g", entry_region="tokyo", promised_ttft_ms=1000.0)
-    need = flow.outlook.need_of(guest)
-    assert flow.outlook.turned_away(guest, need, 0.0, V2) is not None
-    assert flow.outlook.turned_away(guest, need, 0.0, V1) is None
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) == pytest.approx(0.05 * canary_ms)
+    foreign = request("g", entry_region="tokyo", promised_ttft_ms=1000.0)
+    need = flow.wait_estimate.need_of(foreign)
+    assert flow.wait_estimate.turned_away(foreign, need, 0.0, V2) is not None
+    assert flow.wait_estimate.turned_away(foreign, need, 0.0, V1) is None
 
 
 # -- both tiers, on real sockets
@@ -313,7 +315,7 @@ async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Bot
         f'farhop_version_ttft_seconds_count{{{labels},tier="regional",version="v2"}} 1.0',
     ):
         assert line in page
-    told = up.regional.desk.status()
+    told = up.regional.tier_admin.status()
     assert told["splits"][SERVED]["weights"] == {"v1": 1.0, "v2": 0.0}
     assert told["splits"][SERVED]["unserved"] == []
     assert [one["version"] for one in told["replicas"]] == ["v1", "v2"]
@@ -322,7 +324,9 @@ async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Bot
 async def test_explain_tells_the_version_and_takes_no_version_for_a_model(up: Both) -> None:
     def told(model: str, tenant: str) -> Any:
         body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "hello"}]})
-        return up.regional.desk.explain(up.regional.desk.compose(Question(msgspec.Raw(body), tenant)))["reasons"]
+        return up.regional.tier_admin.explain(up.regional.tier_admin.compose(Question(msgspec.Raw(body), tenant)))[
+            "reasons"
+        ]
 
     assert (told(SERVED, "acme")["version"], told(SERVED, "acme")["split"]) == ("v2", "rule 3: v2")
     assert told(SERVED, "anywhere")["split"] == "request: v1"
@@ -331,21 +335,21 @@ async def test_explain_tells_the_version_and_takes_no_version_for_a_model(up: Bo
 
 async def test_what_a_cookie_says_is_kept_nowhere(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    need_of = up.regional.flow.outlook.need_of
-    monkeypatch.setattr(up.regional.flow.outlook, "need_of", lambda one: asked.append(one) or need_of(one))
+    need_of = up.regional.flow.wait_estimate.need_of
+    monkeypatch.setattr(up.regional.flow.wait_estimate, "need_of", lambda one: asked.append(one) or need_of(one))
     answer = await send(up.entry, chat(cookie="ab=secret; other=b", x_canary="mine"))
     record = up.regional.decisions.get(answer.headers["x-farhop-decision"])
     assert "secret" not in str(record) + str(asked)
-    assert [one.marks for one in asked] == [()]
+    assert [one.header_matches for one in asked] == [()]
 
 
 async def test_without_a_split_nothing_is_read_and_the_version_is_told(engines: tuple[Engine, Engine]) -> None:
     async with both(engines[0], WORLD, regional=configured(engines)) as up:
         asked = []
-        need_of = up.regional.flow.outlook.need_of
-        up.regional.flow.outlook.need_of = lambda one: asked.append(one) or need_of(one)  # type: ignore[method-assign,func-returns-value]
+        need_of = up.regional.flow.wait_estimate.need_of
+        up.regional.flow.wait_estimate.need_of = lambda one: asked.append(one) or need_of(one)  # type: ignore[method-assign,func-returns-value]
         assert await version(up.entry, x_farhop_version="v2", x_session_id="s", cookie="ab=b") in ("v1", "v2")
-        assert [(one.version, one.marks, one.session) for one in asked] == [("", (), 0)]
+        assert [(one.version, one.header_matches, one.session) for one in asked] == [("", (), 0)]
         await up.at_rest()
 
 
@@ -364,11 +368,11 @@ async def test_a_live_etcd_flips_a_region(monkeypatch: pytest.MonkeyPatch, engin
         balancer._tasks.start(followed.follow(), "watch a real etcd")
         assert await version(up.entry) == "v1"
         key = split_key("virginia")
-        command = ["split", "virginia", "--etcd", etcd.endpoint, "--model", SERVED, "--weights", "v1=0,v2=100"]
-        result = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--why", "flip", "--author", "ann"])
+        command = ["split", "set", "virginia", "--etcd", etcd.endpoint, "--model", SERVED, "--weights", "v1=0,v2=100"]
+        result = await asyncio.to_thread(CliRunner().invoke, app(), [*command, "--why", "flip", "--by", "ann"])
         assert (result.exit_code, result.stderr) == (0, "")
         await until(lambda: balancer.flow.splits.of(SERVED).shares == {"v2": 1.0})
-        assert balancer.desk.status()["overrides"]["splits"]["why"] == "flip"
+        assert balancer.tier_admin.status()["overrides"]["splits"]["why"] == "flip"
         assert await version(up.entry) == "v2"
         await store.put(key, msgspec.json.encode({SERVED: {"weights": {"v1": 1, "v2": "many"}}}))
         await until(lambda: b'reason="splits_malformed"' in balancer.metrics.render())

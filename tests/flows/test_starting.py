@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inprocess import HOP_KEY, Engine, chat, global_config, regional_config, send, topology, until
 
-from farhop.shell import wiring
+from farhop.service import stores
 from farhop.store import kept
 from farhop.store.contract import LAW_KEY, REGION_PREFIX, StoreUnreachable
 from farhop.store.kept import KeptStore
-from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.store.sealed import inner
-from farhop_lab.ports import free_ports
-from global_lb.main import GlobalBalancer
-from regional_lb.main import RegionalBalancer
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from farhop_lab.world.ports import free_ports
+from global_lb.app.main import GlobalBalancer
+from regional_lb.app.main import RegionalBalancer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,23 +50,23 @@ class Fleet:
         }  # fmt: skip
 
     def made(self, *, silent: bool) -> tuple[RegionalBalancer, GlobalBalancer, list[Etcd]]:
-        world, stores = topology(), [Etcd(Random(n), self._cluster) for n in (2, 4)]
+        world, etcds = topology(), [Etcd(Random(n), self._cluster) for n in (2, 4)]
         where = {"state_dir": str(self._folder), "fleet": "test"}
         below_config = regional_config(self._engine, **self._ports, **where)
         above_config = global_config(watch={"ping_s": 0.1}, **where)
         if silent:
-            for store in stores:
+            for store in etcds:
                 store.outage()
         keepers = [
             KeptStore(store, "test", state, Random(5), lambda _: None)
             for store, state in (
-                (stores[0], wiring.state(below_config, "regional")),
-                (stores[1], wiring.state(above_config, "global")),
+                (etcds[0], stores.state(below_config, "regional")),
+                (etcds[1], stores.state(above_config, "global")),
             )
             if state is not None
         ]
         below = RegionalBalancer(below_config, world, Random(1), keepers[0])
-        return below, GlobalBalancer(above_config, world, Random(3), keepers[1]), stores
+        return below, GlobalBalancer(above_config, world, Random(3), keepers[1]), etcds
 
 
 async def served(below: RegionalBalancer, above: GlobalBalancer) -> tuple[int, str]:
@@ -74,7 +74,7 @@ async def served(below: RegionalBalancer, above: GlobalBalancer) -> tuple[int, s
     await below.open()
     line = await above.open()
     entry = int(line.partition("clients on ")[2].split(",")[0].rpartition(":")[2])
-    await until(lambda: any(r["state"] == "up" and r["instances"] for r in above.desk.status()["regions"]))
+    await until(lambda: any(r["state"] == "up" and r["instances"] for r in above.tier_admin.status()["regions"]))
     answer = await send(entry, chat())
     return answer.status, answer.headers["x-farhop-region"]
 
@@ -89,7 +89,7 @@ async def test_both_tiers_start_without_etcd_and_say_so(engine: Engine, tmp_path
     below, above, _ = fleet.made(silent=False)
     try:
         assert await served(below, above) == (200, "virginia")
-        assert above.desk.notice() == below.desk.notice() == ""
+        assert above.tier_admin.notice() == below.tier_admin.notice() == ""
         store = inner(above.store)
         assert isinstance(store, KeptStore)
         await until(lambda: {LAW_KEY, REGION_PREFIX} <= store._saved.keys())
@@ -97,16 +97,16 @@ async def test_both_tiers_start_without_etcd_and_say_so(engine: Engine, tmp_path
         await above.close()
         await below.close()
 
-    below, above, stores = fleet.made(silent=True)
+    below, above, etcds = fleet.made(silent=True)
     try:
         assert await served(below, above) == (200, "virginia")  # by the channel: nothing stands in etcd
-        for desk in (above.desk, below.desk):
-            assert desk.ready()
-            assert "etcd is silent" in desk.notice()
-            assert [one["from_disk"] for one in desk.status()["kept"]] == [True]
-        for store in stores:
+        for tier_admin in (above.tier_admin, below.tier_admin):
+            assert tier_admin.ready()
+            assert "etcd is silent" in tier_admin.notice()
+            assert [one["from_disk"] for one in tier_admin.status()["kept"]] == [True]
+        for store in etcds:
             store.restore()
-        await until(lambda: above.desk.notice() == below.desk.notice() == "")
+        await until(lambda: above.tier_admin.notice() == below.tier_admin.notice() == "")
     finally:
         await above.close()
         await below.close()

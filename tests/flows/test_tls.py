@@ -20,11 +20,11 @@ import uvloop
 import yaml
 from inprocess import HOP_KEY, MODEL, Engine, both, common, regional_config, send, topology, until
 
-from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.telemetry import logs
-from farhop_lab.certs import Authority, Pair
-from global_lb.main import run
-from regional_lb.main import RegionalBalancer
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from farhop_lab.world.certs import Authority, Pair
+from global_lb.app.main import run
+from regional_lb.app.main import RegionalBalancer
 
 STRICT = {"client", "tier", "control"}  # who asks for a certificate
 
@@ -131,7 +131,7 @@ async def test_the_openai_sdk_through_two_tiers_to_an_engine_all_under_tls(pki: 
                 async with http.get(f"https://127.0.0.1:{port}/metrics", ssl=pki.context()) as answer:
                     text = await answer.text()
                 assert f"farhop_handshakes_refused_total{{{refused}" in text
-                assert 'farhop_certificate_not_after_seconds{part="admin.tls"' in text
+                assert 'farhop_certificate_expiry_timestamp_seconds{part="admin.tls"' in text
 
 
 async def test_regions_are_known_by_the_name_in_their_certificate(pki: Pki) -> None:
@@ -184,7 +184,7 @@ async def test_an_engine_that_is_not_believed_is_down_and_the_log_says_why(pki: 
             (line,) = told("TLS upstream failed")
             assert line["upstream"] == engine.address
             assert "the certificate is not believed: unable to get local issuer" in line["problem"]
-            await until(lambda: not balancer.desk.ready())
+            await until(lambda: not balancer.tier_admin.ready())
         finally:
             await balancer.close()
 
@@ -199,7 +199,7 @@ async def test_the_tiers_take_up_renewed_certificates_of_a_new_authority_without
         before, (link,) = moving.context(), up.global_.watcher._links.values()
         renewed = Pki(tmp_path)
         for balancer in (up.regional, up.global_):
-            await balancer.secrecy.cabinet.look()
+            await balancer.tls.manager.look()
         assert await asked(up.entry, renewed.context()) == "hello"
         with pytest.raises(openai.APIConnectionError):
             await asked(up.entry, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farhop_lab.collector import SpanRecord
+from farhop_lab.world.collector import SpanRecord
 
 if TYPE_CHECKING:
     from tests.conftest import RunningWorld

@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from farhop.balance.chain import chain, seed_of
-from farhop.balance.estimate import Estimates
-from farhop.balance.health import HealthConfig
+from farhop.balance.estimate.estimates import Estimates
+from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
+from farhop.balance.health.replica import HealthConfig
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address, Command, Redirect, Request
-from farhop.balance.reckoning import Reckoning
-from global_lb import bounds as global_bounds
-from global_lb import flow as global_flow
-from global_lb import view as global_view
-from global_lb.policy import Routes
-from global_lb.row import Price, row_of
-from global_lb.table import Field, Table
-from regional_lb import flow as regional_flow
-from regional_lb import view as regional_view
-from regional_lb.fleet import Fleet
+from farhop.balance.prefix.chain import chain, seed_of
+from farhop.store.documents.report import COUNT_LIMIT, ModelReport
+from global_lb.fleet import view as global_view
+from global_lb.fleet.table import Field, Price, Table, row_of
+from global_lb.routing import flow as global_flow
+from global_lb.routing.routes import Routes
+from regional_lb.fleet import view as regional_view
+from regional_lb.fleet.fleet import Fleet
+from regional_lb.scheduler import flow as regional_flow
+from regional_lb.scheduler.queue import QueueConfig
 from topology.law import Law
 from topology.model import Key, Region, Residency, Rule, Tenant, Topology
 
@@ -125,8 +125,10 @@ def regional(
     seed: int = 7,
     **config: Any,
 ) -> regional_flow.RegionalFlow:
-    """London's machine with these replicas, all of them proven by a probe unless `up` is False."""
-    settings = regional_flow.FlowConfig(region="london", **config)
+    """London's machine with these replicas, all of them proven by a probe unless `up` is False. `queue_*` are the
+    queue's configuration."""
+    bounds = {name.removeprefix("queue_"): config.pop(name) for name in tuple(config) if name.startswith("queue_")}
+    settings = regional_flow.FlowConfig(region="london", queue=QueueConfig(**bounds), **config)
     flow = regional_flow.RegionalFlow(settings, under or law(), Random(seed), lambda t: (weights or {}).get(t, 1.0))
     flow.handle(swapped(*replicas), 0.0)
     for one in replicas if up else ():
@@ -137,9 +139,17 @@ def regional(
 # -- the global tier
 
 
-def capacity(**fields: Any) -> global_view.Capacity:
-    return global_view.Capacity(
+def capacity(**fields: Any) -> ModelReport:
+    """Of one model at one balancer that takes whatever comes from other regions."""
+    return ModelReport(
         **{
+            "model": MODEL,
+            "replicas_total": 2,
+            "slots_total": 0,
+            "kv_tokens_total": 0,
+            "kv_tokens_free": 0,
+            "usable_share": 0.0,
+            "headroom_foreign_tokens": COUNT_LIMIT,
             "wait_ms": 5.0,
             "prefill_ms_per_token": 0.1,
             "tpot_ms": 20.0,
@@ -182,9 +192,17 @@ def everywhere(**fields: Any) -> global_view.ViewSwapped:
 
 
 def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /, **regions: dict[str, Any]) -> Field:
-    """These regions with what is given of each: `rtt_ms`, `residence`, `rates`, `depth`, `unacknowledged_bytes`,
-    `usd_per_gpu_hour`, `egress_usd_per_gb`, and their capacity's fields."""
-    about = {"rtt_ms", "residence", "rates", "depth", "unacknowledged_bytes", "usd_per_gpu_hour", "egress_usd_per_gb"}
+    """These regions with what is given of each: `rtt_ms`, `cache_hit_calibration`, `rates`, `depth`,
+    `unacknowledged_bytes`, `usd_per_gpu_hour`, `egress_usd_per_gb`, and their capacity's fields."""
+    about = {
+        "rtt_ms",
+        "cache_hit_calibration",
+        "rates",
+        "depth",
+        "unacknowledged_bytes",
+        "usd_per_gpu_hour",
+        "egress_usd_per_gb",
+    }
     table = Table(tuple(sorted(regions)), here)
     prices = {
         name: Price(said.get("usd_per_gpu_hour", 0.0), said.get("egress_usd_per_gb", 0.0))
@@ -192,14 +210,14 @@ def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /,
     }
     rows = []
     for name, said in regions.items():
-        reckoning = Reckoning()
+        reckoning = UnacknowledgedLoad()
         if "unacknowledged_bytes" in said:
             reckoning.sent(said["unacknowledged_bytes"])
         row = row_of(
             capacity(**{key: value for key, value in said.items() if key not in about}),
             reckoning,
             rtt_ms=said.get("rtt_ms", RTT_MS.get(name, 50.0)),
-            residence=said.get("residence", 1.0),
+            cache_hit_calibration=said.get("cache_hit_calibration", 1.0),
             rates=said.get("rates", (0.0, 0.0, 0.0)),
             price=prices[name],
             price_here=None if name == here else prices.get(here, Price()),
@@ -216,7 +234,7 @@ def heard(flow: global_flow.GlobalFlow, regions: Iterable[str], now: float) -> N
     """These regions report and have their channel."""
     for region in regions:
         flow.handle(global_view.ChannelChanged(region, True), now)
-        flow.handle(global_view.RegionHeard(region), now)
+        flow.handle(global_view.RegionReported(region), now)
 
 
 def worldwide(
@@ -229,7 +247,7 @@ def worldwide(
     **config: Any,
 ) -> global_flow.GlobalFlow:
     """London's global balancer; every region reports, idle, at 0.0."""
-    settings = global_bounds.FlowConfig(region="london", **config)
+    settings = global_flow.FlowConfig(region="london", **config)
     flow = global_flow.GlobalFlow(settings, under or law(), Random(seed), lambda _tenant: patience_s, routes)
     event = view or everywhere()
     flow.handle(event, 0.0)

@@ -1,39 +1,84 @@
-"""The house's own rules, held by machine: rooms at the root, mirrored tests, banned calls."""
+"""The house's own rules, held by machine: rooms at the root, mirrored tests, banned calls, cycles, named files.
+
+Each rule is one test, which names all that breaks it at once.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("topology", "farhop", "regional_lb", "global_lb", "farhop_lab", "farhop_cli")
 FOLDERS = {*PACKAGES, "proto", "tests", "docs", "deploy", ".ci"}
 
-SOURCES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+# What is decided here must be the same in the simulator: no waiting, no clock, no dice of one's own.
+PURE = (
+    "topology",
+    "farhop/balance",
+    "regional_lb/scheduler",
+    "regional_lb/fleet",
+    "global_lb/routing",
+    "global_lb/fleet",
+)
 
 # Files that are tested by what runs them whole (tests/drills, tests/flows): wiring, and the worlds they are wired in.
 TESTED_WHOLE = {
-    "farhop/shell/process.py",
-    "farhop/shell/wiring.py",
-    "global_lb/main.py",
-    "regional_lb/main.py",
-    "farhop_lab/demo.py",
-    "farhop_lab/scenes_home.py",
-    "farhop_lab/scenes_ocean.py",
-    "farhop_lab/stage.py",
-    "farhop_lab/world.py",
+    "farhop/service/process.py",
+    "farhop/service/stores.py",
+    "global_lb/app/main.py",
+    "regional_lb/app/main.py",
+    "farhop_lab/demo/demo.py",
+    "farhop_lab/demo/checker.py",
+    "farhop_lab/demo/checks.py",
+    "farhop_lab/world/world.py",
 }
 
 
+@cache
+def _sources() -> dict[str, ast.Module]:
+    """Every module by its path from the root, parsed."""
+    found = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in found}
+
+
+def _pure() -> Iterator[tuple[str, ast.AST]]:
+    """Every node of the pure rooms, with its path."""
+    for path, tree in _sources().items():
+        if path.startswith(tuple(f"{room}/" for room in PURE)):
+            yield from ((path, node) for node in ast.walk(tree))
+
+
 def _tracked() -> list[str]:
-    told = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if told.returncode != 0:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
         pytest.skip("not a git checkout: the folders at the root cannot be told from what a build left there")
-    return told.stdout.splitlines()
+    return listed.stdout.splitlines()
+
+
+def _none(found: Iterable[object], remedy: str) -> None:
+    """Nothing was found; else all of it is said at once."""
+    if lines := [str(one) for one in found]:
+        pytest.fail("\n".join((remedy, *lines)), pytrace=False)
+
+
+def _imported(node: ast.AST) -> set[str]:
+    """The names of the packages that a node imports, without what is below them."""
+    if isinstance(node, ast.Import):
+        return {alias.name.split(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom):
+        return {str(node.module).split(".")[0]}
+    return set()
 
 
 def test_the_root_holds_the_rooms_of_the_plan_and_no_others() -> None:
@@ -41,73 +86,61 @@ def test_the_root_holds_the_rooms_of_the_plan_and_no_others() -> None:
     assert folders <= FOLDERS, f"not in the plan of the house: {sorted(folders - FOLDERS)}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_module_opens_with_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "open with two or three lines: what for, and what never"
+def test_a_module_opens_with_what_it_is_for() -> None:
+    silent = [path for path, tree in _sources().items() if not ast.get_docstring(tree)]
+    _none(silent, "open with two or three lines: what for, and what never")
 
 
-def _mirror(path: Path) -> Path:
-    relative = path.relative_to(ROOT)
-    return ROOT / "tests" / relative.parent / f"test_{relative.stem.lstrip('_')}.py"
+def test_tests_mirror_sources() -> None:
+    modules = (Path(path) for path in _sources() if path not in TESTED_WHOLE)
+    mirrors = [
+        f"tests/{path.parent.as_posix()}/test_{path.stem.lstrip('_')}.py"
+        for path in modules
+        if path.stem not in ("__init__", "__main__")
+    ]
+    _none((mirror for mirror in mirrors if not (ROOT / mirror).exists()), "write these")
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if p.stem not in ("__init__", "__main__")], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_tests_mirror_sources(path: Path) -> None:
-    if str(path.relative_to(ROOT)) in TESTED_WHOLE:
-        return
-    assert _mirror(path).exists(), f"write {_mirror(path).relative_to(ROOT)}"
+def test_what_is_tested_whole_is_there() -> None:
+    _none(TESTED_WHOLE - set(_sources()), "these are gone: take them off the list")
 
 
-# The machines read no clock and roll no dice: what they decide must be the same in the simulator.
-MACHINES = [
-    ROOT / tier / f"{room}.py"
-    for tier in ("regional_lb", "global_lb")
-    for room in (
-        "view",
-        "admission",
-        "policy",
-        "pick",
-        "fleet",
-        "instances",
-        "table",
-        "row",
-        "flow",
-        "queue",
-        "split",
-        "outlook",
-        "placing",
-        "memory",
-        "pairs",
-    )
-    if (ROOT / tier / f"{room}.py").exists()
-] + [path for tier in ("regional_lb", "global_lb") for path in sorted((ROOT / tier / "policy").glob("*.py"))]
+def test_pure_rooms_never_await_nor_read_a_clock() -> None:
+    waiting = ast.Await | ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith
+    banned = {"time", "datetime", "asyncio", "socket", "threading"}
+    found = [
+        f"{path}:{node.lineno}"
+        for path, node in _pure()
+        if isinstance(node, waiting | ast.Import | ast.ImportFrom)
+        and (isinstance(node, waiting) or _imported(node) & banned)
+    ]
+    _none(found, "now is an argument, and IO comes after the decision")
 
 
-@pytest.mark.parametrize("path", MACHINES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_machines_never_await_nor_read_a_clock(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        assert not isinstance(node, ast.Await | ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith)
-        if isinstance(node, ast.Import):
-            assert not {alias.name.split(".")[0] for alias in node.names} & {"time", "random", "asyncio", "socket"}
-        if isinstance(node, ast.ImportFrom) and node.module in ("time", "asyncio", "socket"):
-            pytest.fail(f"imports {node.module}")
+def test_pure_rooms_roll_no_dice_of_their_own() -> None:
+    """They import no more of `random` than the type `Random`, and never call it: a Random is handed in."""
+    found: list[str] = []
+    for path, node in _pure():
+        if isinstance(node, ast.Import) and _imported(node) & {"random", "secrets"}:
+            found.append(f"{path}:{node.lineno} imports {ast.unparse(node)}")
+        elif isinstance(node, ast.ImportFrom) and _imported(node) & {"random", "secrets"}:
+            if (node.module, [alias.name for alias in node.names]) != ("random", ["Random"]):
+                found.append(f"{path}:{node.lineno} imports {ast.unparse(node)}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("Random", "default_rng"):
+            found.append(f"{path}:{node.lineno} makes {ast.unparse(node)}")
+    _none(found, "take a Random as an argument")
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if p.parts[len(ROOT.parts)] != "farhop_lab"], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_only_the_shell_knows_the_real_clock(path: Path) -> None:
-    allowed = {"farhop/shell/clock.py", "regional_lb/main.py", "global_lb/main.py"}
-    if str(path.relative_to(ROOT)) in allowed or path.parts[len(ROOT.parts)] == "farhop_cli":
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            assert "time" not in {alias.name for alias in node.names}, "take a clock as an argument"
-        if isinstance(node, ast.ImportFrom):
-            assert node.module != "time", "take a clock as an argument"
+def test_only_the_shell_knows_the_real_clock() -> None:
+    allowed = {"farhop/service/clock.py", "regional_lb/app/main.py", "global_lb/app/main.py"}
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in _sources().items()
+        if path not in allowed and not path.startswith(("farhop_lab/", "farhop_cli/"))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) and "time" in _imported(node)
+    ]
+    _none(found, "take a clock as an argument")
 
 
 def test_the_folder_of_the_wire_is_no_package() -> None:
@@ -118,8 +151,90 @@ def test_the_folder_of_the_wire_is_no_package() -> None:
 
 def test_no_path_of_a_machine_and_no_registry_is_named() -> None:
     words = ("/wo" + "rk/", "pypi" + ".org", "deb.debian" + ".org", "files.python" + "hosted")
-    for name in _tracked():
-        path = ROOT / name
-        if path.suffix in (".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".proto", "") and path.is_file():
-            text = path.read_text(errors="replace")
-            assert not [word for word in words if word in text], name
+    kinds = (".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".proto", "")
+    paths = [ROOT / name for name in _tracked() if Path(name).suffix in kinds]
+    texts = {path: path.read_text(errors="replace") for path in paths if path.is_file()}
+    _none([(path, word) for path, text in texts.items() for word in words if word in text], "name none of these")
+
+
+# -- imports between files
+
+
+def _modules() -> dict[str, str]:
+    """Paths by the names of their modules."""
+    return {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in _sources()}
+
+
+def _imports() -> dict[str, set[str]]:
+    """Which files a file imports, for types or inside a function, too. Of a package: what is named of it."""
+    modules = _modules()
+    found: dict[str, set[str]] = {path: set() for path in _sources()}
+    for path, tree in _sources().items():
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                inside = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in modules else str(node.module) for name in inside]
+            found[path] |= {modules[name] for name in names if name in modules} - {path}
+    return found
+
+
+def _cycles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of files that import each other in a circle, by Tarjan's algorithm."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    open_: list[str] = []
+    circles: list[list[str]] = []
+
+    def visit(path: str) -> None:
+        order[path] = low[path] = len(order)
+        open_.append(path)
+        for other in sorted(imports[path]):
+            if other not in order:
+                visit(other)
+            if other in open_:
+                low[path] = min(low[path], low[other])
+        if low[path] == order[path]:
+            circle = [open_.pop()]
+            while circle[-1] != path:
+                circle.append(open_.pop())
+            if len(circle) > 1:
+                circles.append(sorted(circle))
+
+    for path in imports:
+        if path not in order:
+            visit(path)
+    return sorted(circles)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    _none(_cycles(_imports()), "types counted: part them, or make them one")
+
+
+def test_a_circle_is_seen() -> None:
+    assert _cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+# -- files that the documents name
+
+# A file's name in prose, with or without its folders; no placeholder such as `test_<module>.py`.
+NAMED = re.compile(r"(?<![\w<>*{}./-])(?:[\w.-]+/)*[\w.-]+\.py\b")
+
+
+def test_files_that_the_documents_name_exist() -> None:
+    """By a whole path from the root, or by its end as far as it is given."""
+    tracked = {f"/{name}" for name in _tracked()}
+    documents = [name for name in _tracked() if name.endswith(".md") and name != "CHANGELOG.md"]
+    gone = [
+        f"{document}: {named}"
+        for document in documents
+        for named in sorted(set(NAMED.findall((ROOT / document).read_text())))
+        if not any(name.endswith(f"/{named}") for name in tracked)
+    ]
+    _none(gone, "name files that are there")
+
+
+def test_a_contributor_is_told_how() -> None:
+    assert (ROOT / "CONTRIBUTING.md").exists()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farhop_lab.bench import configs
-from farhop_lab.bench.peers import in_wheel, on_path
-from farhop_lab.child import Child
-from farhop_lab.ports import free_ports
+from farhop_lab.bench.proxies import in_wheel, on_path
+from farhop_lab.world.child import Child
+from farhop_lab.world.ports import free_ports
 
 STAMP = "user-agent"  # that of the proxy in front; one behind stamps x-behind
 BEHIND = "x-behind"

@@ -11,10 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from farhop.relay import bodies, faults, openai, shape, tap
-from farhop.relay.openai import change
-from farhop.relay.paths import Kind
-from farhop.relay.prompt import BodyError
+from farhop.relay.formats import bodies, openai, shape
+from farhop.relay.formats.openai import change
+from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import BodyError
+from farhop.relay.upstream import engine_faults, tap
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "farhop" / "relay"))
 
@@ -97,7 +98,7 @@ def answered(rng: Random) -> None:
     """The same bytes as an engine's answer, in pieces: whatever they are, they pass as they came."""
     _, data = mutated(rng)
     data = b"data: " + data + b"\n\ndata: [DONE]\n\n"
-    for listening in (tap.StreamTap(hide_usage=False), tap.BodyTap(), faults.FaultTap()):
+    for listening in (tap.StreamTap(hide_usage=False), tap.BodyTap(), engine_faults.FaultTap()):
         passed = b"".join(listening.feed(piece) for piece in heads.cut(data, rng) if piece) + listening.rest()
         assert passed == data
     openai.said_in(data[6:-2])

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
-from test_inbound import MALFORMED
+
+from tests.farhop.relay.http.test_connection import MALFORMED
 
 PATH = b"/v1/chat/completions"
 MARK = b"#000#"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from relay_wire import SSE, Line, Message, chunk, plain, post, until
 
-from farhop.relay.tap import EVENT_BYTES_MAX, BodyTap, StreamTap
+from farhop.relay.upstream.tap import EVENT_BYTES_MAX, BodyTap, StreamTap
 
 NESTED = b"[" * 4096 + b"]" * 4096
 DEEP = b'{"usage":{"a":' + NESTED + b'},"error":{"b":' + NESTED + b"}}"

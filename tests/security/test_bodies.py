@@ -11,12 +11,11 @@ import pytest
 from relay_wire import post, until
 
 from farhop.balance.limits import ByteBudget
-from farhop.relay import bodies
-from farhop.relay.body import ChunkedBody, FramingError
-from farhop.relay.inbound import _gather
-from farhop.relay.paths import Kind
-from farhop.relay.prompt import BodyError
-from farhop.relay.turns import Heavy
+from farhop.relay.formats import bodies
+from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import BodyError
+from farhop.relay.http.body import ChunkedBody, FramingError
+from farhop.relay.http.connection import LargeBodyQueue, _gather
 from farhop_lab.bench.hostile import crafted
 
 SIZE = 1 << 18
@@ -107,9 +106,9 @@ async def test_reading_is_in_the_budget(stage: Any) -> None:
 
 async def test_large_bodies_are_read_one_in_a_turn_of_the_loop() -> None:
     loop, done = asyncio.get_running_loop(), list[str]()
-    heavy = Heavy(loop)
+    queue = LargeBodyQueue(loop)
     for name in ("a", "b", "c"):
-        heavy.add(partial(done.append, name))
+        queue.add(partial(done.append, name))
     seen = []
     while len(done) < 3:
         await asyncio.sleep(0)
@@ -121,11 +120,11 @@ async def test_large_bodies_are_read_one_in_a_turn_of_the_loop() -> None:
 async def test_a_client_that_leaves_before_its_body_is_read_is_counted_once(stage: Any) -> None:
     s = await stage()
     held: list[Any] = []
-    s.listener.heavy.add = held.append
+    s.listener.large_bodies.add = held.append
     c = await s.client()
     await c.send(post(b"x" * 100_000))
     await until(lambda: held)
     c.abort()
-    await until(lambda: s.gate.abandoned)
+    await until(lambda: s.handler.abandoned)
     held[0]()
-    assert (s.gate.abandoned, s.gate.exchanges) == ([("client_left", 0)], [])
+    assert (s.handler.abandoned, s.handler.exchanges) == ([("client_left", 0)], [])

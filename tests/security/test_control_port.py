@@ -17,14 +17,14 @@ from inprocess import HOP_KEY, Engine, global_config, regional_config, topology
 from peer_stage import Other, Stage
 from regions import config, told, watching
 
-from farhop.identity import names
+from farhop.identity import certificate_names
 from farhop.store.contract import report_key
+from farhop.store.documents.report import encode
 from farhop.store.envelope import Keys, Signer, public_key
-from farhop.store.memory import MemoryCluster, MemoryStore
-from farhop.store.report import encode
 from farhop.store.sealed import Sealed
-from farhop_lab.certs import Authority, Pair
-from regional_lb.main import RegionalBalancer
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from farhop_lab.world.certs import Authority, Pair
+from regional_lb.app.main import RegionalBalancer
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
@@ -40,7 +40,7 @@ def private_key() -> bytes:
 
 def pair(authority: Authority, tier: Any, region: str) -> Pair:
     domain = "farhop.internal"
-    said = (names.host(domain, tier, region), names.uri(domain, tier, region), "127.0.0.1")
+    said = (certificate_names.host(domain, tier, region), certificate_names.uri(domain, tier, region), "127.0.0.1")
     return authority.issue(f"{tier}-{region}", said)
 
 
@@ -170,9 +170,9 @@ async def test_an_address_where_no_balancer_of_the_region_may_be_is_refused() ->
         assert told_where.allows("tokyo", host) is allowed, host
     async with watching() as (watcher, _, heard):
         watcher._config = global_config(region_hosts=hosts)
-        assert watcher.heard(told(tier_address="6.6.6.6:80")) == "address_not_allowed"
-        assert watcher.heard(told(control_address="6.6.6.6:80")) == "address_not_allowed"
-        assert watcher.heard(told(client_url="https://evil.example")) == "address_not_allowed"
+        assert watcher.on_report(told(tier_address="6.6.6.6:80")) == "address_not_allowed"
+        assert watcher.on_report(told(control_address="6.6.6.6:80")) == "address_not_allowed"
+        assert watcher.on_report(told(client_url="https://evil.example")) == "address_not_allowed"
         assert heard.names() == []
-        assert watcher.heard(told()) is None
+        assert watcher.on_report(told()) is None
         assert heard.names() == ["r1"]

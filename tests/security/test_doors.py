@@ -17,13 +17,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))
 
 from farhop.balance.machine import Request
-from farhop.identity.keys import Keyring, Principal
-from farhop.relay import head
-from farhop.relay.bodies import BodyError
-from farhop.shell.admin import Admin, ExplainError
-from farhop.shell.decisions import Decisions
-from farhop.shell.observe import Observer
-from farhop.telemetry import context
+from farhop.identity.api_keys import Keyring, Principal
+from farhop.relay.formats.bodies import BodyError
+from farhop.relay.http import head
+from farhop.service.admin import AdminServer, ExplainError
+from farhop.service.decisions import Decisions
+from farhop.service.request_telemetry import RequestTelemetry
+from farhop.telemetry import context as trace_context
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
 
@@ -47,28 +47,38 @@ class _Clock:
         return int(at * 1e9)
 
 
-def _observer(clock: _Clock, per_s: float) -> Observer:
+def _telemetry(clock: _Clock, per_s: float) -> RequestTelemetry:
     tracing, metrics = Tracing("farhop-global", "paris", "g1"), TierMetrics("global", "paris", "g1")
     reasons: Any = SimpleNamespace()
-    return Observer("farhop.global", "d", tracing, metrics, Decisions(), clock, Random(1), reasons, per_s)  # type: ignore[arg-type]
+    return RequestTelemetry(
+        "farhop.global",
+        "d",
+        tracing=tracing,
+        metrics=metrics,
+        decisions=Decisions(),
+        clock=clock,  # type: ignore[arg-type]
+        rng=Random(1),
+        reasons=reasons,  # type: ignore[arg-type]
+        traced_per_s_max=per_s,
+    )
 
 
-def _asks(observer: Observer, *, outside: bool = True) -> bool:
-    visit = observer.begin()
-    assert visit.trace.traceparent == b""  # of a stranger nothing is traced
+def _asks(telemetry: RequestTelemetry, *, outside: bool = True) -> bool:
+    context = telemetry.begin()
+    assert context.trace.traceparent == b""  # of a stranger nothing is traced
     raw = b"POST / HTTP/1.1\r\nhost: a\r\ntraceparent: " + SAMPLED
-    observer.admitted(visit, head.read(raw, 10), outside=outside)
-    assert visit.trace.traceparent[3:35] == SAMPLED[3:35]  # its trace goes on, recorded or not
-    return context.asks(visit.trace.traceparent)
+    telemetry.admitted(context, head.read(raw, 10), outside=outside)
+    assert context.trace.traceparent[3:35] == SAMPLED[3:35]  # its trace goes on, recorded or not
+    return trace_context.asks(context.trace.traceparent)
 
 
 def test_who_asks_to_be_traced_is_at_a_rate() -> None:
     clock = _Clock()
-    observer = _observer(clock, 5.0)
-    assert [_asks(observer) for _ in range(8)] == [True] * 5 + [False] * 3
+    telemetry = _telemetry(clock, 5.0)
+    assert [_asks(telemetry) for _ in range(8)] == [True] * 5 + [False] * 3
     clock.at += 0.4
-    assert [_asks(observer) for _ in range(4)] == [True] * 2 + [False] * 2
-    assert all(_asks(observer, outside=False) for _ in range(20))  # the tier above has seen to it
+    assert [_asks(telemetry) for _ in range(4)] == [True] * 2 + [False] * 2
+    assert all(_asks(telemetry, outside=False) for _ in range(20))  # the tier above has seen to it
 
 
 def test_no_key_stands_in_memory_in_the_clear() -> None:
@@ -113,25 +123,25 @@ async def _post(port: int, wire: bytes) -> bytes:
 
 
 async def test_explain_is_off_the_loop_and_bounded() -> None:
-    desk = _Desk()
-    admin = Admin(desk, TierMetrics("global", "paris", "g1"), Decisions())  # type: ignore[arg-type]
+    tier_admin = _Desk()
+    admin = AdminServer(tier_admin, TierMetrics("global", "paris", "g1"), Decisions())  # type: ignore[arg-type]
     port = await admin.open("127.0.0.1", 0)
     try:
         body = b'{"body":{},"tenant":"t"}'
         wire = b"POST /explain HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         asked = [asyncio.create_task(_post(port, wire)) for _ in range(6)]
         await asyncio.wait(asked, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)  # the loop goes on meanwhile
-        desk.release = True
+        tier_admin.release = True
         statuses = sorted(answer[9:12] for answer in await asyncio.gather(*asked))
         assert statuses == [b"200"] * 4 + [b"503"] * 2
-        assert desk.most == 1
+        assert tier_admin.most == 1
     finally:
-        desk.release = True
+        tier_admin.release = True
         await admin.close()
 
 
 async def test_a_malformed_admin_request_leaves_nothing_of_itself_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    admin = Admin(SimpleNamespace(), TierMetrics("global", "paris", "g1"), Decisions())  # type: ignore[arg-type]
+    admin = AdminServer(SimpleNamespace(), TierMetrics("global", "paris", "g1"), Decisions())  # type: ignore[arg-type]
     port = await admin.open("127.0.0.1", 0)
     try:
         with caplog.at_level(logging.DEBUG):
@@ -146,8 +156,8 @@ async def test_a_malformed_admin_request_leaves_nothing_of_itself_in_the_log(cap
 
 
 def test_refusals_name_fields_and_not_contents() -> None:
-    from farhop.relay import bodies
-    from farhop.relay.paths import Kind
+    from farhop.relay.formats import bodies
+    from farhop.relay.formats.paths import Kind
 
     with pytest.raises(BodyError) as caught:
         bodies.read(Kind.CHAT, b'{"model":"m","messages":[{"role":"u","content":{"SECRET":1}}]}')

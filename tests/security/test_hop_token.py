@@ -11,8 +11,8 @@ import pytest
 from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, topology
 
 from farhop.balance import outcome
-from farhop.identity.hop import HopClaims, HopError, HopSigner, HopVerifier, request_line
 from farhop.identity.hop_keys import key_from, key_to
+from farhop.identity.hop_token import HopClaims, HopError, HopSigner, HopVerifier, request_line
 
 ROOT = HOP_KEY.encode()
 OTHER = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "howdy"}], "max_tokens": 8})

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from farhop.identity.hop_keys import key_from, key_to
 from farhop.store.envelope import Signer
-from farhop_lab.certs import Authority
+from farhop_lab.world.certs import Authority
 
 ENGINE: Any = type("Engine", (), {"scheme": "http", "address": "127.0.0.1:1"})
 EVERYWHERE = {"host": "0.0.0.0", "port": 0}

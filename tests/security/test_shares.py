@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relay_wire import Line, post, until
 
 from farhop.balance.limits import SHARE, ByteBudget, Limit, SlotLimit
-from farhop.relay.inbound import InboundLimits
+from farhop.relay.http.connection import ClientLimits
 
 TENANTS = "abcdef"
 
@@ -70,22 +70,22 @@ def test_a_place_moves_to_whom_it_turns_out_to_be() -> None:
 
 
 class Tenants:
-    """The scripted gate, with a tenant by header."""
+    """The scripted handler, with a tenant by header."""
 
-    def __init__(self, gate: Any) -> None:
-        self._gate = gate
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
 
     def head(self, exchange: Any) -> Any:
         exchange.tenant = "bad" if b"x-bad" in exchange.head.onward else "good"
-        return self._gate.head(exchange)
+        return self._handler.head(exchange)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._gate, name)
+        return getattr(self._handler, name)
 
 
 async def test_one_tenants_bodies_leave_room_for_anothers(stage: Any) -> None:
     s = await stage(budget_bytes=1_000_000)
-    s.listener._gate = Tenants(s.gate)
+    s.listener._handler = Tenants(s.handler)
     unfinished = post(b"x" * 500_000, headers=b"X-Bad: 1\r\n")[:-100]
     first, second = await s.client(), await s.client()
     await first.send(unfinished)
@@ -99,7 +99,7 @@ async def test_one_tenants_bodies_leave_room_for_anothers(stage: Any) -> None:
 
 async def test_one_tenants_requests_leave_room_for_anothers(stage: Any) -> None:
     s = await stage()
-    s.listener._gate, s.listener._requests = Tenants(s.gate), SlotLimit(5)
+    s.listener._handler, s.listener._requests = Tenants(s.handler), SlotLimit(5)
     go = asyncio.Event()
 
     async def script(line: Line) -> None:
@@ -120,13 +120,13 @@ async def test_one_tenants_requests_leave_room_for_anothers(stage: Any) -> None:
 @pytest.mark.parametrize(("sent", "after_s", "slow"), [(2000, 11.0, False), (900, 11.0, True), (2000, 13.0, True)])
 async def test_an_upload_has_a_least_rate(stage: Any, sent: int, after_s: float, slow: bool) -> None:
     """1,024 bytes a second once ten seconds are over; the clock is told, not waited for."""
-    s = await stage(inbound=InboundLimits())
+    s = await stage(client_limits=ClientLimits())
     c = await s.client()
     await c.send(post(b"x" * 50_000)[: sent - 50_000])
     await until(lambda: any(i._reading and i._reading.body_bytes >= sent for i in s.listener._connections))
-    (inbound,) = s.listener._connections
-    inbound.check(inbound._request_since + after_s, 75.0)
+    (connection,) = s.listener._connections
+    connection.check(connection._request_since + after_s, 75.0)
     if slow:
         assert b"bytes a second" in (await c.read()).body
     else:
-        assert inbound._reading is not None
+        assert connection._reading is not None

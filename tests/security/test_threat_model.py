@@ -1,4 +1,4 @@
-"""What docs/security.md names as the proof of a claim is there."""
+"""What docs/operate/security.md names as the proof of a claim is there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[a-z_/]+(?:\.py)?)`")
 
 
-@pytest.mark.parametrize("document", ["docs/security.md", "SECURITY.md"])
+@pytest.mark.parametrize("document", ["docs/operate/security.md", "SECURITY.md"])
 def test_every_test_that_is_named_exists(document: str) -> None:
     named = NAMED.findall((ROOT / document).read_text())
     assert named

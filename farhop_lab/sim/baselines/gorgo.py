@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop_lab.engine.text import TOKEN_BYTES
+from farhop_lab.engine.core.text import TOKEN_BYTES
+from farhop_lab.sim.baselines.router import forwarded, text_of
 from farhop_lab.sim.baselines.tree import PrefixTree
-from farhop_lab.sim.baselines.words import forwarded, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farhop.balance.machine import Request
-    from farhop_lab.sim.baselines.words import Board
+    from farhop_lab.sim.baselines.router import RouterState
 
 RTT_EVERY_S = 30.0
 RTT_SMOOTHING = 0.3
@@ -45,62 +45,62 @@ class Central:
         self._weights = weights
         self._tree = PrefixTree()
 
-    def score_ms(self, request: Request, among: Sequence[str], board: Board) -> dict[str, float]:
+    def score_ms(self, request: Request, among: Sequence[str], state: RouterState) -> dict[str, float]:
         """By name; lower is better."""
         text, weights = text_of(request), self._weights
         depths = self._tree.depths(text, among)
         scores: dict[str, float] = {}
         for name in among:
-            target = board.targets[name]
+            target = state.targets[name]
             uncached = (len(text) - depths[name]) / TOKEN_BYTES
-            work = uncached + weights.queue * board.queued_tokens[name]
-            scores[name] = weights.rtt * board.rtt_ms[target.region] + target.prefill_ms_per_token * work
+            work = uncached + weights.queue * state.queued_tokens[name]
+            scores[name] = weights.rtt * state.rtt_ms[target.region] + target.prefill_ms_per_token * work
         return scores
 
-    def choose(self, request: Request, among: Sequence[str], board: Board, now: float) -> str:
-        """See router.Taste."""
-        scores = self.score_ms(request, among, board)
+    def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
+        """See router.Picker."""
+        scores = self.score_ms(request, among, state)
         return min(among, key=scores.__getitem__)
 
-    def sent(self, request: Request, target: str, board: Board, now: float) -> None:
-        """See router.Taste."""
+    def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
+        """See router.Picker."""
         self._tree.insert(text_of(request), target, now)
 
 
 class HomeAndPeers:
-    """The scope of the distributed one: the region's own engines, and peers unless one of them sent it."""
+    """Whom the distributed one may ask: the region's own engines, and peers unless one of them sent it."""
 
-    def candidates(self, request: Request, board: Board, now: float) -> Sequence[str]:
-        """See router.Scope."""
-        names = board.local if forwarded(request) else [*board.local, *board.peers]
-        return board.serving(names) or names
+    def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
+        """See router.Eligibility."""
+        names = state.local if forwarded(request) else [*state.local, *state.peers]
+        return state.serving(names) or names
 
 
 class Distributed:
-    """The taste of the distributed one."""
+    """How the distributed one picks."""
 
     def __init__(self) -> None:
         self._tree = PrefixTree()
 
-    def cost_ms(self, request: Request, among: Sequence[str], board: Board) -> dict[str, float]:
+    def cost_ms(self, request: Request, among: Sequence[str], state: RouterState) -> dict[str, float]:
         """By name; lower is better."""
         text = text_of(request)
         depths = self._tree.depths(text, among)
         costs: dict[str, float] = {}
         for name in among:
-            target = board.targets[name]
+            target = state.targets[name]
             tokens = (len(text) - depths[name]) / TOKEN_BYTES
             if not target.balancer:
-                tokens += board.queued_tokens[name] + board.running_tokens[name]
-            wire_ms = board.rtt_ms[target.region] if target.balancer else 0.0
+                tokens += state.queued_tokens[name] + state.running_tokens[name]
+            wire_ms = state.rtt_ms[target.region] if target.balancer else 0.0
             costs[name] = wire_ms + target.prefill_ms_per_token * tokens
         return costs
 
-    def choose(self, request: Request, among: Sequence[str], board: Board, now: float) -> str:
-        """See router.Taste."""
-        costs = self.cost_ms(request, among, board)
+    def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
+        """See router.Picker."""
+        costs = self.cost_ms(request, among, state)
         return min(among, key=costs.__getitem__)
 
-    def sent(self, request: Request, target: str, board: Board, now: float) -> None:
-        """See router.Taste."""
+    def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
+        """See router.Picker."""
         self._tree.insert(text_of(request), target, now)

@@ -10,58 +10,58 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farhop_lab.engine.sequence import Sequence as Work
-from farhop_lab.engine.sequence import Wanted
-from farhop_lab.sim.baselines.words import text_of
+from farhop_lab.engine.core.sequence import Sequence as Work
+from farhop_lab.engine.core.sequence import Wanted
+from farhop_lab.sim.baselines.router import text_of
 from farhop_lab.sim.engines import Gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farhop.balance.machine import Request
-    from farhop_lab.engine.profiles import Profile
-    from farhop_lab.sim.baselines.process import EngineRoom
-    from farhop_lab.sim.baselines.words import Board
+    from farhop_lab.engine.core.profiles import Profile
+    from farhop_lab.sim.baselines.process import EnginePool
+    from farhop_lab.sim.baselines.router import RouterState
 
 PROBE_S = 0.1
 
 
 class Oracle:
-    """Scope and taste in one. Engines that are no Gpu always have room, and go by what waits and runs there."""
+    """Eligibility and Picker in one. Engines that are no Gpu always have room, and go by what waits and runs there."""
 
-    def __init__(self, rooms: Mapping[str, EngineRoom]) -> None:
-        self._rooms = rooms
+    def __init__(self, pools: Mapping[str, EnginePool]) -> None:
+        self._rooms = pools
         self._foreseen: tuple[str, Work] | None = None
 
-    def candidates(self, request: Request, board: Board, now: float) -> Sequence[str]:
-        """See router.Scope. Where no engine lives, a request goes out and fails."""
-        living = [name for room in self._rooms.values() if room.alive for name in room.engines]
-        return [name for name in living if self._has_room(request, name, board)] if living else board.engines
+    def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
+        """See router.Eligibility. Where no engine lives, a request goes out and fails."""
+        living = [name for pool in self._rooms.values() if pool.alive for name in pool.engines]
+        return [name for name in living if self._has_room(request, name, state)] if living else state.engines
 
-    def choose(self, request: Request, among: Sequence[str], board: Board, now: float) -> str:
-        """See router.Taste."""
-        return min(among, key=lambda name: self._costs_ms(request, name, board))
+    def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
+        """See router.Picker."""
+        return min(among, key=lambda name: self._costs_ms(request, name, state))
 
-    def sent(self, request: Request, target: str, board: Board, now: float) -> None:
-        """See router.Taste."""
+    def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
+        """See router.Picker."""
 
     def _work(self, request: Request, gpu: Gpu) -> Work | None:
         """The request as the engine would take it; None for what it would refuse. One model: names hold everywhere."""
         if self._foreseen is None or self._foreseen[0] != request.id:
             try:
-                work = Work(request.id, Wanted(text_of(request), request.max_tokens), gpu.voice, gpu.core.profile)
+                work = Work(request.id, Wanted(text_of(request), request.max_tokens), gpu.text_model, gpu.core.profile)
             except ValueError:  # too long for it: let it say so itself
                 return None
             self._foreseen = request.id, work
         return self._foreseen[1]
 
-    def _has_room(self, request: Request, name: str, board: Board) -> bool:
-        engine = self._rooms[board.targets[name].region].engines[name]
+    def _has_room(self, request: Request, name: str, state: RouterState) -> bool:
+        engine = self._rooms[state.targets[name].region].engines[name]
         work = self._work(request, engine) if isinstance(engine, Gpu) else None
         return work is None or not isinstance(engine, Gpu) or has_room(engine, work)
 
-    def _costs_ms(self, request: Request, name: str, board: Board) -> float:
-        engine = self._rooms[board.targets[name].region].engines[name]
+    def _costs_ms(self, request: Request, name: str, state: RouterState) -> float:
+        engine = self._rooms[state.targets[name].region].engines[name]
         work = self._work(request, engine) if isinstance(engine, Gpu) else None
         if work is not None and isinstance(engine, Gpu):
             return ends_ms(engine, work) + delays_ms(engine, work)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from farhop_lab.sim.baselines.words import key_of, text_of
+from farhop_lab.sim.baselines.router import key_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from farhop.balance.machine import Request
-    from farhop_lab.sim.baselines.words import Board
+    from farhop_lab.sim.baselines.router import RouterState
 
 ENTRIES_MIN = 1024
 
@@ -43,17 +43,17 @@ class ConsistentHash:
         self._entries = entries
         self._rings: dict[tuple[str, ...], Ring] = {}
 
-    def choose(self, request: Request, among: Sequence[str], board: Board, now: float) -> str:
-        """See router.Taste."""
+    def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
+        """See router.Picker."""
         # Engines and other routers are rings apart, as SkyWalker-CH has them: a request is first kept at home.
-        names = tuple(board.peers if board.targets[among[0]].balancer else board.engines)
+        names = tuple(state.peers if state.targets[among[0]].balancer else state.engines)
         ring = self._rings.get(names)
         if ring is None:
             ring = self._rings[names] = Ring(names, -(-self._entries // len(names)))
         return next(name for name in ring.walk(key_of(request)) if name in among)
 
-    def sent(self, request: Request, target: str, board: Board, now: float) -> None:
-        """See router.Taste."""
+    def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
+        """See router.Picker."""
 
 
 class Chwbl:
@@ -65,14 +65,14 @@ class Chwbl:
         self._characters, self._each, self._factor = characters, points, factor
         self._ring: Ring | None = None
 
-    def choose(self, request: Request, among: Sequence[str], board: Board, now: float) -> str:
-        """See router.Taste."""
-        ring = self._ring = self._ring or Ring(board.engines, self._each)
-        total = sum(board.in_flight[name] for name in among)
+    def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
+        """See router.Picker."""
+        ring = self._ring = self._ring or Ring(state.engines, self._each)
+        total = sum(state.in_flight[name] for name in among)
         bound = self._factor * (total + 1) / len(among)
         # The adapter is part of the model's name here; one model, no adapter: the prefix alone.
         key = xxhash.xxh64_intdigest(text_of(request)[: self._characters])
-        return next(name for name in ring.walk(key) if name in among and board.in_flight[name] <= bound)
+        return next(name for name in ring.walk(key) if name in among and state.in_flight[name] <= bound)
 
-    def sent(self, request: Request, target: str, board: Board, now: float) -> None:
-        """See router.Taste."""
+    def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
+        """See router.Picker."""

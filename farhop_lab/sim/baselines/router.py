@@ -1,60 +1,208 @@
-"""A baseline router: one line, first come first served, a scope that says who may be asked now and a taste that picks.
+"""A baseline router: what it knows, one queue, first come first served, who may be asked now and who of them is.
 
-The machine `handle(event, now) -> commands` that a Carrier drives, as it drives the shipped ones. Invariants: the head
-of the line goes first, and while it cannot, nobody does; one attempt per request, never a second (none of the published
-routers retries); a request is concluded at its deadline if it has not begun. Rules read the board and never write it.
+The machine `handle(event, now) -> commands` that a SimulatedRelay drives, as it drives the shipped ones. Invariants:
+the head of the queue goes first, and while it cannot, nobody does; one attempt per request, never a second (none of the
+published routers retries); a request is concluded at its deadline if it has not begun. `RouterState` counts every
+request that was sent once, as queued until its first byte and as running from then on, and forgets it once; only the
+router writes it, rules read. Tokens are the emulated engine's, 4 bytes of text.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+import xxhash
+
 from farhop.balance import machine, outcome
-from farhop.balance.machine import Address, Answer, Forward, Hold, SetTimer
-from farhop_lab.sim.baselines.words import BalancerSeen, EnginesSeen, WireMeasured
+from farhop.balance.machine import Address, Answer, Event, Forward, Hold, Request, SetTimer
+from farhop_lab.engine.core.text import token_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farhop.balance.machine import Command, Event, Request
+    from farhop.balance.machine import Command
     from farhop.balance.outcome import Outcome
-    from farhop_lab.sim.baselines.words import Board
 
-LINE_MAX = 100_000
+QUEUE_MAX = 100_000
 _ANYWHERE = Address("sim", 1)
+KEY_BYTES = 100  # without a session, requests whose first characters are equal belong together
 
 
-class Scope(Protocol):
+class Target(msgspec.Struct, frozen=True):
+    """Where a router may send: an engine (`tokyo/gpu-0`), or with `balancer` the router of another region (`tokyo`)."""
+
+    name: str
+    region: str
+    prefill_ms_per_token: float = 0.0
+    balancer: bool = False
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What an engine's metrics say: requests waiting and running, share of its KV cache in use (0..1)."""
+
+    waiting: int
+    running: int
+    usage: float
+
+
+class EnginesSeen(Event, frozen=True):
+    """A region's engines answered a probe, by name; None where nobody is at home."""
+
+    region: str
+    samples: dict[str, Sample] | None
+
+
+class BalancerSeen(Event, frozen=True):
+    """Another region's router answered a probe: what is queued, whether a replica is available; not `up`: gone."""
+
+    target: str
+    queued: int
+    available: bool
+    up: bool = True
+
+
+class WireMeasured(Event, frozen=True):
+    """A ping to a region came back."""
+
+    region: str
+    rtt_ms: float
+
+
+def text_of(request: Request) -> bytes:
+    """The prompt: a router of this kind reads the body itself."""
+    return request.tokens.ids if request.tokens is not None else b""
+
+
+def key_of(request: Request) -> int:
+    """What a hash router hashes: the session if the client names one, else the prompt's first characters."""
+    return request.session or xxhash.xxh64_intdigest(text_of(request)[:KEY_BYTES])
+
+
+def forwarded(request: Request) -> bool:
+    """Whether another router sent it: it is never sent on again."""
+    return bool(request.issuer)
+
+
+class RouterState:
+    """See the module's head. `rtt_ms` by region is what the operator was told, until a ping says otherwise."""
+
+    def __init__(self, here: str, targets: Sequence[Target], rtt_ms: dict[str, float]) -> None:
+        self.here, self.rtt_ms = here, rtt_ms
+        self.targets = {target.name: target for target in targets}
+        self.engines = [target.name for target in targets if not target.balancer]
+        self.local = [name for name in self.engines if self.targets[name].region == here]
+        self.peers = [target.name for target in targets if target.balancer]
+        self.by_region: dict[str, list[str]] = {}
+        for name in self.engines:
+            self.by_region.setdefault(self.targets[name].region, []).append(name)
+        self.in_flight: Counter[str] = Counter(dict.fromkeys(self.targets, 0))
+        self.queued_tokens: Counter[str] = Counter(dict.fromkeys(self.targets, 0))
+        self.running_tokens: Counter[str] = Counter(dict.fromkeys(self.targets, 0))
+        self.seen: dict[str, tuple[Sample, float]] = {}
+        self.said: dict[str, BalancerSeen] = {}
+        self.gone: set[str] = set()
+        self.queued = 0
+        self._sent: dict[str, tuple[str, int, bool]] = {}
+
+    # -- what probes say
+
+    def on_engines(self, event: EnginesSeen, now: float) -> None:
+        """Take in a probe's answer."""
+        names = self.by_region[event.region]
+        if event.samples is None:
+            self.gone.update(names)
+            return
+        self.gone.difference_update(names)
+        self.seen.update((name, (sample, now)) for name, sample in event.samples.items())
+
+    def on_balancer(self, event: BalancerSeen) -> None:
+        """Take in a probe's answer."""
+        self.said[event.target] = event
+        if event.up:
+            self.gone.discard(event.target)
+        else:
+            self.gone.add(event.target)
+
+    def serving(self, names: Sequence[str]) -> list[str]:
+        """Those of them that are not known to be gone, in order."""
+        return [name for name in names if name not in self.gone] if self.gone else list(names)
+
+    def pending(self, name: str) -> int:
+        """Requests that waited at an engine when it was last seen; 0 before that."""
+        known = self.seen.get(name)
+        return known[0].waiting if known is not None else 0
+
+    # -- what was sent
+
+    def sent(self, request: Request, target: str) -> None:
+        """A request goes there now."""
+        tokens = token_count(text_of(request))
+        self._sent[request.id] = (target, tokens, False)
+        self.in_flight[target] += 1
+        self.queued_tokens[target] += tokens
+
+    def began(self, request_id: str) -> None:
+        """Its first byte is here. Harmless for what is over."""
+        known = self._sent.get(request_id)
+        if known is not None and not known[2]:
+            target, tokens, _ = known
+            self._sent[request_id] = (target, tokens, True)
+            self.queued_tokens[target] -= tokens
+            self.running_tokens[target] += tokens
+
+    def over(self, request_id: str) -> bool:
+        """It ended, one way or another. Whether it was anywhere."""
+        known = self._sent.pop(request_id, None)
+        if known is None:
+            return False
+        target, tokens, begun = known
+        self.in_flight[target] -= 1
+        (self.running_tokens if begun else self.queued_tokens)[target] -= tokens
+        return True
+
+    def begun(self, request_id: str) -> bool:
+        """Whether its first byte is here."""
+        return request_id in self._sent and self._sent[request_id][2]
+
+
+class Eligibility(Protocol):
     """Whom a request may be sent to now."""
 
-    def candidates(self, request: Request, board: Board, now: float) -> Sequence[str]:
-        """Names of targets, in the board's order; none: the request stays in line."""
+    def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
+        """Names of targets, in the state's order; none: the request stays queued."""
 
 
-class Taste(Protocol):
+class Picker(Protocol):
     """Which of them."""
 
-    def choose(self, request: Request, among: Sequence[str], board: Board, now: float) -> str:
+    def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
         """One of `among`, which is never empty. Reads only."""
 
-    def sent(self, request: Request, target: str, board: Board, now: float) -> None:
+    def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
         """It goes there: remember what there is to remember."""
 
 
 class Router:
-    """See the module's head. `pace_s` passes between two that leave the line. `smoothing` is the share that a new ping
+    """See the module's head. `pace_s` passes between two that leave the queue. `smoothing` is the share that a new ping
     has in what is believed of a wire (1: the last one counts alone)."""
 
     def __init__(
-        self, board: Board, scope: Scope, taste: Taste, *, pace_s: float = 0.0, smoothing: float = 1.0
+        self,
+        state: RouterState,
+        eligibility: Eligibility,
+        picker: Picker,
+        *,
+        pace_s: float = 0.0,
+        smoothing: float = 1.0,
     ) -> None:
-        self.board, self.scope, self.taste = board, scope, taste
+        self.state, self.eligibility, self.picker = state, eligibility, picker
         self._pace_s, self._smoothing = pace_s, smoothing
         self._next_at = 0.0
-        self._line: OrderedDict[str, Request] = OrderedDict()
+        self._queue: OrderedDict[str, Request] = OrderedDict()
         self._live: dict[str, Request] = {}
-        self._told: dict[type[Event], Callable[[Any, float], list[Command]]] = {
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptBegan: self._began,
             machine.AttemptEnded: self._ended,
@@ -69,54 +217,54 @@ class Router:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """See farhop.balance.machine.Flow."""
-        return self._told[type(event)](event, now)
+        return self._handlers[type(event)](event, now)
 
     # -- requests
 
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
-        if len(self._line) >= LINE_MAX:
-            return [Answer(request.id, outcome.QUEUE_FULL, "the line is full")]
-        self._live[request.id] = self._line[request.id] = request
+        if len(self._queue) >= QUEUE_MAX:
+            return [Answer(request.id, outcome.QUEUE_FULL, "the queue is full")]
+        self._live[request.id] = self._queue[request.id] = request
         commands: list[Command] = [SetTimer(request.id, request.deadline)]
         commands += self._drain(now)
-        if request.id in self._line:
+        if request.id in self._queue:
             commands.append(Hold(request.id))
         return commands
 
     def _drain(self, now: float) -> list[Command]:
         """Let go from the head as many as may."""
         commands: list[Command] = []
-        line, board = self._line, self.board
-        while line:
-            board.line = len(line)
-            head = next(iter(line.values()))
+        queue, state = self._queue, self.state
+        while queue:
+            state.queued = len(queue)
+            head = next(iter(queue.values()))
             if now < self._next_at:
                 commands.append(SetTimer(head.id, min(head.deadline, self._next_at)))
                 break
-            names = self.scope.candidates(head, board, now)
+            names = self.eligibility.candidates(head, state, now)
             if not names:
                 break
-            target = self.taste.choose(head, names, board, now)
-            del line[head.id]
+            target = self.picker.choose(head, names, state, now)
+            del queue[head.id]
             self._next_at = now + self._pace_s
-            board.sent(head, target)
-            self.taste.sent(head, target, board, now)
+            state.sent(head, target)
+            self.picker.sent(head, target, state, now)
             commands += [SetTimer(head.id, head.deadline), Forward(head.id, 1, target, _ANYWHERE, None, head.lawful)]
-        board.line = len(line)
+        state.queued = len(queue)
         return commands
 
     def _conclude(self, request_id: str) -> None:
-        self._line.pop(request_id, None)
+        self._queue.pop(request_id, None)
         self._live.pop(request_id, None)
-        self.board.over(request_id)
+        self.state.over(request_id)
 
     def _answer(self, request_id: str, reason: Outcome, now: float) -> list[Command]:
         self._conclude(request_id)
         return [Answer(request_id, reason, reason.reason), *self._drain(now)]
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
-        self.board.began(event.id)
+        self.state.began(event.id)
         return self._drain(now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -132,24 +280,24 @@ class Router:
 
     def _fired(self, event: machine.TimerFired, now: float) -> list[Command]:
         request = self._live.get(event.id)
-        if request is None or self.board.begun(event.id):
+        if request is None or self.state.begun(event.id):
             return []
         if now >= request.deadline:
-            late = outcome.QUEUE_TIMEOUT if event.id in self._line else outcome.DEADLINE
+            late = outcome.QUEUE_TIMEOUT if event.id in self._queue else outcome.DEADLINE
             return self._answer(event.id, late, now)
         return [SetTimer(event.id, request.deadline), *self._drain(now)]
 
-    # -- what is heard
+    # -- probes
 
     def _engines_seen(self, event: EnginesSeen, now: float) -> list[Command]:
-        self.board.hear_engines(event, now)
+        self.state.on_engines(event, now)
         return self._drain(now)
 
     def _balancer_seen(self, event: BalancerSeen, now: float) -> list[Command]:
-        self.board.hear_balancer(event)
+        self.state.on_balancer(event)
         return self._drain(now)
 
     def _measured(self, event: WireMeasured, now: float) -> list[Command]:
-        known, share = self.board.rtt_ms, self._smoothing
+        known, share = self.state.rtt_ms, self._smoothing
         known[event.region] = (1.0 - share) * known[event.region] + share * event.rtt_ms
         return self._drain(now)

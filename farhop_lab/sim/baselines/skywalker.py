@@ -2,7 +2,7 @@
 
     every 100 ms: a replica is available iff its engine's pending queue is 0
                   a remote router is available iff q_remote <= 10 and q_remote <= q_self and it has an available replica
-    the head of the line goes to an available local replica, else to an available remote router (once, never again)
+    the head of the queue goes to an available local replica, else to an available remote router (once, never again)
     among them: who was sent the longest prefix (tie: fewest in flight) if it is more than half of the text, else the
     fewest in flight
 
@@ -13,51 +13,51 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farhop_lab.sim.baselines.tastes import least
+from farhop_lab.sim.baselines.router import forwarded, text_of
+from farhop_lab.sim.baselines.rules import least
 from farhop_lab.sim.baselines.tree import PrefixTree
-from farhop_lab.sim.baselines.words import forwarded, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farhop.balance.machine import Request
-    from farhop_lab.sim.baselines.words import Board
+    from farhop_lab.sim.baselines.router import RouterState
 
 PROBE_S = 0.1
 PACE_S = 0.01
-"""What its loop sleeps after each request that leaves the line: at most 100 a second."""
-REMOTE_LINE_MAX = 10
+"""What its loop sleeps after each request that leaves the queue: at most 100 a second."""
+REMOTE_QUEUE_MAX = 10
 THRESHOLD = 0.5
 
 
 class SelectivePushing:
-    """Its scope, SP-P."""
+    """Whom it may ask: SP-P."""
 
-    def candidates(self, request: Request, board: Board, now: float) -> Sequence[str]:
-        """See router.Scope."""
-        free = [name for name in board.serving(board.local) if board.pending(name) == 0]
+    def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
+        """See router.Eligibility."""
+        free = [name for name in state.serving(state.local) if state.pending(name) == 0]
         if free or forwarded(request):
             return free
-        return [name for name in board.serving(board.peers) if self._free(name, board)]
+        return [name for name in state.serving(state.peers) if self._free(name, state)]
 
-    def _free(self, peer: str, board: Board) -> bool:
-        said = board.said.get(peer)
-        return said is not None and said.available and said.line <= min(REMOTE_LINE_MAX, board.line)
+    def _free(self, peer: str, state: RouterState) -> bool:
+        said = state.said.get(peer)
+        return said is not None and said.available and said.queued <= min(REMOTE_QUEUE_MAX, state.queued)
 
 
 class LongestPrefix:
-    """Its taste."""
+    """How it picks."""
 
     def __init__(self, threshold: float = THRESHOLD) -> None:
         self._threshold = threshold
         self._tree = PrefixTree()
 
-    def choose(self, request: Request, among: Sequence[str], board: Board, now: float) -> str:
-        """See router.Taste."""
+    def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
+        """See router.Picker."""
         text = text_of(request)
         length, owners = self._tree.match(text, among)
-        return least(owners if owners and length > self._threshold * len(text) else among, board)
+        return least(owners if owners and length > self._threshold * len(text) else among, state)
 
-    def sent(self, request: Request, target: str, board: Board, now: float) -> None:
-        """See router.Taste."""
+    def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
+        """See router.Picker."""
         self._tree.insert(text_of(request), target, now)

@@ -1,7 +1,7 @@
 """Worlds that differ in the router alone: `build(name, ...)` with the shipped tiers (`farhop`) or a published policy.
 
     world = build("skywalker", 7, flat(["paris", "tokyo"], 200.0), {"paris": gpus("l4", 4), "tokyo": gpus("l4", 4)})
-    Crowd(world, until=600.0).closed("paris", programs)
+    ClientPool(world, until=600.0).closed("paris", programs)
     world.run(600.0)
 
 Invariants: engines, wires, arrivals and measures are those of `sim.world`; a client in a region without a router of its
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop_lab.sim.baselines import plans
-from farhop_lab.sim.baselines.process import EngineRoom, Leg, RouterProcess
-from farhop_lab.sim.scenery import Watching
+from farhop_lab.sim.baselines import catalogue
+from farhop_lab.sim.baselines.process import EnginePool, RemoteRequest, RouterProcess
+from farhop_lab.sim.sites import Watching
 from farhop_lab.sim.world import World
 
 if TYPE_CHECKING:
@@ -25,60 +25,60 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Usage
     from farhop.balance.outcome import Outcome
-    from farhop_lab.sim.baselines.plans import Plan
-    from farhop_lab.sim.carrier import Journey
-    from farhop_lab.sim.scenery import Site
+    from farhop_lab.sim.baselines.catalogue import RouterSpec
+    from farhop_lab.sim.relay import ActiveRequest
+    from farhop_lab.sim.sites import Site
     from farhop_lab.sim.timeline import Timeline
     from topology.model import Topology
 
 FARHOP = "farhop"
 
 
-class Visit:
+class ClientRequest:
     """One request of a client, until it is over: tells the arrival where it was answered."""
 
-    __slots__ = ("_door", "_journey", "leg")
+    __slots__ = ("_active", "_entry", "remote")
 
-    def __init__(self, door: Door, journey: Journey) -> None:
-        self._door, self._journey = door, journey
-        request = msgspec.structs.replace(journey.request, deadline=journey.request.deadline - door.clock())
-        self.leg = Leg(door.router, door.region, journey, request, self)
+    def __init__(self, entry: RouterEntry, active: ActiveRequest) -> None:
+        self._entry, self._active = entry, active
+        request = msgspec.structs.replace(active.request, deadline=active.request.deadline - entry.clock())
+        self.remote = RemoteRequest(entry.router, entry.region, active, request, self)
 
     def _over(self) -> None:
-        self._door.visits.pop(self._journey.request.id, None)
+        self._entry.open.pop(self._active.request.id, None)
 
     def began(self, status: int) -> None:
-        """See carrier.Client."""
-        there = self.leg.there
-        self._journey.target, self._journey.attempts = there.target.partition("/")[0], there.attempts
-        self._journey.client.began(status)
+        """See relay.Client."""
+        there = self.remote.there
+        self._active.target, self._active.attempts = there.target.partition("/")[0], there.attempts
+        self._active.client.began(status)
 
     def ended(self, status: int, usage: Usage | None) -> None:
-        """See carrier.Client."""
+        """See relay.Client."""
         self._over()
-        self._journey.client.ended(status, usage)
+        self._active.client.ended(status, usage)
 
     def refused(self, answer: Answer) -> None:
-        """See carrier.Client."""
+        """See relay.Client."""
         self._over()
-        self._journey.client.refused(answer)
+        self._active.client.refused(answer)
 
     def broke(self, reason: Outcome) -> None:
-        """See carrier.Client."""
+        """See relay.Client."""
         self._over()
-        self._journey.client.broke(reason)
+        self._active.client.broke(reason)
 
 
-class Door:
-    """Where the clients of a region find their router. Is to a World what a global balancer's carrier is."""
+class RouterEntry:
+    """Where the clients of a region find their router. Is to a World what a global balancer's relay is."""
 
     def __init__(self, region: str, router: RouterProcess, timeline: Timeline) -> None:
         self.region, self.router, self._timeline = region, router, timeline
-        self.name = f"door of {region}"
-        self.visits: dict[str, Visit] = {}
+        self.name = f"entry of {region}"
+        self.open: dict[str, ClientRequest] = {}
 
     @property
-    def carrier(self) -> Door:
+    def relay(self) -> RouterEntry:
         """Itself."""
         return self
 
@@ -86,17 +86,17 @@ class Door:
         """Its clients' clock."""
         return self._timeline.now
 
-    def start(self, journey: Journey) -> None:
+    def start(self, active: ActiveRequest) -> None:
         """A request sets out."""
-        visit = self.visits[journey.request.id] = Visit(self, journey)
-        visit.leg.go()
+        request_here = self.open[active.request.id] = ClientRequest(self, active)
+        request_here.remote.go()
 
     def client_left(self, request_id: str) -> bool:
-        """See carrier.Carrier."""
-        visit = self.visits.pop(request_id, None)
-        if visit is not None:
-            visit.leg.leave()
-        return visit is not None
+        """See relay.SimulatedRelay."""
+        request_here = self.open.pop(request_id, None)
+        if request_here is not None:
+            request_here.remote.leave()
+        return request_here is not None
 
 
 class RouterWorld(World):
@@ -108,7 +108,7 @@ class RouterWorld(World):
         seed: int,
         topology: Topology,
         sites: Mapping[str, Site],
-        plan: Plan,
+        spec: RouterSpec,
         *,
         center: str | None = None,
         watching: Watching = Watching(),  # noqa: B008 - frozen
@@ -122,47 +122,54 @@ class RouterWorld(World):
         super().__init__(
             seed, topology, {}, balancers={}, watching=watching, stood_s=stood_s, keep_journal=keep_journal
         )
-        stage = self._stage
-        if plan.no_wire:
+        context = self._context
+        if spec.no_wire:
             for a in topology.regions:
                 for b in topology.regions:
-                    stage.wire.set_rtt(a, b, 0.0)
-        self.rooms = {name: EngineRoom(stage, name, site) for name, site in sites.items()}
+                    context.wire.set_rtt(a, b, 0.0)
+        self.pools = {name: EnginePool(context, name, site) for name, site in sites.items()}
         self.routers: dict[str, RouterProcess] = {}
-        for region in sites if plan.each else [center or next(iter(sites))]:
+        for region in sites if spec.each else [center or next(iter(sites))]:
             self.routers[region] = RouterProcess(
-                stage, region, plan.watch, self.rooms, self.routers, lambda at, _rng: plan.router(stage, at, self.rooms)
+                context,
+                region,
+                spec.probes,
+                self.pools,
+                self.routers,
+                lambda at, _rng: spec.router(context, at, self.pools),
             )
         for router in self.routers.values():
             router.rise()
-        self.doors = {region: Door(region, self._nearest(region), stage.timeline) for region in topology.regions}
+        self.entries = {
+            region: RouterEntry(region, self._nearest(region), context.timeline) for region in topology.regions
+        }
 
     def _nearest(self, region: str) -> RouterProcess:
-        rtt_ms = self._stage.topology.rtt_ms
+        rtt_ms = self._context.topology.rtt_ms
         name = min(self.routers, key=lambda other: (other != region, rtt_ms(region, other), other))
         return self.routers[name]
 
-    def _next_balancer(self, entry: str) -> Door:
-        if entry not in self.doors:
+    def _next_balancer(self, entry: str) -> RouterEntry:
+        if entry not in self.entries:
             raise ValueError(f"entry: {entry!r} is not in the topology; add it there")
-        return self.doors[entry]
+        return self.entries[entry]
 
     @property
     def replicas(self) -> dict[str, int]:
         """See World."""
-        return {name: room.site.replicas for name, room in self.rooms.items()}
+        return {name: pool.site.replicas for name, pool in self.pools.items()}
 
     # -- faults
 
     def kill(self, region: str) -> None:
         """The region's engines die at once, and its router if one stands there."""
-        self.rooms[region].die()
+        self.pools[region].die()
         if region in self.routers:
             self.routers[region].die()
 
     def revive(self, region: str) -> None:
         """They come back, empty, as new processes."""
-        self.rooms[region].rise()
+        self.pools[region].rise()
         if region in self.routers:
             self.routers[region].rise()
 
@@ -185,7 +192,7 @@ class RouterWorld(World):
 
 def names() -> list[str]:
     """All that `build` knows."""
-    return [FARHOP, *plans.PLANS]
+    return [FARHOP, *catalogue.ROUTERS]
 
 
 def build(
@@ -196,7 +203,7 @@ def build(
     an unknown name."""
     if name == FARHOP:
         return World(seed, topology, sites, **how)
-    plan = plans.PLANS.get(name)
-    if plan is None:
+    spec = catalogue.ROUTERS.get(name)
+    if spec is None:
         raise LookupError(f"policy: {name!r} is none of {', '.join(names())}")
-    return RouterWorld(seed, topology, sites, plan, center=center, **how)
+    return RouterWorld(seed, topology, sites, spec, center=center, **how)

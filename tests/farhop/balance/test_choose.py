@@ -1,35 +1,15 @@
 """Choices are valid, fair in the stated proportion, and blind to what is no number."""
 
-from math import inf, isfinite, nan
+from math import inf, nan
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.choose import draw, near_ties, pick_two
+from farhop.balance.choose import draw, pick_two
 
 RUN = settings(max_examples=200, deadline=None, derandomize=True)
-
-
-@given(st.lists(st.floats(), max_size=20), st.floats())
-@RUN
-def test_near_ties_are_the_finite_scores_within_the_margin(scores: list[float], margin_ms: float) -> None:
-    ties = near_ties(scores, margin_ms)
-    finite = [score for score in scores if isfinite(score)]
-    if not finite:
-        assert ties == []
-        return
-    limit = min(finite) + margin_ms if margin_ms > 0 else min(finite)
-    assert ties == [i for i, score in enumerate(scores) if isfinite(score) and score <= limit]
-    assert scores.index(min(finite)) in ties
-
-
-def test_near_ties_by_hand() -> None:
-    assert near_ties([30.0, 10.0, 12.0, 10.0, 15.1], 5.0) == [1, 2, 3]
-    assert near_ties([nan, 2.0, inf, 1.0], 0.0) == [3]
-    assert near_ties([nan, inf], 5.0) == []
-    assert near_ties([], 5.0) == []
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=20), st.integers(0, 2**32))

@@ -103,3 +103,15 @@ def test_a_load_once_read_does_not_change_under_its_reader() -> None:
     before = ledger.load("a")
     ledger.reserve("s", Reservation("a", 1, 1))
     assert before == Load(1, 1, 1, 1)
+
+
+def test_a_mark_is_there_as_long_as_any_request_that_has_it() -> None:
+    """And no longer, though others without it are still under way at the target."""
+    ledger = Ledger()
+    for name, marks in (("a", (1, 2)), ("b", (1, 3)), ("c", ())):
+        ledger.reserve(name, Reservation("x", 10, 10, marks))
+    assert [ledger.shared("x", marks) for marks in ((1, 2), (1, 3))] == [2, 2]
+    ledger.release("a")
+    assert [ledger.shared("x", marks) for marks in ((1, 2), (1, 3))] == [1, 2]
+    ledger.release("b")
+    assert [ledger.shared("x", marks) for marks in ((1, 2), (1, 3))] == [0, 0]

@@ -6,13 +6,7 @@ from hypothesis import strategies as st
 
 from farhop.balance import outcome as endings
 from farhop.balance.outcome import Outcome, Source, catalogue
-from farhop.balance.retry import (
-    ATTEMPTS_MAX,
-    TRANSPORT_RETRIES_MAX,
-    RetryBudget,
-    draws_on_budget,
-    may_redispatch,
-)
+from farhop.balance.retry import ATTEMPTS_MAX, TRANSPORT_RETRIES_MAX, RetryBudget, draws_on_budget, may_redispatch
 
 RUN = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -97,3 +91,7 @@ def test_an_idle_process_may_retry_three_at_once_and_a_busy_one_a_fifth_more() -
     for _ in range(10):
         budget.began()
     assert [budget.take() for _ in range(3)] == [True, True, False]
+
+
+def test_no_request_makes_more_than_eight_attempts() -> None:
+    assert ATTEMPTS_MAX == 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from farhop.balance.chain import BLOCK_BYTES
-from farhop.balance.forest import NOBODY
-from farhop.balance.mirror import Mirror, Mirrors
-from farhop.balance.trie import PrefixTrie
+from farhop.balance.prefix.chain import BLOCK_BYTES
+from farhop.balance.prefix.forest import NOBODY
+from farhop.balance.prefix.mirror import Mirror, Mirrors
+from farhop.balance.prefix.trie import PrefixTrie
 
 
 def rows_in_order(store: Mirrors, mirror: Mirror) -> list[int]:

@@ -19,10 +19,10 @@ import uvloop
 from farhop.balance import outcome
 from farhop.balance.limits import ByteBudget
 from farhop.relay.answers import Reply
-from farhop.relay.cork import Cork
-from farhop.relay.exchange import Exchange
-from farhop.relay.head import passes
-from farhop.relay.inbound import Inbound, InboundLimits
+from farhop.relay.http.connection import ClientConnection, ClientLimits
+from farhop.relay.http.cork import Cork
+from farhop.relay.http.exchange import Exchange
+from farhop.relay.http.head import passes
 
 Seen = tuple[bytes, bytes, tuple[tuple[bytes, bytes], ...], bytes]  # method, target, headers that go on, body
 
@@ -46,7 +46,7 @@ PIECES = (
 
 
 class Listening:
-    """A gate that keeps what passes, a listener without bounds and a transport that drops what is said."""
+    """A handler that keeps what passes, a listener without bounds and a transport that drops what is said."""
 
     stopping = is_hop = False
 
@@ -56,13 +56,13 @@ class Listening:
         self.cork = Cork(asyncio.get_running_loop())
         self.refused: Counter[str] = Counter()
 
-    def admit(self, _connection: Inbound, _peer: object) -> None:
+    def admit(self, _connection: ClientConnection, _peer: object) -> None:
         pass
 
-    def forget(self, _connection: Inbound) -> None:
+    def forget(self, _connection: ClientConnection) -> None:
         pass
 
-    def counts(self, _connection: Inbound, _exchange: Exchange) -> bool:
+    def counts(self, _connection: ClientConnection, _exchange: Exchange) -> bool:
         return True
 
     def head(self, _exchange: Exchange) -> Reply | None:
@@ -97,12 +97,12 @@ class Listening:
 def ours(segments: list[bytes]) -> list[Seen]:
     """What we let pass."""
     ear, budget = Listening(), ByteBudget(1 << 24)
-    inbound = Inbound(ear, ear, InboundLimits(), budget)  # type: ignore[arg-type]
-    inbound.connection_made(ear)  # type: ignore[arg-type]
+    connection = ClientConnection(ear, ear, ClientLimits(), budget)  # type: ignore[arg-type]
+    connection.connection_made(ear)  # type: ignore[arg-type]
     for segment in segments:
-        inbound.data_received(segment)
+        connection.data_received(segment)
     ear.cork.flush()
-    inbound.connection_lost(None)
+    connection.connection_lost(None)
     assert budget.used_bytes == 0, "bytes are held for nobody"
     return ear.seen
 

@@ -16,11 +16,12 @@ from farhop.balance.limits import ByteBudget
 from farhop.balance.machine import Address, Command, Event, Request
 from farhop.balance.outcome import Outcome
 from farhop.relay import answers
-from farhop.relay.inbound import Exchange, InboundLimits
-from farhop.relay.listener import Listener
-from farhop.relay.outbound import OutboundLimits, Pool
+from farhop.relay.formats.transcript import Continuation
+from farhop.relay.http.connection import ClientLimits
+from farhop.relay.http.exchange import Exchange
+from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
-from farhop.relay.transcript import Continuation
+from farhop.relay.upstream.pool import Pool, UpstreamLimits
 
 
 def no_tls() -> ssl.SSLContext:
@@ -44,7 +45,7 @@ class ScriptedFlow:
         self.arrive: Callable[[Request, float], list[Command]] | None = None
         self.raise_on: type[Event] | None = None
 
-    def words(self) -> list[str]:
+    def event_names(self) -> list[str]:
         return [type(event).__name__ for event in self.heard]
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -93,32 +94,32 @@ class ScriptedTier:
     break_headers: bool = False
     forwards: int = 0
 
-    def upstream_headers(self, journey: Any) -> bytes:
+    def upstream_headers(self, active: Any) -> bytes:
         if self.break_headers:
             raise RuntimeError("the tier broke")
         return b"authorization: Bearer engine-key\r\n"
 
-    def answer_headers(self, journey: Any) -> bytes:
+    def answer_headers(self, active: Any) -> bytes:
         return b"x-farhop-decision: d1\r\n"
 
-    def redirect_url(self, journey: Any, base: str) -> str:
-        return f"{base}{journey.exchange.head.target.decode()}?token=t-{journey.forward.target}"
+    def redirect_url(self, active: Any, base: str) -> str:
+        return f"{base}{active.exchange.head.target.decode()}?token=t-{active.forward.target}"
 
-    def forwarded(self, journey: Any) -> None:
+    def forwarded(self, active: Any) -> None:
         self.forwards += 1
 
-    def attempt_over(self, journey: Any, attempt: Any, reason: Outcome) -> None:
+    def attempt_over(self, active: Any, attempt: Any, reason: Outcome) -> None:
         self.attempts.append((attempt.number, reason.reason))
 
-    def concluded(self, journey: Any, reason: Outcome, status: int, usage: machine.Usage | None) -> None:
+    def concluded(self, active: Any, reason: Outcome, status: int, usage: machine.Usage | None) -> None:
         self.concluded_with.append((reason.reason, status, usage))
 
-    def fault(self, journey: Any, error: Exception) -> None:
+    def fault(self, active: Any, error: Exception) -> None:
         self.faults.append(error)
 
 
-class ScriptedGate:
-    """Lets everything pass but `/refused`; answers `/here` itself; everything else is a journey."""
+class ScriptedHandler:
+    """Lets everything pass but `/refused`; answers `/here` itself; everything else is relayed."""
 
     def __init__(self) -> None:
         self.relay: Relay | None = None
@@ -132,7 +133,7 @@ class ScriptedGate:
 
     def head(self, exchange: Exchange) -> answers.Reply | None:
         if self.break_at == "head":
-            raise RuntimeError("the gate broke")
+            raise RuntimeError("the handler broke")
         if exchange.head.path == b"/refused":
             return answers.refusal(outcome.PATH_NOT_ALLOWED, "not here")
         exchange.on_abandoned = lambda reason, status: self.abandoned.append((reason.reason, status))
@@ -140,7 +141,7 @@ class ScriptedGate:
 
     def arrived(self, exchange: Exchange) -> None:
         if self.break_at == "arrived":
-            raise RuntimeError("the gate broke")
+            raise RuntimeError("the handler broke")
         self.exchanges.append(exchange)
         self.bodies.append(exchange.body)
         if exchange.head.path == b"/here":
@@ -169,7 +170,7 @@ class Stage:
         self.settings = settings
         self.upstream = Upstream()
         self.budget = ByteBudget(settings.get("budget_bytes", 1 << 30))
-        self.tier, self.gate = ScriptedTier(), ScriptedGate()
+        self.tier, self.handler = ScriptedTier(), ScriptedHandler()
         self.errors: list[dict[str, Any]] = []
         self.expected_errors = 0
         self.edges_count = True  # False where a test breaks the machine or the tier itself
@@ -184,14 +185,14 @@ class Stage:
         self.troubles: list[str] = []
         believing = said.get("believing", no_tls)
         self.pool = Pool(
-            said.get("outbound", OutboundLimits()), believing, lambda _where, why: self.troubles.append(why)
+            said.get("upstream_limits", UpstreamLimits()), believing, lambda _where, why: self.troubles.append(why)
         )
         self.relay = Relay(
             b"tier", self.flow, self.tier, self.pool, time.monotonic, upstream_is_tier=said.get("over_tier", False)
         )
-        self.gate.relay = self.relay
+        self.handler.relay = self.relay
         self.listener = Listener(
-            "test", self.gate, said.get("inbound", InboundLimits()), self.budget, said.get("slots"),
+            "test", self.handler, said.get("client_limits", ClientLimits()), self.budget, said.get("slots"),
             is_hop=said.get("is_hop", False), tls=said.get("tls"),
         )  # fmt: skip
         self.port = await self.listener.open("127.0.0.1", 0)
@@ -228,4 +229,4 @@ class Stage:
         if self.edges_count:
             assert len(self.tier.attempts) == self.tier.forwards
             assert not self.flow.live, "the machine was not told of every ending"
-            assert len(self.tier.concluded_with) == self.flow.words().count("RequestArrived")
+            assert len(self.tier.concluded_with) == self.flow.event_names().count("RequestArrived")

@@ -7,37 +7,36 @@ import json
 import pytest
 
 from farhop.balance import outcome
-from farhop.balance.outcome import Outcome
 from farhop.relay import answers
 
 ALL = outcome.catalogue()
 TOKEN = (outcome.HOP_MISSING, outcome.HOP_FORGED, outcome.HOP_EXPIRED, outcome.HOP_MISADDRESSED, outcome.HOP_USED)
 
 
-@pytest.mark.parametrize("reason", ALL, ids=lambda r: r.reason)
-def test_every_outcome_can_be_said(reason: Outcome) -> None:
-    reply = answers.refusal(reason, 'it "failed"', param="model")
-    error = json.loads(reply.body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert (error["message"], error["param"], error["code"]) == ('it "failed"', "model", reason.reason)
-    assert reply.outcome is reason
-    assert 200 <= reply.status < 600
-    if reason not in (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED):
-        assert reply.status >= 400
-        assert error["type"].endswith(("_error", "_request"))
-    assert (b"www-authenticate" in reply.extra) == (reply.status == 401)
-    line = answers.status_line(reply.status)
-    assert line.startswith(b"HTTP/1.1 %d " % reply.status)
-    assert line.endswith(b"\r\n")
+def test_every_outcome_can_be_said() -> None:
+    for reason in ALL:
+        reply = answers.refusal(reason, 'it "failed"', param="model")
+        error = json.loads(reply.body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (error["message"], error["param"], error["code"]) == ('it "failed"', "model", reason.reason)
+        assert reply.outcome is reason
+        assert 200 <= reply.status < 600
+        if reason not in (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED):
+            assert reply.status >= 400
+            assert error["type"].endswith(("_error", "_request"))
+        assert (b"www-authenticate" in reply.extra) == (reply.status == 401)
+        line = answers.status_line(reply.status)
+        assert line.startswith(b"HTTP/1.1 %d " % reply.status)
+        assert line.endswith(b"\r\n")
 
 
-@pytest.mark.parametrize("reason", [r for r in ALL if r not in TOKEN], ids=lambda r: r.reason)
-def test_every_outcome_can_be_told_to_the_tier_above(reason: Outcome) -> None:
-    header = answers.hop_outcome(reason, 12.9)
-    name, value = header.removesuffix(b"\r\n").split(b": ", 1)
-    assert name == b"x-farhop-outcome"
-    assert answers.read_hop_outcome(value) == (reason, 12.0)
-    assert answers.read_hop_outcome(reason.reason.encode()) == (reason, None)
+def test_every_outcome_can_be_told_to_the_tier_above() -> None:
+    for reason in [r for r in ALL if r not in TOKEN]:
+        header = answers.hop_outcome(reason, 12.9)
+        name, value = header.removesuffix(b"\r\n").split(b": ", 1)
+        assert name == b"x-farhop-outcome"
+        assert answers.read_hop_outcome(value) == (reason, 12.0)
+        assert answers.read_hop_outcome(reason.reason.encode()) == (reason, None)
 
 
 @pytest.mark.parametrize("value", [b"", b"nonsense", b"served\xff", b"; wait_ms=1"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from relay_wire import SSE, Line, chunk, plain, post, until
 
-from farhop.relay.inbound import InboundLimits
+from farhop.relay.http.connection import ClientLimits
 
 MIB = 1 << 20
 # uvloop reads up to 256 KiB at a time, and writing pauses at 64 KiB.
@@ -16,7 +16,7 @@ UNSENT_BYTES_MAX = 512 * 1024
 
 def unsent(s: Any) -> int:
     """Bytes that the listener's connections hold for their clients."""
-    transports = [c._turns._transport for c in s.listener._connections]
+    transports = [c._transport for c in s.listener._connections]
     return sum(t.get_write_buffer_size() for t in transports if t is not None)
 
 
@@ -87,7 +87,7 @@ async def test_an_engine_that_reads_nothing_costs_one_body(stage: Any) -> None:
 
 async def test_what_waits_behind_an_answer_is_bounded_in_bytes(stage: Any) -> None:
     """An active body, less than one that waits, and one more that was being read: three, however many were sent."""
-    s = await stage(inbound=InboundLimits(body_bytes_max=10_000, pipelined_max=32))
+    s = await stage(client_limits=ClientLimits(body_bytes_max=10_000, pipelined_max=32))
     go = asyncio.Event()
 
     async def slow(line: Line) -> None:

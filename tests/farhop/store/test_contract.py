@@ -13,7 +13,6 @@ from farhop.store.contract import (
     pick_key,
     report_key,
     split_key,
-    wire_key,
 )
 
 names = st.text(min_size=1, max_size=30).filter(lambda name: "/" not in name)
@@ -32,7 +31,6 @@ def test_the_layout_is_what_operators_type():
     assert override_key("tokyo") == "/farhop/v1/override/tokyo"
     assert pick_key("tokyo") == "/farhop/v1/pick/tokyo"
     assert split_key("tokyo") == "/farhop/v1/split/tokyo"
-    assert wire_key("tokyo", "global-0") == "/farhop/v1/wire/tokyo/global-0"
     assert contract.LAW_KEY == "/farhop/v1/policy/law"
     assert contract.law_history_key(7) == "/farhop/v1/policy/was/0000000000000007"
 
@@ -61,8 +59,6 @@ def test_a_name_that_would_not_parse_makes_no_key(name):
         lambda: report_key("x", name),
         lambda: override_key(name),
         lambda: pick_key(name),
-        lambda: wire_key(name, "x"),
-        lambda: wire_key("x", name),
     ):
         with pytest.raises(ValueError, match="cannot be part of a key"):
             make()

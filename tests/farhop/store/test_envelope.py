@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from farhop.store import envelope
 from farhop.store.contract import LAW_KEY, override_key, pick_key, report_key, route_key, split_key
+from farhop.store.documents.overrides import bias_key, pin_key
 from farhop.store.envelope import NO_KEYS, EnvelopeError, Keys, Signer, bare, key_named, kind_of, public_key
-from farhop.store.steer import bias_key, pin_key
 
 PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PEM = PRIVATE.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -15,7 +15,7 @@ from farhop.store import etcd as module
 from farhop.store.contract import ChangeKind, StoreError
 from farhop.store.etcd import EtcdStore, _GapError, _range, _WatchStream
 from farhop.store.etcd_link import EtcdSettings
-from farhop_lab.etcd import EmbeddedEtcd
+from farhop_lab.world.etcd import EmbeddedEtcd
 
 
 @pytest.fixture

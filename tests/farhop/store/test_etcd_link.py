@@ -12,8 +12,8 @@ import pytest
 from farhop.store.contract import StoreError, StoreUnreachable
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdClient, EtcdLink, EtcdSettings
-from farhop_lab.certs import Authority
-from farhop_lab.etcd import EmbeddedEtcd
+from farhop_lab.world.certs import Authority
+from farhop_lab.world.etcd import EmbeddedEtcd
 from tests.conftest import soonest
 
 

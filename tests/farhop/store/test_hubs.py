@@ -13,7 +13,7 @@ from farhop.store.contract import Conflict, StoreError, StoreUnreachable
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 from farhop.store.hubs import Hubs, store_of, stores_of, told_of, unreached
-from farhop.store.memory import MemoryStore
+from farhop_lab.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

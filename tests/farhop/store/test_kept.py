@@ -12,8 +12,8 @@ import pytest
 from farhop.store import kept
 from farhop.store.contract import LAW_KEY, REGION_PREFIX, STEER_PREFIX, Change, ChangeKind, StoreUnreachable
 from farhop.store.kept import KeptStore, kept_of, notice
-from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.store.state import StateDir, StateError
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from farhop.store.contract import OVERRIDE_PREFIX, ChangeKind, override_key, report_key
 from farhop.store.envelope import NO_KEYS, Keys, Signer, public_key
 from farhop.store.hubs import Hubs, stores_of
-from farhop.store.memory import MemoryCluster, MemoryStore
 from farhop.store.sealed import Sealed, inner
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
 
 if TYPE_CHECKING:
     from farhop.store.contract import Change, Store

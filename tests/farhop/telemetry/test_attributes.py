@@ -13,7 +13,7 @@ def test_standard_and_own_names_pass():
         attributes.REQUEST_MODEL: "llama",
         attributes.INPUT_TOKENS: 12,
         "farhop.anything": 1.5,
-        "farhop.spill": True,
+        "farhop.spilled": True,
     }
     assert admit(given) == (given, 0)
 

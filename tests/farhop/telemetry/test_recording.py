@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from farhop.telemetry import attributes
 from farhop.telemetry.spans import Tracing
-from farhop_lab.collector import Collector, decode, tree
+from farhop_lab.world.collector import Collector, decode, tree
 
 NOW_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from farhop_lab.bench import configs
-from farhop_lab.bench.peers import on_path
-from farhop_lab.certs import Authority
+from farhop_lab.bench.proxies import on_path
+from farhop_lab.world.certs import Authority
 
 TARGETS = [("127.0.0.2", 9000), ("127.0.0.3", 9000)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.bench import hits
-from farhop_lab.bench.hits import WAYS, measure
+from farhop_lab.bench.hits import VARIANTS, measure
 from farhop_lab.bench.place import BenchError
 
 
@@ -14,7 +14,7 @@ def test_the_engines_own_word_is_measured(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(hits, "CONVERSATIONS", 6)
     monkeypatch.setattr(hits, "SPEEDUP", 500.0)
     said: list[str] = []
-    (row,) = measure(said.append, 24, (WAYS[2],))
+    (row,) = measure(said.append, 24, (VARIANTS[2],))
     assert said == [row.what] == ["KV events and tokenizer"]
     assert row.requests == 24
     assert row.exact_share == 1.0

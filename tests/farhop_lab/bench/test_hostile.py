@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.bench import hostile
-from farhop_lab.bench.hostile import Row, Told
+from farhop_lab.bench.hostile import HostileReport, Row
 from farhop_lab.bench.place import BenchError
 
 
@@ -19,10 +19,10 @@ def test_bodies_are_of_one_size_and_the_plain_one_is_first() -> None:
 
 def test_the_bounds() -> None:
     rows = [Row("plain prompt", 2.0, 200), Row("a", 5.0, 400), Row("b", 6.0, 200)]
-    assert Told(rows, 1.0, 10.0, 20.0).worst.what == "b"
-    assert Told(rows, 1.0, 10.0, 20.0).holds
-    assert not Told(rows, 1.0, 10.0, 20.1).holds
-    assert not Told([*rows, Row("c", 6.1, 200)], 1.0, 10.0, 20.0).holds
+    assert HostileReport(rows, 1.0, 10.0, 20.0).worst.what == "b"
+    assert HostileReport(rows, 1.0, 10.0, 20.0).holds
+    assert not HostileReport(rows, 1.0, 10.0, 20.1).holds
+    assert not HostileReport([*rows, Row("c", 6.1, 200)], 1.0, 10.0, 20.0).holds
 
 
 def test_chunks_are_as_they_are_asked_for() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from farhop_wire import region_pb2
 
-from farhop.store.report import from_wire
+from farhop.store.documents.report import from_wire
 from farhop_lab.bench import intake as bench
 
 
@@ -31,7 +31,7 @@ async def calls(regions: int, held: int, monkeypatch: pytest.MonkeyPatch) -> int
         world.now += 0.05
         sys.setprofile(note)
         try:
-            assert world._watcher.heard(report) is None
+            assert world._watcher.on_report(report) is None
         finally:
             sys.setprofile(None)
         return len(seen)

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from farhop_lab.bench import pages
-from regional_lb.signals.engines import ENGINES, read_page
+from regional_lb.engines.signals.engines import ENGINES, read_page
 
 
 @pytest.mark.parametrize("engine", sorted(pages.WORDS))
@@ -21,4 +21,6 @@ def test_a_page_is_one_and_as_large_as_was_asked(engine: str) -> None:
 def test_its_words_are_the_same_in_every_engine(engine: str) -> None:
     sample = read_page(pages.page(engine), 0.0, pytest.fail, ENGINES[engine])
     assert (sample.waiting, sample.running) == (3, 7)
-    assert (sample.kv_usage, sample.kv_tokens) == ((0.25, 432_000) if engine != "tgi" else (None, None))
+    dialect = ENGINES[engine].dialects[0]
+    assert sample.kv_usage == (0.25 if dialect.kv_usage else None)
+    assert sample.kv_tokens == (432_000 if dialect.capacity or dialect.info else None)

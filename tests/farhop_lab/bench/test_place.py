@@ -8,7 +8,7 @@ from bench_runs import Refuses, listening
 
 from farhop_lab.bench import place
 from farhop_lab.bench.place import BenchError
-from farhop_lab.child import Child
+from farhop_lab.world.child import Child
 
 
 async def test_who_answers(engines: int) -> None:

@@ -10,13 +10,13 @@ from random import Random
 import yaml
 
 from farhop.store.contract import REGION_PREFIX
+from farhop.store.documents.report import decode
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
-from farhop.store.report import decode
 from farhop_lab.bench import regions, tiers
 from farhop_lab.bench.place import module
-from farhop_lab.child import Child
-from farhop_lab.etcd import EmbeddedEtcd
+from farhop_lab.world.child import Child
+from farhop_lab.world.etcd import EmbeddedEtcd
 
 
 async def test_each_region_reports_ready_replicas_and_where_it_takes_requests(tmp_path: Path) -> None:

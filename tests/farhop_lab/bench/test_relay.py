@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from farhop_lab.bench import relay, wrk
-from farhop_lab.bench.peers import Peer
 from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.proxies import Proxy
 from farhop_lab.bench.results import QUICK
 
 TINY = msgspec.structs.replace(QUICK, sizes=(1024,), request_s=0.3, rest_s=0.1, streams=((4, 10.0),), stream_s=0.3)
@@ -36,14 +36,14 @@ async def test_ours_as_shipped(monkeypatch: pytest.MonkeyPatch, tls: bool) -> No
     assert row.trouble == ""
     assert row.request_us[1024].errors == row.chunk_us[4].errors == 0
     assert 10.0 < row.request_us[1024].median < 100_000.0
-    assert row.chunk_us[4].most > 0.0
+    assert row.chunk_us[4].most != 0.0  # measured; below 0 where the rest that is taken off was busier
     assert row.peak_per_s > 1.0
     assert told.load.startswith("farhop's own client")
 
 
 async def test_who_is_not_here_is_named_and_who_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = Peer("Absent", "pip install absent", lambda: None, relay.PEERS[0].command)
-    broken = Peer("Broken", "", lambda: "/bin/false", lambda _binary, _place, _port: (["/bin/false"], []))
+    absent = Proxy("Absent", "pip install absent", lambda: None, relay.PROXIES[0].command)
+    broken = Proxy("Broken", "", lambda: "/bin/false", lambda _binary, _place, _port: (["/bin/false"], []))
     monkeypatch.setattr(relay, "SUBJECTS", (absent, broken))
     said: list[str] = []
     told = await relay.measure(TINY, [], said.append)
@@ -54,7 +54,7 @@ async def test_who_is_not_here_is_named_and_who_breaks_is_told(monkeypatch: pyte
 
 
 async def test_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "SUBJECTS", relay.PEERS[:1])
+    monkeypatch.setattr(relay, "SUBJECTS", relay.PROXIES[:1])
     told = await relay.measure(msgspec.structs.replace(TINY, limit_s=-1.0))
     assert told.rounds == 0
     assert "measure fewer at once with --only" in told.rows[0].trouble

@@ -6,7 +6,19 @@ import msgspec
 import pytest
 
 from farhop_lab.bench.client import Window
-from farhop_lab.bench.results import Figure, Latency, Plan, Row, Taken, Told, document, figure, planned, ratio, row_of
+from farhop_lab.bench.results import (
+    Comparison,
+    Figure,
+    Latency,
+    Plan,
+    Row,
+    Taken,
+    document,
+    figure,
+    planned,
+    ratio,
+    row_of,
+)
 
 
 def window(cpu_s: float, requests: int = 0, chunks: int = 0, errors: int = 0) -> Window:
@@ -47,7 +59,7 @@ def test_no_ratio_to_or_of_what_is_not_to_be_used() -> None:
 
 def test_the_document_holds_ratios_beside_figures() -> None:
     rows = [Row(name=name, request_us={1024: Figure(us, us, us)}) for name, us in (("a", 10.0), ("b", 25.0))]
-    told = Told(plan=Plan(), rounds=3, load="wrk", upstream="nginx", rows=rows, absent={"c": "not installed"})
+    told = Comparison(plan=Plan(), rounds=3, load="wrk", upstream="nginx", rows=rows, absent={"c": "not installed"})
     made = json.loads(msgspec.json.encode(document(told)))
     assert made["ratios"]["b"]["request_us"] == {"1024": 2.5}
     assert made["rows"][1]["request_us"]["1024"]["median"] == 25.0

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.bench import scrape as bench
+from regional_lb.engines.signals.engines import ENGINES
 
 
 def test_every_row_is_a_measurement_of_the_shipped_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "REPEATS", 2)
     monkeypatch.setattr(bench, "PAGES", 3)
     rows = bench.read()
-    assert [row.what.partition(",")[0] for row in rows] == [
-        *(name for name in ("vllm", "sglang", "tgi", "trtllm", "triton") for _ in range(2)), "triton", "dcgm",
-    ]  # fmt: skip
+    read = [name for name in ENGINES for _ in range(2)]
+    assert [row.what.partition(",")[0] for row in rows] == [*read, "triton", "dcgm"]
     for row in rows:
         assert 0.0 < row.least_us <= row.median_us <= row.most_us
 

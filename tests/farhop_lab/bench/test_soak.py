@@ -3,24 +3,24 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.bench import relay, soak, wrk
-from farhop_lab.bench.peers import PEERS
 from farhop_lab.bench.place import BenchError
-from farhop_lab.bench.soak import Mark, Told
+from farhop_lab.bench.proxies import PROXIES
+from farhop_lab.bench.soak import MemorySample, SoakReport
 
 
 def test_growth_is_that_of_the_last_stretch() -> None:
     marks = [
-        Mark(0.0, 0, 1000, 0.0),
-        Mark(0.1, 100, 9000, 1.0),
-        Mark(0.5, 500, 9500, 1.0),
-        Mark(1.0, 1000, 10_500, 1.0),
+        MemorySample(0.0, 0, 1000, 0.0),
+        MemorySample(0.1, 100, 9000, 1.0),
+        MemorySample(0.5, 500, 9500, 1.0),
+        MemorySample(1.0, 1000, 10_500, 1.0),
     ]
-    assert Told(1000, 1000, 0, marks).per_request_bytes == 2.0
+    assert SoakReport(1000, 1000, 0, marks).per_request_bytes == 2.0
 
 
 async def test_marks_are_set_along_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrk, "find", lambda: None)
-    monkeypatch.setattr(soak, "SOAKED", PEERS[0])  # the bare relay: it starts at once
+    monkeypatch.setattr(soak, "SOAKED", PROXIES[0])  # the bare relay: it starts at once
     monkeypatch.setattr(soak, "_SLICE_S", (0.1, 0.2))
     monkeypatch.setattr(soak, "_WARM_S", 0.1)
     monkeypatch.setattr(relay, "_SETTLE_S", 0.0)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from farhop_lab.bench import bodies, tiers
-from farhop_lab.etcd import EtcdLabError
+from farhop_lab.world.etcd import EtcdLabError
 from topology import load as worlds
 from topology.law import Law, Scope
 

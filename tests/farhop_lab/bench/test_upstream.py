@@ -9,8 +9,8 @@ import pytest
 from bench_runs import sent
 
 from farhop_lab.bench import bodies, upstream
-from farhop_lab.stream import EventReader
-from regional_lb.signals.engines import read_page
+from farhop_lab.world.stream import EventReader
+from regional_lb.engines.signals.engines import read_page
 
 
 async def test_what_a_balancer_asks_of_an_engine(engines: int) -> None:

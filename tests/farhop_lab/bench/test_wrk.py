@@ -19,7 +19,7 @@ farhop-bench 14982 1007158 3 2 1998 5120
 
 def test_what_wrk_says() -> None:
     told = wrk.read(OUTPUT)
-    assert told == wrk.Told(14982, 1.007158, 3, 2, 1.998, 5.12)
+    assert told == wrk.WrkOutput(14982, 1.007158, 3, 2, 1.998, 5.12)
     assert told.errors == 5
 
 

@@ -9,8 +9,8 @@ import pytest
 from farhop_lab.chaos import live
 from farhop_lab.chaos.live import Answered
 from farhop_lab.chaos.schedule import AT_ONCE
-from farhop_lab.client import Failure, Result
 from farhop_lab.sim.faults import LINK_KINDS
+from farhop_lab.world.client import Failure, Result
 
 REGIONS = ["virginia", "tokyo"]
 
@@ -42,7 +42,7 @@ def regional(name: str, **said: Any) -> dict[str, Any]:
 
 def global_(**said: Any) -> dict[str, Any]:
     def one(name: str) -> dict[str, Any]:
-        return {"region": name, "state": "up", "why": "", "cold_share": 1.0, "in_flight": 0, "rtt_ms": 100.0}
+        return {"region": name, "state": "up", "why": "", "admitted_share": 1.0, "in_flight": 0, "rtt_ms": 100.0}
 
     return {"regions": [one("virginia") | said, one("tokyo")]}
 
@@ -78,7 +78,7 @@ def test_what_a_region_says_of_a_replica_is_judged(said: dict[str, Any], finding
     ("said", "finding"),
     [
         ({"state": "suspect", "why": "channel broken"}, "standing: tokyo of virginia"),
-        ({"cold_share": 0.5}, "standing: tokyo of virginia"),
+        ({"admitted_share": 0.5}, "standing: tokyo of virginia"),
         ({"in_flight": 2}, "ledgers: tokyo of virginia"),
         ({"rtt_ms": 300.0}, "estimates: tokyo of virginia"),
         ({"rtt_ms": None}, "estimates: tokyo of virginia"),

@@ -11,7 +11,7 @@ from farhop.balance.ledger import Reservation
 from farhop_lab.chaos import properties, workload
 from farhop_lab.chaos.properties import share_findings
 from farhop_lab.chaos.schedule import Schedule
-from farhop_lab.chaos.workload import Crowd, Truth
+from farhop_lab.chaos.workload import OpenLoad, Truth
 from farhop_lab.sim.world import World
 from topology.law import Law
 
@@ -22,9 +22,9 @@ SCHEDULE = Schedule(2)
 def played() -> tuple[World, Truth]:
     truth = Truth()
     world = workload.world_of(SCHEDULE, truth)
-    crowd = Crowd(world, SCHEDULE)
+    load = OpenLoad(world, SCHEDULE)
     world.run(22.0)
-    crowd.stop()
+    load.stop()
     world.run(32.0)
     return world, truth
 
@@ -48,7 +48,7 @@ def break_wire(world: World) -> None:
 
 def eject(world: World) -> None:
     region = world.regions["elm"]
-    region.flow.health["gpu-1"].eject("by hand", region.carrier.clock())
+    region.flow.health["gpu-1"].eject("by hand", region.relay.clock())
 
 
 def drain(world: World) -> None:

@@ -7,22 +7,22 @@ import pytest
 from farhop.balance.machine import Usage
 from farhop_lab.chaos import workload
 from farhop_lab.chaos.schedule import Schedule
-from farhop_lab.chaos.workload import Crowd, Truth
+from farhop_lab.chaos.workload import OpenLoad, Truth
 from farhop_lab.sim.engines import Timing
 
 
 def test_everybody_asks_alike_until_told_to_stop_and_nothing_is_cached() -> None:
     schedule, truth = Schedule(5, regions=2, replicas=2), Truth()
     world = workload.world_of(schedule, truth)
-    crowd = Crowd(world, schedule)
+    load = OpenLoad(world, schedule)
     world.run(30.0)
-    crowd.stop()
+    load.stop()
     measures = world.run(40.0)
     assert measures.open == 0
     assert set(measures.outcomes) == {"served"}
-    asked = {name: sum(fate.entry == name for fate in measures.fates) for name in schedule.names}
+    asked = {name: sum(record.entry == name for record in measures.records) for name in schedule.names}
     assert all(40 <= count <= 80 for count in asked.values()), "60 are meant, by Poisson"
-    tokens = {(f.prompt_tokens, f.cached_tokens, f.answer_tokens) for f in measures.fates}
+    tokens = {(f.prompt_tokens, f.cached_tokens, f.answer_tokens) for f in measures.records}
     assert tokens == {(workload.PROMPT_TOKENS, 0, workload.ANSWER_TOKENS)}
     here = sum(count for (entry, region), count in measures.served.items() if entry == region)
     assert here >= 0.95 * measures.concluded

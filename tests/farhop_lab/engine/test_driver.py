@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from farhop_lab.engine.core import EngineCore
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.engine.core.scheduler import EngineCore
+from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
 from farhop_lab.engine.driver import LAG_MAX_S, Driver
-from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.engine.sequence import Sequence, Voice, Wanted
 
 GPU = replace(PROFILES["l4"], step_overhead_ms=0, decode_floor_ms=10, decode_ms_per_sequence=0, prefill_ms_per_token=0)
 
@@ -64,7 +64,7 @@ def _driver() -> tuple[Driver, HandLoop, EngineCore]:
 
 
 def _sequence(name: str, tokens: int = 3) -> Sequence:
-    return Sequence(name, Wanted(b"x" * 40, max_tokens=tokens, ignore_eos=True), Voice("m"), GPU)
+    return Sequence(name, Wanted(b"x" * 40, max_tokens=tokens, ignore_eos=True), TextModel("m"), GPU)
 
 
 def test_late_wake_ups_do_not_add_up() -> None:

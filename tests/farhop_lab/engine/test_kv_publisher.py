@@ -12,7 +12,7 @@ import zmq
 from farhop_lab.engine.kv_publisher import KvPublisher
 from farhop_lab.engine.main import ListenError, host
 from farhop_lab.engine.settings import EngineSettings
-from farhop_lab.ports import free_ports
+from farhop_lab.world.ports import free_ports
 
 HOST = "127.0.0.1"
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from farhop.relay.paths import Kind
-from farhop.shell.clock import wall
-from farhop.shell.tokens import Files, ModelTokenizer, UnreadableError
-from farhop_lab.engine.api import ChatBody, Message, Part, render_chat
-from farhop_lab.engine.text import VOCABULARY
+from farhop.relay.formats.paths import Kind
+from farhop.service.clock import wall
+from farhop.service.tokenizer import Files, ModelTokenizer, UnreadableError
+from farhop_lab.engine.core.text import VOCABULARY
+from farhop_lab.engine.formats.api import ChatBody, Message, Part, render_chat
 from farhop_lab.engine.tokenizer_file import TEMPLATE, TOKENIZER, write
 
 

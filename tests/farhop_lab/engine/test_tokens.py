@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.text import VOCABULARY, write_all
 from farhop_lab.engine.main import TokenizerError, host
-from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.engine.sequence import Sequence, Voice, Wanted
 from farhop_lab.engine.settings import EngineSettings
-from farhop_lab.engine.text import VOCABULARY, write_all
 from farhop_lab.engine.tokenizer_file import TOKENIZER, write
 from farhop_lab.engine.tokens import EngineTokenizer
 
@@ -28,7 +28,7 @@ def test_what_it_says_is_the_same_and_its_tokens_are_the_tokenizers(tokenizer: P
     made = EngineTokenizer(tokenizer)
     text = b"".join(VOCABULARY[:40])
     plain = Wanted(text, max_tokens=30, ignore_eos=True)
-    sequence = Sequence("1", made.tokenized(plain), Voice("m", 7), PROFILES["l4"])
+    sequence = Sequence("1", made.tokenized(plain), TextModel("m", 7), PROFILES["l4"])
     assert sequence.prompt_tokens == 40
     said = "".join(sequence.write_token() for _ in range(30))
     assert said.encode() == write_all(text, 7, 1e9, 30)

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import soonest
+from farhop_lab.engine import transfer
+from farhop_lab.engine.transfer import arrive
 
 Start = Callable[..., Awaitable[Any]]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+HELD_S = 3_600.0  # at a hundred times the speed as long as a busy machine may take to fetch it
 PROMPT = "the tide comes in and the tide goes out. " * 40  # 1640 B: 410 tokens, 25 full blocks
 
 
 async def _prefilled(client: Any, **fields: Any) -> dict[str, Any]:
-    whole = await client.ask(
-        COMPLETION, prompt=PROMPT, max_tokens=1, min_tokens=1, kv_transfer_params=PREFILL, **fields
-    )
+    asked = {"prompt": PROMPT, "max_tokens": 1, "min_tokens": 1, "kv_transfer_params": PREFILL} | fields
+    whole = await client.ask(COMPLETION, **asked)
     params = whole["kv_transfer_params"]
     assert isinstance(params, dict)
     return params
@@ -44,7 +45,7 @@ async def _until_none_is_held(client: Any) -> None:
 
 
 async def test_a_prompt_prefilled_elsewhere_is_cached_here_and_fetched_once(replica: Start) -> None:
-    prefill, decode = await replica(), await replica()
+    prefill, decode = await replica(kv_hold_s=HELD_S), await replica()
     params = await _prefilled(prefill)
     assert params["do_remote_prefill"] is True
     assert params["do_remote_decode"] is False
@@ -89,24 +90,29 @@ async def test_what_cannot_be_fetched_is_prefilled_here(replica: Start, wrong: d
     assert await _cached(decode, kv_transfer_params=params) == 0
 
 
-async def test_the_transfer_takes_its_time(replica: Start) -> None:
-    prefill, decode = await replica(), await replica(kv_link_gbps=0.01)  # 400 tokens: 52 MB, 42 s; 0.42 s at this speed
+async def test_the_transfer_takes_its_time(replica: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decode = (
+        await replica(kv_hold_s=HELD_S),
+        await replica(kv_link_gbps=0.01),
+    )  # 400 tokens: 52 MB, 42 s; 0.42 s at this speed
     params = await _prefilled(prefill)
     began = time.monotonic()
     await _cached(decode, kv_transfer_params=params)
     assert time.monotonic() - began > 0.4
+    travelled: list[int] = []
 
-    async def here() -> float:
-        params, began = await _prefilled(prefill), time.monotonic()
-        await _cached(decode, kv_transfer_params=params)
-        return time.monotonic() - began
+    async def noted(*given: Any) -> int:
+        travelled.append(await arrive(*given))
+        return travelled[-1]
 
-    await soonest(here, 0.4)  # it is here: nothing travels
+    monkeypatch.setattr(transfer, "arrive", noted)
+    await _cached(decode, kv_transfer_params=await _prefilled(prefill))
+    assert travelled == [0], "it is here: nothing travels"
 
 
 async def test_a_client_that_leaves_leaves_nothing_held(replica: Start) -> None:
-    client = await replica(speedup=2)  # 410 tokens: 120 ms
-    asking = asyncio.create_task(_prefilled(client))
+    client = await replica(speedup=1)  # 8,200 tokens: 5 s
+    asking = asyncio.create_task(_prefilled(client, prompt=PROMPT * 20))
     deadline = time.monotonic() + 10
     while not await _held(client):
         assert time.monotonic() < deadline

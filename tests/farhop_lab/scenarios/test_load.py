@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from farhop_lab.proving import routers
 from farhop_lab.scenarios.load import ScenarioError, built, find, parse, shipped_names
+from farhop_lab.studies import routers
 from topology.problems import TopologyError
 
 GOOD = """

@@ -31,7 +31,7 @@ def work(**fields: Any) -> WorkDoc:
     return WorkDoc.model_validate(fields)
 
 
-class Crowd:
+class ClientPool:
     """Takes down who was sent."""
 
     until = 60.0
@@ -47,10 +47,10 @@ class Crowd:
         self.opened.append(schedule)
 
 
-def sent(doc: WorkDoc, seed: int = 1, scale: float = 1.0, days: Any = None, folder: Path = Path()) -> Crowd:
-    crowd = Crowd()
-    send(crowd, doc, "w", seed, scale, days or {}, folder)  # type: ignore[arg-type]
-    return crowd
+def sent(doc: WorkDoc, seed: int = 1, scale: float = 1.0, days: Any = None, folder: Path = Path()) -> ClientPool:
+    clients = ClientPool()
+    send(clients, doc, "w", seed, scale, days or {}, folder)  # type: ignore[arg-type]
+    return clients
 
 
 def test_figures_are_the_kinds_own_with_what_the_file_says() -> None:
@@ -88,9 +88,9 @@ def test_no_request_is_longer_than_is_said(kind: str) -> None:
 
 def test_clients_scale_with_the_load_and_know_themselves_apart() -> None:
     doc = work(kind="requests", clients={"tokyo": 4, "virginia": 2})
-    crowd = sent(doc, scale=1.5)
-    assert [region for region, _, _ in crowd.closed_] == ["tokyo"] * 6 + ["virginia"] * 3
-    first = {run(next(these), lambda _: b"")[0][0].prompt for _, these, _ in crowd.closed_}
+    clients = sent(doc, scale=1.5)
+    assert [region for region, _, _ in clients.closed_] == ["tokyo"] * 6 + ["virginia"] * 3
+    first = {run(next(these), lambda _: b"")[0][0].prompt for _, these, _ in clients.closed_}
     assert len(first) == 9
 
 
@@ -116,8 +116,8 @@ def test_requests_share_what_they_are_told_to_share() -> None:
 
 def test_by_day_the_last_client_is_up_only_at_the_peak() -> None:
     days = days_of({"tokyo": DayDoc(utc_hours=14, swing=10)}, 240.0)
-    crowd = sent(work(kind="requests", clients={"tokyo": 10}), days=days)
-    wakes = [awake(120.0) for _, _, awake in crowd.closed_]
+    clients = sent(work(kind="requests", clients={"tokyo": 10}), days=days)
+    wakes = [awake(120.0) for _, _, awake in clients.closed_]
     assert wakes[0] == 120.0  # the one of the lowest threshold never sleeps
     assert wakes == sorted(wakes)
     assert wakes[-1] > 120.0

@@ -1,13 +1,13 @@
-"""What a sender is told of its request's fate."""
+"""What a sender is told of its request's record."""
 
 from __future__ import annotations
 
-from farhop_lab.sim.measures import Fate
-from farhop_lab.sim.scenery import flat, station
+from farhop_lab.sim.measures import RequestRecord
+from farhop_lab.sim.sites import flat, station
 from farhop_lab.sim.world import World
 
 
-def world() -> tuple[World, list[tuple[Fate, bytes]]]:
+def world() -> tuple[World, list[tuple[RequestRecord, bytes]]]:
     made = World(3, flat(["paris"]), {"paris": station(2, 4.0, first_s=1.0)})
     made.run(5.0)
     return made, []
@@ -15,22 +15,22 @@ def world() -> tuple[World, list[tuple[Fate, bytes]]]:
 
 def test_a_whole_answer() -> None:
     made, told = world()
-    made.arrive("paris", "t", heard=lambda fate, said: told.append((fate, said)))
+    made.arrive("paris", "t", on_done=lambda record, said: told.append((record, said)))
     made.run(20.0)
-    ((fate, said),) = told
-    assert (fate.outcome, fate.region, fate.attempts, said) == ("served", "paris", 1, b"")
-    assert fate.ttft_ms is not None
-    assert 1000.0 < fate.ttft_ms < 1200.0
-    assert 4.0 < fate.ended_at - fate.arrived_at < 4.2
+    ((record, said),) = told
+    assert (record.outcome, record.region, record.attempts, said) == ("served", "paris", 1, b"")
+    assert record.ttft_ms is not None
+    assert 1000.0 < record.ttft_ms < 1200.0
+    assert 4.0 < record.ended_at - record.arrived_at < 4.2
 
 
 def test_one_that_dies_while_it_is_answered_and_one_that_finds_nobody() -> None:
     made, told = world()
-    made.arrive("paris", "t", direct=True, heard=lambda fate, said: told.append((fate, said)))
+    made.arrive("paris", "t", direct=True, on_done=lambda record, said: told.append((record, said)))
     made.at(made.now + 2.0, made.kill, "paris")
     made.run(10.0)
-    made.arrive("paris", "t", direct=True, heard=lambda fate, said: told.append((fate, said)))
-    assert [(fate.outcome, fate.ttft_ms is None) for fate, _ in told] == [
+    made.arrive("paris", "t", direct=True, on_done=lambda record, said: told.append((record, said)))
+    assert [(record.outcome, record.ttft_ms is None) for record, _ in told] == [
         ("upstream_died_mid_stream", False),
         ("connect_failed", True),
     ]

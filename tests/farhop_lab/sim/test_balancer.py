@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from farhop.balance import outcome
-from farhop.balance.inquiry import STALL_FLOOR_S
+from farhop.balance.health.inquiry import STALL_FLOOR_S
 from farhop_lab.sim.balancer import BalancerProcess
-from farhop_lab.sim.scenery import MODEL, Watching, flat, station
+from farhop_lab.sim.sites import MODEL, Watching, flat, station
 from farhop_lab.sim.wire import STREAMED_BYTES
 from farhop_lab.sim.world import World
 
@@ -25,18 +25,18 @@ def only(world: World) -> BalancerProcess:
 
 def state(world: World, region: str = "there") -> str:
     flow = only(world).flow
-    return str(flow.liveness[region].read(only(world).carrier.clock()).state)  # type: ignore[attr-defined]
+    return str(flow.liveness[region].read(only(world).relay.clock()).state)  # type: ignore[attr-defined]
 
 
 def test_a_far_answer_takes_a_round_trip_more() -> None:
     world = apart(300.0)
     world.at(5.0, world.arrive, "here", "t")
     measures = world.run(10.0)
-    (fate,) = measures.fates
-    assert fate.outcome == "served"
-    assert (fate.entry, fate.region, fate.attempts) == ("here", "there", 1)
-    assert fate.ttft_ms == pytest.approx(300.0 + 1.0 + 100.0)  # wire, inside the region, engine
-    assert fate.ended_at == pytest.approx(5.0 + 0.3 + 0.001 + 2.0)
+    (record,) = measures.records
+    assert record.outcome == "served"
+    assert (record.entry, record.region, record.attempts) == ("here", "there", 1)
+    assert record.ttft_ms == pytest.approx(300.0 + 1.0 + 100.0)  # wire, inside the region, engine
+    assert record.ended_at == pytest.approx(5.0 + 0.3 + 0.001 + 2.0)
     assert world.wire.carried == {("here", "there"): 1224, ("there", "here"): 100 * STREAMED_BYTES}
 
 
@@ -54,12 +54,12 @@ def test_a_region_learns_who_sends_and_that_is_acknowledged() -> None:
 def test_clocks_of_two_processes_are_never_compared() -> None:
     """They differ by hours here, and a deadline holds all the same on either side of the wire."""
     world = apart()
-    clocks = [only(world).carrier.clock(), world.regions["there"].carrier.clock()]
+    clocks = [only(world).relay.clock(), world.regions["there"].relay.clock()]
     assert abs(clocks[0] - clocks[1]) > 60.0
     world.at(5.0, lambda: world.arrive("here", "t", deadline_s=1.0))
-    (fate,) = world.run(10.0).fates
-    assert fate.outcome == "deadline_exceeded"
-    assert fate.ended_at == pytest.approx(6.0, abs=0.01)
+    (record,) = world.run(10.0).records
+    assert record.outcome == "deadline_exceeded"
+    assert record.ended_at == pytest.approx(6.0, abs=0.01)
 
 
 def test_a_dead_region_refuses_connections_and_is_noticed() -> None:
@@ -80,9 +80,9 @@ def test_a_stream_that_dies_with_its_region_breaks_half_a_round_trip_later() -> 
     world = apart()
     world.at(5.0, world.arrive, "here", "t")
     world.at(6.0, world.kill, "there")
-    (fate,) = world.run(10.0).fates
-    assert fate.outcome == "upstream_died_mid_stream"
-    assert fate.ended_at == pytest.approx(6.05)
+    (record,) = world.run(10.0).records
+    assert record.outcome == "upstream_died_mid_stream"
+    assert record.ended_at == pytest.approx(6.05)
 
 
 def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_word_too_much() -> None:
@@ -91,14 +91,14 @@ def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_word_too_much() -
     world.at(5.5, world.freeze, "here", "there")
     world.at(5.6, lambda: world.arrive("here", "t", deadline_s=30.0))
     measures = world.run(8.55)
-    first, *others = measures.fates
+    first, *others = measures.records
     assert (first.outcome, first.ended_at) == (outcome.STALLED.reason, pytest.approx(8.5))
     assert not others, "its first byte may still come"
     world.run(10.0)
-    assert measures.fates[1].outcome in ("no_region_serving", "first_byte_timeout")
+    assert measures.records[1].outcome in ("no_region_serving", "first_byte_timeout")
     world.at(12.0, world.heal, "here", "there")
     world.run(40.0)
-    assert world.regions["there"].carrier.under_way == 0, "what was given up is cancelled there once the link is back"
+    assert world.regions["there"].relay.under_way == 0, "what was given up is cancelled there once the link is back"
     assert (measures.arrived, measures.concluded, measures.violations) == (2, 2, 0)
 
 
@@ -110,10 +110,10 @@ def test_a_request_swallowed_by_the_only_region_is_asked_again_when_that_is_back
         world.at(at, world.arrive, "here", "t")
     world.at(6.0, world.blackhole, "here", "there")
     world.at(8.5, world.heal, "here", "there")
-    fates = world.run(100.0).fates
-    assert [fate.outcome for fate in fates] == ["served", "served"]
-    assert all(8.5 < fate.ended_at < 14.0 for fate in fates)
-    assert all((fate.region, fate.attempts) == ("there", 2) for fate in fates)
+    records = world.run(100.0).records
+    assert [record.outcome for record in records] == ["served", "served"]
+    assert all(8.5 < record.ended_at < 14.0 for record in records)
+    assert all((record.region, record.attempts) == ("there", 2) for record in records)
 
 
 def test_a_stream_on_a_dead_connection_ends_and_a_slow_one_does_not() -> None:
@@ -125,7 +125,7 @@ def test_a_stream_on_a_dead_connection_ends_and_a_slow_one_does_not() -> None:
     world.at(13.0, world.arrive, "here", "t")
     world.at(15.0, world.freeze, "here", "there")
     world.at(19.0, world.heal, "here", "there")
-    dead, slow = sorted(world.run(100.0).fates, key=lambda fate: fate.arrived_at)
+    dead, slow = sorted(world.run(100.0).records, key=lambda record: record.arrived_at)
     assert (dead.outcome, slow.outcome) == ("upstream_stalled", "served")
     assert 13.0 < dead.ended_at < 18.0
     assert world.journal.violations == 0
@@ -135,9 +135,9 @@ def test_a_stream_behind_a_link_that_stays_broken_ends_by_its_own_pace() -> None
     world = World(5, flat(["here", "there"], 100.0), {"there": station(8, 90.0, first_s=0.1)}, balancers={"here": 1})
     world.at(5.0, world.arrive, "here", "t")
     world.at(7.0, world.freeze, "here", "there")
-    (fate,) = world.run(100.0).fates
-    assert fate.outcome == "upstream_stalled"
-    assert fate.ended_at == pytest.approx(7.0 + STALL_FLOOR_S, abs=1.0)
+    (record,) = world.run(100.0).records
+    assert record.outcome == "upstream_stalled"
+    assert record.ended_at == pytest.approx(7.0 + STALL_FLOOR_S, abs=1.0)
 
 
 def test_a_black_hole_takes_what_was_sent_into_it_and_the_answers_of_before() -> None:
@@ -146,12 +146,12 @@ def test_a_black_hole_takes_what_was_sent_into_it_and_the_answers_of_before() ->
     world.at(5.5, world.blackhole, "here", "there")
     world.at(6.0, world.heal, "here", "there")
     measures = world.run(7.5)
-    assert world.regions["there"].carrier.under_way == 0, "it is answered there"
-    assert measures.fates == []
-    assert only(world).carrier.under_way == 1, "and nobody here hears of it"
+    assert world.regions["there"].relay.under_way == 0, "it is answered there"
+    assert measures.records == []
+    assert only(world).relay.under_way == 1, "and nobody here hears of it"
     world.at(8.0, world.arrive, "here", "t")
     world.run(12.0)
-    told = {fate.arrived_at: fate.outcome for fate in measures.fates}
+    told = {record.arrived_at: record.outcome for record in measures.records}
     assert told[8.0] == "served", "new connections are well"
     assert told[5.0] == "upstream_stalled", "and the region was asked, and knows nothing of the other one any more"
 
@@ -162,17 +162,17 @@ def test_a_cut_breaks_connections_at_both_ends_and_none_comes_about() -> None:
     world.at(6.0, world.cut, "here", "there")
     world.at(6.1, world.arrive, "here", "t")
     measures = world.run(6.2)
-    assert world.regions["there"].carrier.under_way == 0
-    assert measures.fates[0].outcome == "upstream_died_mid_stream"
-    assert measures.fates[0].ended_at == 6.0
+    assert world.regions["there"].relay.under_way == 0
+    assert measures.records[0].outcome == "upstream_died_mid_stream"
+    assert measures.records[0].ended_at == 6.0
     world.run(12.0)
-    assert measures.fates[1].outcome in ("connect_failed", "no_region_serving")
+    assert measures.records[1].outcome in ("connect_failed", "no_region_serving")
     assert state(world) == "down"
     world.heal("here", "there")
     world.run(20.0)
     world.arrive("here", "t")
     world.run(30.0)
-    assert measures.fates[2].outcome == "served"
+    assert measures.records[2].outcome == "served"
     assert measures.violations == 0
 
 
@@ -186,8 +186,8 @@ def test_a_balancer_that_dies_breaks_its_streams_and_returns_knowing_what_stands
     world.at(6.0, world.drain, "there")
     before = only(world)
     measures = world.run(7.0)
-    assert [fate.outcome for fate in measures.fates] == ["upstream_died_mid_stream", "connect_failed"]
-    assert all(region.carrier.under_way == 0 for region in world.regions.values())
+    assert [record.outcome for record in measures.records] == ["upstream_died_mid_stream", "connect_failed"]
+    assert all(region.relay.under_way == 0 for region in world.regions.values())
     world.start_global("here")
     world.start_global("here")
     world.run(12.0)
@@ -197,6 +197,6 @@ def test_a_balancer_that_dies_breaks_its_streams_and_returns_knowing_what_stands
     assert (state(world), state(world, "here")) == ("draining", "up")
     world.arrive("here", "t")
     world.run(20.0)
-    assert measures.fates[-1].outcome == "served"
-    assert before.carrier.under_way == before.flow.under_way - 1 == 0, "the dead one is left as it died"
+    assert measures.records[-1].outcome == "served"
+    assert before.relay.under_way == before.flow.under_way - 1 == 0, "the dead one is left as it died"
     assert measures.violations == 0

@@ -6,15 +6,15 @@ from itertools import pairwise
 import pytest
 
 from farhop.balance.outcome import CLIENT_LEFT, QUEUE_FULL, SERVED
-from farhop_lab.sim.clients import Crowd
-from farhop_lab.sim.measures import Fate
-from farhop_lab.sim.scenery import flat, gpus
+from farhop_lab.sim.clients import ClientPool
+from farhop_lab.sim.measures import RequestRecord
+from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.sim.timeline import Call, Timeline
 from farhop_lab.sim.world import World
 from farhop_lab.workloads.program import Ask, Program, Start, WorkloadError, one
 
 
-class Desk:
+class FakeService:
     """A world that answers each text by a script: after so many seconds, or no, at once."""
 
     def __init__(self, takes_s: dict[bytes, float] | None = None, default_s: float = 1.0) -> None:
@@ -24,40 +24,47 @@ class Desk:
         self.asked: list[tuple[float, str, bytes]] = []
         self.left: list[tuple[float, bytes]] = []
         self.wire_s = 0.0
-        self._open: dict[str, tuple[bytes, Callable[[Fate, bytes], None], Call]] = {}
+        self._open: dict[str, tuple[bytes, Callable[[RequestRecord, bytes], None], Call]] = {}
 
     def near_s(self, entry: str, /) -> float:
         return self.wire_s
 
     def arrive(
-        self, entry: str, tenant: str, /, *, text: bytes, heard: Callable[[Fate, bytes], None], **_options: object
+        self,
+        entry: str,
+        tenant: str,
+        /,
+        *,
+        text: bytes,
+        on_done: Callable[[RequestRecord, bytes], None],
+        **_options: object,
     ) -> str:
         now = self.timeline.now
         self.asked.append((now, entry, text))
         name = f"r{len(self.asked)}"
         if text in self.refuses:
-            heard(fate(name, QUEUE_FULL.reason), b"")
+            on_done(record(name, QUEUE_FULL.reason), b"")
         else:
             call = self.timeline.after(self.takes_s.get(text, self.default_s), self._answer, name)
-            self._open[name] = (text, heard, call)
+            self._open[name] = (text, on_done, call)
         return name
 
     def _answer(self, name: str) -> None:
-        text, heard, _ = self._open.pop(name)
-        heard(fate(name, SERVED.reason), b"<" + text + b">")
+        text, on_done, _ = self._open.pop(name)
+        on_done(record(name, SERVED.reason), b"<" + text + b">")
 
     def leave(self, name: str) -> None:
-        text, heard, call = self._open.pop(name)
+        text, on_done, call = self._open.pop(name)
         call.cancel()
         self.left.append((self.timeline.now, text))
-        heard(fate(name, CLIENT_LEFT.reason), b"")
+        on_done(record(name, CLIENT_LEFT.reason), b"")
 
-    def crowd(self, until: float = 100.0, **options: float) -> Crowd:
-        return Crowd(self, until=until, **options)
+    def clients(self, until: float = 100.0, **options: float) -> ClientPool:
+        return ClientPool(self, until=until, **options)
 
 
-def fate(name: str, outcome: str) -> Fate:
-    return Fate(
+def record(name: str, outcome: str) -> RequestRecord:
+    return RequestRecord(
         id=name, tenant="t", entry="a", region="a", outcome=outcome, arrived_at=0, ended_at=0, ttft_ms=1.0, attempts=1
     )
 
@@ -72,20 +79,20 @@ def talk(name: bytes = b"hi") -> Program:
 
 
 def test_a_second_turn_holds_the_first_answer_after_its_thinking() -> None:
-    desk = Desk()
-    crowd = desk.crowd()
-    crowd.closed("a", iter([talk()]))
-    desk.timeline.run(50.0)
-    assert desk.asked == [(0.0, "a", b"hi"), (3.0, "a", b"hi<hi>more")]
-    assert (crowd.books.programs, crowd.books.finished, crowd.books.asked) == (1, 1, 2)
+    service = FakeService()
+    clients = service.clients()
+    clients.closed("a", iter([talk()]))
+    service.timeline.run(50.0)
+    assert service.asked == [(0.0, "a", b"hi"), (3.0, "a", b"hi<hi>more")]
+    assert (clients.counts.programs, clients.counts.finished, clients.counts.asked) == (1, 1, 2)
 
 
 def test_between_an_answer_and_what_follows_lies_the_client_s_own_round_trip() -> None:
-    desk = Desk()
-    desk.wire_s = 0.25
-    desk.crowd().closed("a", iter([talk()]))
-    desk.timeline.run(50.0)
-    assert [at for at, _, _ in desk.asked] == [0.25, 3.5]
+    service = FakeService()
+    service.wire_s = 0.25
+    service.clients().closed("a", iter([talk()]))
+    service.timeline.run(50.0)
+    assert [at for at, _, _ in service.asked] == [0.25, 3.5]
 
 
 def test_a_tree_waits_for_its_whole_batch() -> None:
@@ -93,46 +100,46 @@ def test_a_tree_waits_for_its_whole_batch() -> None:
         said = yield asks(b"quick", b"slow")
         yield asks(*said)
 
-    desk = Desk({b"slow": 7.0})
-    desk.crowd().closed("a", iter([tree()]))
-    desk.timeline.run(50.0)
-    assert desk.asked == [(0.0, "a", b"quick"), (0.0, "a", b"slow"), (7.0, "a", b"<quick>"), (7.0, "a", b"<slow>")]
+    service = FakeService({b"slow": 7.0})
+    service.clients().closed("a", iter([tree()]))
+    service.timeline.run(50.0)
+    assert service.asked == [(0.0, "a", b"quick"), (0.0, "a", b"slow"), (7.0, "a", b"<quick>"), (7.0, "a", b"<slow>")]
 
 
 def test_a_closed_client_runs_its_programs_one_after_another_and_two_clients_side_by_side() -> None:
-    desk = Desk(default_s=3.0)
-    crowd = desk.crowd()
-    crowd.closed("a", iter([one(*asks(b"1")), one(*asks(b"2"))]))
-    crowd.closed("b", iter([one(*asks(b"3"))]), since=1.0)
-    desk.timeline.run(50.0)
-    assert desk.asked == [(0.0, "a", b"1"), (1.0, "b", b"3"), (3.0, "a", b"2")]
+    service = FakeService(default_s=3.0)
+    clients = service.clients()
+    clients.closed("a", iter([one(*asks(b"1")), one(*asks(b"2"))]))
+    clients.closed("b", iter([one(*asks(b"3"))]), since=1.0)
+    service.timeline.run(50.0)
+    assert service.asked == [(0.0, "a", b"1"), (1.0, "b", b"3"), (3.0, "a", b"2")]
 
 
 def test_an_open_loop_waits_for_nobody() -> None:
-    desk = Desk(default_s=30.0)
+    service = FakeService(default_s=30.0)
     starts = [Start(at, region, lambda: one(*asks(b"x"))) for at, region in ((1.0, "a"), (1.0, "b"), (2.5, "a"))]
-    crowd = desk.crowd()
-    crowd.open(iter(starts))
-    desk.timeline.run(10.0)
-    assert [(at, region) for at, region, _ in desk.asked] == [(1.0, "a"), (1.0, "b"), (2.5, "a")]
-    assert crowd.books.under_way == 3
+    clients = service.clients()
+    clients.open(iter(starts))
+    service.timeline.run(10.0)
+    assert [(at, region) for at, region, _ in service.asked] == [(1.0, "a"), (1.0, "b"), (2.5, "a")]
+    assert clients.counts.under_way == 3
 
 
 def test_a_schedule_out_of_order_is_said() -> None:
-    desk = Desk()
-    desk.crowd().open(iter([Start(5.0, "a", talk), Start(4.0, "a", talk)]))
+    service = FakeService()
+    service.clients().open(iter([Start(5.0, "a", talk), Start(4.0, "a", talk)]))
     with pytest.raises(WorkloadError, match=r"4.0 s comes after 5.0 s; sort"):
-        desk.timeline.run(10.0)
+        service.timeline.run(10.0)
 
 
 def test_who_waits_too_long_leaves_and_goes_on_with_the_next_program() -> None:
-    desk = Desk({b"hi": 99.0})
-    crowd = desk.crowd(timeout_s=10.0, pause_s=2.0)
-    crowd.closed("a", iter([talk(), one(*asks(b"next"))]))
-    desk.timeline.run(50.0)
-    assert desk.left == [(10.0, b"hi")]
-    assert desk.asked == [(0.0, "a", b"hi"), (12.0, "a", b"next")]
-    assert (crowd.books.failed, crowd.books.finished, crowd.books.timeouts) == (1, 1, 1)
+    service = FakeService({b"hi": 99.0})
+    clients = service.clients(timeout_s=10.0, pause_s=2.0)
+    clients.closed("a", iter([talk(), one(*asks(b"next"))]))
+    service.timeline.run(50.0)
+    assert service.left == [(10.0, b"hi")]
+    assert service.asked == [(0.0, "a", b"hi"), (12.0, "a", b"next")]
+    assert (clients.counts.failed, clients.counts.finished, clients.counts.timeouts) == (1, 1, 1)
 
 
 def test_one_failure_in_a_batch_ends_its_program_once_the_others_are_done() -> None:
@@ -143,58 +150,58 @@ def test_one_failure_in_a_batch_ends_its_program_once_the_others_are_done() -> N
             yield asks(b"no", b"yes")
             raise AssertionError("asked on")
         finally:
-            closed.append(desk.timeline.now)
+            closed.append(service.timeline.now)
 
-    desk = Desk(default_s=4.0)
-    desk.refuses.add(b"no")
-    crowd = desk.crowd()
-    crowd.closed("a", iter([tree()]))
-    desk.timeline.run(20.0)
+    service = FakeService(default_s=4.0)
+    service.refuses.add(b"no")
+    clients = service.clients()
+    clients.closed("a", iter([tree()]))
+    service.timeline.run(20.0)
     assert closed == [4.0]
-    assert (crowd.books.failed, crowd.books.finished) == (1, 0)
+    assert (clients.counts.failed, clients.counts.finished) == (1, 0)
 
 
 def test_a_world_that_refuses_at_once_is_not_asked_for_ever_in_one_moment() -> None:
-    desk = Desk()
-    desk.refuses.add(b"x")
+    service = FakeService()
+    service.refuses.add(b"x")
 
     def endless() -> Iterator[Program]:
         while True:
             yield one(*asks(b"x"))
 
-    crowd = desk.crowd(until=10.0, pause_s=0.5)
-    crowd.closed("a", endless())
-    desk.timeline.run(20.0)
-    assert crowd.books.asked == crowd.books.failed == 20
+    clients = service.clients(until=10.0, pause_s=0.5)
+    clients.closed("a", endless())
+    service.timeline.run(20.0)
+    assert clients.counts.asked == clients.counts.failed == 20
 
 
 def test_from_the_end_on_nobody_asks_and_what_was_under_way_is_cut() -> None:
-    desk = Desk(default_s=4.0)
-    crowd = desk.crowd(until=5.0)
-    crowd.closed("a", iter([talk(), talk()]))
-    crowd.open(iter([Start(6.0, "a", talk)]))
-    desk.timeline.run(50.0)
-    assert [at for at, _, _ in desk.asked] == [0.0]
-    assert (crowd.books.cut, crowd.books.programs, crowd.books.under_way) == (1, 1, 0)
+    service = FakeService(default_s=4.0)
+    clients = service.clients(until=5.0)
+    clients.closed("a", iter([talk(), talk()]))
+    clients.open(iter([Start(6.0, "a", talk)]))
+    service.timeline.run(50.0)
+    assert [at for at, _, _ in service.asked] == [0.0]
+    assert (clients.counts.cut, clients.counts.programs, clients.counts.under_way) == (1, 1, 0)
 
 
 def test_a_client_sleeps_until_it_is_awake() -> None:
-    desk = Desk()
-    desk.crowd().closed("a", iter([talk(), talk()]), awake=lambda now: max(now, 20.0))
-    desk.timeline.run(21.5)
-    assert [at for at, _, _ in desk.asked] == [20.0]
+    service = FakeService()
+    service.clients().closed("a", iter([talk(), talk()]), awake=lambda now: max(now, 20.0))
+    service.timeline.run(21.5)
+    assert [at for at, _, _ in service.asked] == [20.0]
 
 
 def test_bad_batches_and_times_are_said() -> None:
     def nothing() -> Program:
         yield ()
 
-    desk = Desk()
-    desk.crowd().closed("a", iter([nothing()]))
+    service = FakeService()
+    service.clients().closed("a", iter([nothing()]))
     with pytest.raises(WorkloadError, match="a batch of 0 requests"):
-        desk.timeline.run(1.0)
+        service.timeline.run(1.0)
     with pytest.raises(WorkloadError, match="timeout_s 0"):
-        desk.crowd(timeout_s=0.0)
+        service.clients(timeout_s=0.0)
 
 
 def test_in_a_real_world_the_second_turn_finds_the_first_in_the_cache() -> None:
@@ -209,14 +216,14 @@ def test_in_a_real_world_the_second_turn_finds_the_first_in_the_cache() -> None:
             assert len(said) == 4 * 64
             prompt += said + b" and then?"
 
-    crowd = Crowd(world, until=100.0)
-    crowd.closed("a", iter([chat()]), since=2.0)  # regions have reported
-    fates = world.run(60.0).fates
-    assert crowd.books.finished == 1
-    assert [fate.prompt_tokens for fate in fates] == [-(-len(prompt) // 4) for prompt in prompts]
-    assert [fate.answer_tokens for fate in fates] == [64, 64, 64]
-    assert fates[0].cached_tokens == 0
-    for before, after in pairwise(fates):
+    clients = ClientPool(world, until=100.0)
+    clients.closed("a", iter([chat()]), since=2.0)  # regions have reported
+    records = world.run(60.0).records
+    assert clients.counts.finished == 1
+    assert [record.prompt_tokens for record in records] == [-(-len(prompt) // 4) for prompt in prompts]
+    assert [record.answer_tokens for record in records] == [64, 64, 64]
+    assert records[0].cached_tokens == 0
+    for before, after in pairwise(records):
         # All but the last block of what was said, which its last token has not filled.
         assert after.cached_tokens >= before.prompt_tokens + before.answer_tokens - 2 * 16
     assert world.measures.violations == 0
@@ -224,9 +231,9 @@ def test_in_a_real_world_the_second_turn_finds_the_first_in_the_cache() -> None:
 
 def test_in_a_real_world_who_leaves_is_counted() -> None:
     world = World(1, flat(["a"]), {"a": gpus("l4", 1)})
-    crowd = Crowd(world, until=30.0, timeout_s=2.0)
-    crowd.closed("a", iter([one(Ask(prompt=b"x" * 400, answer_tokens=400))]), since=2.0)
+    clients = ClientPool(world, until=30.0, timeout_s=2.0)
+    clients.closed("a", iter([one(Ask(prompt=b"x" * 400, answer_tokens=400))]), since=2.0)
     measures = world.run(60.0)
-    assert (crowd.books.timeouts, crowd.books.failed) == (1, 1)
+    assert (clients.counts.timeouts, clients.counts.failed) == (1, 1)
     assert measures.outcomes == {"client_left": 1}
     assert measures.open == 0

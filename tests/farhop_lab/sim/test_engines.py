@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance.machine import Usage
-from farhop_lab.engine.core import EngineCore
-from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.engine.sequence import Voice
-from farhop_lab.engine.text import write_all
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.engine.core.scheduler import EngineCore
+from farhop_lab.engine.core.sequence import TextModel
+from farhop_lab.engine.core.text import write_all
 from farhop_lab.sim import engines
-from farhop_lab.sim.engines import Engine, Gpu, Spoken, Station
+from farhop_lab.sim.engines import Engine, Gpu, Station, UsageWithText
 from farhop_lab.sim.timeline import Timeline
 
 
@@ -83,7 +83,7 @@ def test_a_station_that_cannot_be() -> None:
 
 def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
     timeline, profile = Timeline(), PROFILES["a100"]
-    engine = Gpu(timeline, profile, Voice("llama"))
+    engine = Gpu(timeline, profile, TextModel("llama"))
     (job,) = jobs(timeline, engine, 1, answer_tokens=10, prompt=b"tell me all " * 200)
     timeline.run(0.01)
     assert engine.metrics()[:2] == (0, 1)
@@ -92,7 +92,7 @@ def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
     assert job.heard[0] == ("first", pytest.approx(profile.step_ms(tokens, 0) / 1e3))
     decode_s = 9 * profile.step_ms(0, 1) / 1e3
     assert job.heard[1] == ("done", pytest.approx(job.heard[0][1] + decode_s))
-    assert job.usage == Spoken(tokens, 10, 0, write_all(job.prompt, 0, 200.0, 10))
+    assert job.usage == UsageWithText(tokens, 10, 0, write_all(job.prompt, 0, 200.0, 10))
     again = Said(timeline, "again", prompt=job.prompt, answer_tokens=10)
     engine.submit(again)
     timeline.run(120.0)
@@ -103,7 +103,7 @@ def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
 
 def test_a_gpu_forgets_what_is_aborted_and_refuses_what_can_never_fit() -> None:
     timeline = Timeline()
-    engine = Gpu(timeline, PROFILES["l4"], Voice("llama"))
+    engine = Gpu(timeline, PROFILES["l4"], TextModel("llama"))
     (job,) = jobs(timeline, engine, 1, answer_tokens=100)
     timeline.run(1.0)
     engine.abort(job.id)
@@ -139,7 +139,7 @@ def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list
             patch.setattr(engines, "EngineCore", lambda *args, **how: EngineCore(*args, **(how | {"each_token": True})))
         timeline = Timeline()
         profile = replace(PROFILES["l4"], kv_blocks=kv_blocks, sequences_max=4)
-        gpu = Gpu(timeline, profile, Voice("m", 1, 40.0))
+        gpu = Gpu(timeline, profile, TextModel("m", 1, 40.0))
         said = []
         for number, (at_ms, text, size, answer, leaves_ms) in enumerate(asks):
             job = Said(timeline, f"j{number}", (f"text {text} " * 100).encode()[:size], 150, answer)

@@ -9,7 +9,7 @@ import pytest
 from farhop_lab.chaos import properties, workload
 from farhop_lab.chaos.schedule import Schedule
 from farhop_lab.chaos.workload import Truth
-from farhop_lab.sim.faults import KINDS, LINK_KINDS, REPLICA_KINDS, Breaker, Fault
+from farhop_lab.sim.faults import KINDS, LINK_KINDS, REPLICA_KINDS, Fault, FaultInjector
 
 if TYPE_CHECKING:
     from farhop_lab.sim.world import World
@@ -40,16 +40,16 @@ def test_it_breaks_and_is_mended(what: str) -> None:
     fault = Fault(1.0, 2.0, what, "ash", replica, "elm" if what in LINK_KINDS else "", factor)
     schedule = Schedule(1, faults=(fault,))
     world = workload.world_of(schedule, Truth())
-    breaker = Breaker(world)
-    breaker.plan(schedule.faults)
+    injector = FaultInjector(world)
+    injector.plan(schedule.faults)
     world.run(0.9)
     before = shown(world)
     world.run(2.0)
     assert shown(world) != before
     world.run(4.0)
     assert shown(world) == before
-    assert list(properties.law(world, breaker.law_epoch)) == []
-    assert breaker.law_epoch == (3 if what == "law" else 1)
+    assert list(properties.law(world, injector.law_epoch)) == []
+    assert injector.law_epoch == (3 if what == "law" else 1)
     assert world.measures.violations == 0
 
 
@@ -62,6 +62,6 @@ def test_a_replica_fault_in_a_dead_region_is_over_with_its_process() -> None:
     )
     world = workload.world_of(Schedule(1, faults=faults), Truth())
     before = shown(world)
-    Breaker(world).plan(faults)
+    FaultInjector(world).plan(faults)
     world.run(6.0)
     assert shown(world) == before

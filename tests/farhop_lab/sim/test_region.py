@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from farhop.store.report import RegionReport
-from farhop_lab.engine.faults import Fault
-from farhop_lab.sim.measures import Fate
-from farhop_lab.sim.scenery import MODEL, Reporting, Watching, flat, gpus, station
+from farhop.store.documents.report import RegionReport
+from farhop_lab.engine.core.faults import Fault
+from farhop_lab.sim.measures import RequestRecord
+from farhop_lab.sim.sites import MODEL, Reporting, Watching, flat, gpus, station
 from farhop_lab.sim.world import World
 
 
@@ -39,7 +39,7 @@ def test_requests_are_placed_by_the_shipped_machine_and_wait_in_the_region_not_i
     region = world.regions["paris"]
     world.at(1.0, ask, world, 6)
     world.run(1.5)
-    assert region.carrier.under_way == 6
+    assert region.relay.under_way == 6
     assert [engine.metrics()[:2] for engine in region.engines.values()] == [(0, 2), (0, 2)]
     assert len(region.flow.queue) == 2
     measures = world.run(10.0)
@@ -62,25 +62,25 @@ def test_it_learns_what_its_engines_say() -> None:
 
 def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next_turn() -> None:
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 1)}, balancers={})
-    talk, turns = b"who are you? " * 100, list[Fate]()
+    talk, turns = b"who are you? " * 100, list[RequestRecord]()
 
-    def heard(fate: Fate, said: bytes) -> None:
+    def heard(record: RequestRecord, said: bytes) -> None:
         nonlocal talk
-        turns.append(fate)
+        turns.append(record)
         assert said
         talk += said + b"and then? " * 10
         if len(turns) < 3:
             say()
 
     def say() -> None:
-        world.arrive("paris", "t", direct=True, text=talk, answer_tokens=200, heard=heard)
+        world.arrive("paris", "t", direct=True, text=talk, answer_tokens=200, on_done=heard)
 
     world.at(1.0, say)
     world.run(60.0)
-    assert [fate.outcome for fate in turns] == ["served"] * 3
+    assert [record.outcome for record in turns] == ["served"] * 3
     flow = world.regions["paris"].flow
-    found = sum(fate.cached_tokens for fate in turns)
-    assert found > sum(fate.prompt_tokens + fate.answer_tokens - 32 for fate in turns[:2])
+    found = sum(record.cached_tokens for record in turns)
+    assert found > sum(record.prompt_tokens + record.answer_tokens - 32 for record in turns[:2])
     assert abs(flow.predicted_tokens - found) < 2 * (64 + 16)  # a block of ours and of theirs, twice
 
 
@@ -157,7 +157,7 @@ def test_a_balancer_that_restarts_finds_its_engines_as_they_were() -> None:
     assert region.flow is not flow
     world.arrive("paris", "t", direct=True)
     measures = world.run(20.0)
-    assert [fate.outcome for fate in measures.fates] == [
+    assert [record.outcome for record in measures.records] == [
         "upstream_died_mid_stream", "connect_failed", "served"
     ]  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_a_replica_is_seen_as_it_is() -> None:
     hosts["gpu-3"].command(Fault("xid", xid=79))
 
     def seen() -> list[tuple[str, str]]:
-        healths = [region.flow.standing.read(f"gpu-{n}", region.carrier.clock()) for n in range(5)]
+        healths = [region.flow.standing.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
         return [(str(health.state), health.why) for health in healths]
 
     world.run(14.0)
@@ -181,7 +181,7 @@ def test_a_replica_is_seen_as_it_is() -> None:
     assert seen()[3][1] == "GPU 0: XID 79, fell off the bus"
     sample = region.flow.view.replicas["gpu-0"].sample
     assert sample is not None
-    assert region.carrier.clock() - sample.at > 11.0, "a paused process says nothing"
+    assert region.relay.clock() - sample.at > 11.0, "a paused process says nothing"
     hosts["gpu-0"].resume()
     hosts["gpu-1"].start()
     hosts["gpu-2"].command(None)
@@ -198,7 +198,7 @@ def test_an_engine_that_never_begins_or_goes_silent_is_given_up() -> None:
     world.at(2.0, host.command, Fault("dead-green"))
     world.at(2.5, lambda: world.arrive("paris", "t", direct=True))
     measures = world.run(40.0)
-    stalled, late = measures.fates
+    stalled, late = measures.records
     assert (stalled.outcome, late.outcome) == ("upstream_stalled", "first_byte_timeout")
     assert stalled.ended_at == pytest.approx(7.0, abs=0.01), "5 s after the last token"
     assert late.attempts > 1, "nobody else is there: it was asked again"
@@ -212,6 +212,6 @@ def test_what_an_engine_says_of_itself_is_heard_as_the_relay_hears_it() -> None:
     world.run(2.0)
     (busy,) = [host for host in region.hosts.values() if host.engine.metrics()[1]]
     busy.command(Fault("oom"))
-    (fate,) = world.run(2.5).fates
-    assert fate.outcome == "engine_error"
+    (record,) = world.run(2.5).records
+    assert record.outcome == "engine_error"
     assert region.flow.standing.ejections == {"engine_out_of_memory": 1.0}

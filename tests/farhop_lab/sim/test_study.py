@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from farhop_lab.sim.baselines.world import build
-from farhop_lab.sim.clients import Crowd
-from farhop_lab.sim.measures import Fate
-from farhop_lab.sim.scenery import flat, gpus, station
+from farhop_lab.sim.clients import ClientPool
+from farhop_lab.sim.measures import RequestRecord
+from farhop_lab.sim.sites import flat, gpus, station
 from farhop_lab.sim.study import Objective, Score, Window, cell, is_good, judge, share_of
 from farhop_lab.sim.world import World
 from farhop_lab.workloads.chat import ARENA, chats
@@ -18,9 +18,9 @@ from topology.model import Rule, Topology
 STRICT = Objective(ttft_ms=100.0, tpot_ms=20.0, patience_ms=5_000.0)
 
 
-def fate(**fields: Any) -> Fate:
+def record(**fields: Any) -> RequestRecord:
     """Served: first byte after 50 ms, 11 tokens within 250 ms: 20 ms a token."""
-    return Fate(
+    return RequestRecord(
         **{
             "id": "r",
             "tenant": "t",
@@ -40,19 +40,19 @@ def fate(**fields: Any) -> Fate:
 
 
 def test_what_is_good() -> None:
-    assert is_good(fate(), Objective(ttft_ms=50.0, tpot_ms=20.000001))
-    assert not is_good(fate(), Objective(ttft_ms=49.0))
-    assert not is_good(fate(), Objective(tpot_ms=19.0))
-    assert not is_good(fate(outcome="died_mid_stream"), Objective())
-    assert not is_good(fate(ttft_ms=None, outcome="queue_full"), Objective())
-    assert is_good(fate(answer_tokens=1), Objective(tpot_ms=0.0))  # no time between tokens to miss
+    assert is_good(record(), Objective(ttft_ms=50.0, tpot_ms=20.000001))
+    assert not is_good(record(), Objective(ttft_ms=49.0))
+    assert not is_good(record(), Objective(tpot_ms=19.0))
+    assert not is_good(record(outcome="died_mid_stream"), Objective())
+    assert not is_good(record(ttft_ms=None, outcome="queue_full"), Objective())
+    assert is_good(record(answer_tokens=1), Objective(tpot_ms=0.0))  # no time between tokens to miss
 
 
 def test_failures_are_asked_for_and_count_as_the_patience_they_cost() -> None:
-    refused = fate(outcome="queue_full", region="", ttft_ms=None, ended_at=1.01, answer_tokens=0, prompt_tokens=0)
-    late = fate(outcome="client_left", region="", ttft_ms=None, ended_at=10.0, answer_tokens=0, prompt_tokens=0)
-    broken = fate(outcome="died_mid_stream", ended_at=1.5, prompt_tokens=0)
-    share = share_of([fate(), fate(ttft_ms=150.0), refused, late, broken], 1, STRICT)
+    refused = record(outcome="queue_full", region="", ttft_ms=None, ended_at=1.01, answer_tokens=0, prompt_tokens=0)
+    late = record(outcome="client_left", region="", ttft_ms=None, ended_at=10.0, answer_tokens=0, prompt_tokens=0)
+    broken = record(outcome="died_mid_stream", ended_at=1.5, prompt_tokens=0)
+    share = share_of([record(), record(ttft_ms=150.0), refused, late, broken], 1, STRICT)
     assert (share.asked, share.served, share.good, share.failed) == (6, 2, 1, 4)
     assert share.good_share == pytest.approx(1 / 6)
     # first bytes: 50, 150, 50 (broken later), 5000 (refused), 9000 (left after 9 s), 5000 (never heard the end)
@@ -150,9 +150,9 @@ def test_a_router_that_knows_no_law_is_found_out() -> None:
 
 def run(policy: str, seed: int) -> Score:
     world = build(policy, seed, flat(["a", "b"], 100.0), {"a": gpus("a100", 1), "b": gpus("a100", 1)})
-    crowd = Crowd(world, until=40.0)
+    clients = ClientPool(world, until=40.0)
     for client in range(6):
-        crowd.closed("ab"[client % 2], chats(ARENA, f"c{client}", seed), since=2.0)
+        clients.closed("ab"[client % 2], chats(ARENA, f"c{client}", seed), since=2.0)
     return judge(world, Window(10.0, 40.0), Objective(), drain_s=20.0)
 
 
@@ -175,12 +175,12 @@ def test_cells_have_their_confidence_over_seeds_and_a_seed_is_a_score() -> None:
 def test_worlds_of_one_seed_are_asked_the_same_whatever_routes_them() -> None:
     def asked(policy: str) -> list[tuple[float, str, int]]:
         world = build(policy, 3, flat(["a", "b"], 100.0), {"a": gpus("a100", 1), "b": gpus("a100", 1)})
-        crowd = Crowd(world, until=20.0)
+        clients = ClientPool(world, until=20.0)
         for client in range(4):
-            crowd.closed("ab"[client % 2], chats(ARENA, f"c{client}", 3), since=2.0 + client)
+            clients.closed("ab"[client % 2], chats(ARENA, f"c{client}", 3), since=2.0 + client)
         world.run(60.0)
         firsts: dict[int, tuple[float, str, int]] = {}
-        for one in sorted(world.measures.fates, key=lambda fate: fate.arrived_at):
+        for one in sorted(world.measures.records, key=lambda record: record.arrived_at):
             firsts.setdefault(one.session, (0.0, one.entry, one.prompt_tokens))
         return sorted(list(firsts.values())[:8])
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from farhop.balance.machine import Usage
-from farhop_lab.sim.scenery import flat
+from farhop_lab.sim.sites import flat
 from farhop_lab.sim.timeline import Timeline
 from farhop_lab.sim.wire import STREAMED_BYTES, Wire, answer_bytes
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop_lab.engine.faults import Fault
-from farhop_lab.engine.text import write_all
-from farhop_lab.sim.scenery import Reporting, flat, gpus, station
+from farhop_lab.engine.core.faults import Fault
+from farhop_lab.engine.core.text import write_all
+from farhop_lab.sim.sites import Reporting, flat, gpus, station
 from farhop_lab.sim.world import World
 from topology.model import Rule
 
@@ -38,36 +38,34 @@ def busy(seed: int) -> World:
     """Load beyond one region, faults of every kind, and clients that leave."""
     made = world(seed)
     for entry in REGIONS:
-        made.stream(3.0, lambda entry=entry: made.arrive(entry, "t"), until=40.0)
-    made.stream(2.0, lambda: made.arrive("tokyo", "bound", says="shared"), until=40.0)
-    made.stream(0.5, lambda: made.leave(made.arrive("austin", "t")), until=40.0)
-    faults(made)
+        made.stream(3.0, lambda entry=entry: made.arrive(entry, "t"), until=20.0)
+    made.stream(2.0, lambda: made.arrive("tokyo", "bound", says="shared"), until=20.0)
+    made.stream(0.5, lambda: made.leave(made.arrive("austin", "t")), until=20.0)
+    made.at(4.0, made.kill, "paris")
+    made.at(7.0, made.revive, "paris")
+    made.at(9.0, made.freeze, "austin", "tokyo")
+    made.at(12.0, made.heal, "austin", "tokyo")
+    made.at(12.5, made.lose_reports, "paris", 0.8)
+    made.at(15.0, made.lose_reports, "paris", 0.0)
+    made.at(16.0, made.drain, "tokyo")
+    made.at(18.0, made.undrain, "tokyo")
     return made
 
 
-def faults(made: World) -> None:
-    made.at(8.0, made.kill, "paris")
-    made.at(14.0, made.revive, "paris")
-    made.at(18.0, made.freeze, "austin", "tokyo")
-    made.at(23.0, made.heal, "austin", "tokyo")
-    made.at(25.0, made.lose_reports, "paris", 0.8)
-    made.at(30.0, made.lose_reports, "paris", 0.0)
-    made.at(32.0, made.drain, "tokyo")
-    made.at(36.0, made.undrain, "tokyo")
-
-
-def test_one_seed_is_one_run_and_another_seed_another() -> None:
-    digests = []
-    for seed in (1, 1, 2):
-        made = busy(seed)
-        made.run(60.0)
-        digests.append((made.digest, tuple(made.measures.fates)))
-    assert digests[0] == digests[1]
-    assert digests[0][0] != digests[2][0]
+def test_one_seed_is_one_run_however_time_passes_and_another_seed_another() -> None:
+    """The same run for time that passes at once or in pieces."""
+    whole, pieces, other = busy(1), busy(1), busy(2)
+    whole.run(30.0)
+    for n in range(1, 61):
+        pieces.run(n * 0.5)
+    other.run(30.0)
+    assert whole.digest == pieces.digest
+    assert whole.measures.records == pieces.measures.records
+    assert whole.digest != other.digest
 
 
 _SCRIPT = """
-from farhop_lab.sim.scenery import flat, station
+from farhop_lab.sim.sites import flat, station
 from farhop_lab.sim.world import World
 names = ["a", "b", "c", "d"]
 world = World(3, flat(names, 40.0), {name: station(4, 1.0) for name in names})
@@ -94,15 +92,7 @@ def test_one_seed_is_one_run_in_every_process() -> None:
     assert len(digests) == 1
 
 
-def test_time_may_pass_in_pieces() -> None:
-    whole, pieces = busy(1), busy(1)
-    whole.run(40.0)
-    for n in range(1, 81):
-        pieces.run(n * 0.5)
-    assert whole.digest == pieces.digest
-
-
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1 << 32), chaos=st.integers(0, 1 << 32))
 def test_every_arrival_is_concluded_once_whatever_breaks(seed: int, chaos: int) -> None:
     made, rng = world(seed, Reporting(every_s=0.5)), Random(chaos)
@@ -132,8 +122,8 @@ def test_every_arrival_is_concluded_once_whatever_breaks(seed: int, chaos: int) 
     assert measures.violations == 0, measures.journal.said
     assert sum(measures.outcomes.values()) == measures.arrived
     assert not {region for entry, region in measures.served if region not in REGIONS}
-    assert {fate.region for fate in measures.fates if fate.tenant == "bound"} <= {"paris", ""}
-    assert {fate.outcome for fate in measures.fates if fate.tenant == "lost"} == {"no_lawful_region"}
+    assert {record.region for record in measures.records if record.tenant == "bound"} <= {"paris", ""}
+    assert {record.outcome for record in measures.records if record.tenant == "lost"} == {"no_lawful_region"}
 
 
 def arrive(made: World, rng: Random, entry: str) -> None:
@@ -151,7 +141,7 @@ def test_streams_have_dice_of_their_own() -> None:
         made.stream(5.0, lambda made=made: made.arrive("paris", "t"), until=10.0)
         made.stream(3.0, lambda made=made: made.arrive("tokyo", "t"), until=10.0, even=True)
         made.run(60.0)
-    moments = [sorted((f.arrived_at, f.entry) for f in made.measures.fates) for made in (near, far)]
+    moments = [sorted((f.arrived_at, f.entry) for f in made.measures.records) for made in (near, far)]
     assert moments[0] == moments[1]
     assert near.measures.served != far.measures.served
     evenly = [at for at, entry in moments[0] if entry == "tokyo"]
@@ -164,8 +154,8 @@ def test_equal_names_share_their_prefix_and_engines_of_live_physics_remember_it(
         made.at(at, lambda: made.arrive("paris", "t", 8192, says="the same", answer_tokens=20))
     made.at(26.0, lambda: made.arrive("paris", "t", 8192, answer_tokens=20))
     made.run(60.0)
-    fates = sorted(made.measures.fates, key=lambda fate: fate.arrived_at)
-    times = [fate.ttft_ms or 0.0 for fate in fates]
+    records = sorted(made.measures.records, key=lambda record: record.arrived_at)
+    times = [record.ttft_ms or 0.0 for record in records]
     assert len(times) == 4
     assert times[1] < 0.5 * times[0]
     assert times[2] < 0.5 * times[0]
@@ -220,7 +210,9 @@ def test_who_asks_hears_its_fate_and_the_text_and_is_forgotten_then() -> None:
             answer_tokens=tokens,
             max_tokens=tokens,
             session=77,
-            heard=lambda fate, said: heard.append((fate.outcome, fate.region, fate.session, fate.answer_tokens, said)),
+            on_done=lambda record, said: heard.append(
+                (record.outcome, record.region, record.session, record.answer_tokens, said)
+            ),
         )
 
     made.at(2.0, ask, b"tell me", 9)
@@ -229,7 +221,7 @@ def test_who_asks_hears_its_fate_and_the_text_and_is_forgotten_then() -> None:
     said = write_all(b"tell me", 0, 200.0, 9)
     assert [one for one in heard if one[0] == "served"] == [("served", "paris", 77, 9, said)]
     assert [one[2:] for one in heard if one[0] != "served"] == [(77, 0, b"")]
-    assert sum(fate.prompt_tokens for fate in measures.fates) == 2
+    assert sum(record.prompt_tokens for record in measures.records) == 2
     assert not made._entered  # prompts may be large
 
 
@@ -240,19 +232,19 @@ def test_a_gpu_can_be_slowed_and_mended_and_ejections_tell_whether_there_was_a_c
     def ttft_ms() -> float:
         world.arrive("paris", "t", 16_000, answer_tokens=2)
         world.run(world.now + 20.0)
-        return world.measures.fates[-1].ttft_ms or 0.0
+        return world.measures.records[-1].ttft_ms or 0.0
 
     world.run(1.0)
     usual_ms = ttft_ms()
     for name in region.engines:
         world.host("paris", name).command(Fault("slow", factor=4.0))
     assert 3.0 * usual_ms < ttft_ms() < 5.0 * usual_ms
-    region.flow.health["gpu-0"].eject("told to", region.carrier.clock())
+    region.flow.health["gpu-0"].eject("told to", region.relay.clock())
     world.run(world.now + 1.0)
     assert (world.measures.ejections, world.measures.ejections_healthy) == ({("paris", "gpu-0"): 1}, 0)
     for name in region.engines:
         world.host("paris", name).command(None)
     world.run(world.now + 6.0)
-    region.flow.health["gpu-1"].eject("told to", region.carrier.clock())
+    region.flow.health["gpu-1"].eject("told to", region.relay.clock())
     world.run(world.now + 1.0)
     assert (world.measures.ejections.total(), world.measures.ejections_healthy) == (2, 1)

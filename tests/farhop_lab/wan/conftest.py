@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -14,6 +15,7 @@ import pytest
 import uvloop
 
 from farhop_lab.wan.link import Link
+from farhop_lab.wan.shaper import Shaper, Signal
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PATIENCE_S = 10.0
@@ -124,6 +126,25 @@ async def lab() -> AsyncIterator[Lab]:
         yield made
     finally:
         await made.close()
+
+
+@pytest.fixture
+def crossings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """All that is put on a wire, in order: a signal's name or "bytes", and the seconds until it comes out.
+
+    How long a crossing takes in the end is the machine's affair; how many there are, and how long each is to be, is the
+    link's."""
+    seen: list[tuple[str, float]] = []
+    put, here = Shaper.put, threading.get_ident()
+
+    def noted(shaper: Shaper, item: bytes | Signal, now: float) -> None:
+        put(shaper, item, now)
+        if threading.get_ident() != here:
+            return  # the wires of a world that other tests share, in a thread of its own
+        seen.append((item.value if isinstance(item, Signal) else "bytes", round(shaper._queue[-1][0] - now, 6)))
+
+    monkeypatch.setattr(Shaper, "put", noted)
+    return seen
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop_lab.wan.shaper import CHUNK_OVERHEAD_BYTES, TAKE_BYTES_MAX, Line, Mark, Shaper, Wire
+from farhop_lab.wan.shaper import CHUNK_OVERHEAD_BYTES, TAKE_BYTES_MAX, Direction, LinkSettings, Shaper, Signal
 
 
-def shaper(wire: Wire, line: Line | None = None) -> Shaper:
-    return Shaper(wire, line or Line(), Random(3))
+def shaper(wire: LinkSettings, direction: Direction | None = None) -> Shaper:
+    return Shaper(wire, direction or Direction(), Random(3))
 
 
 def test_a_chunk_leaves_after_the_delay_and_not_before() -> None:
-    one = shaper(Wire(0.1, 0.0))
+    one = shaper(LinkSettings(0.1, 0.0))
     one.put(b"a", 5.0)
     assert one.due == pytest.approx(5.1)
     assert one.take(5.0999) is None
@@ -26,14 +26,14 @@ def test_a_chunk_leaves_after_the_delay_and_not_before() -> None:
 
 
 def test_chunks_due_together_leave_together_but_not_past_a_mark() -> None:
-    one = shaper(Wire(0.1, 0.0))
-    for item in (b"a", b"b", Mark.END, b"c"):
+    one = shaper(LinkSettings(0.1, 0.0))
+    for item in (b"a", b"b", Signal.END, b"c"):
         one.put(item, 0.0)
-    assert [one.take(1.0) for _ in range(4)] == [b"ab", Mark.END, b"c", None]
+    assert [one.take(1.0) for _ in range(4)] == [b"ab", Signal.END, b"c", None]
 
 
 def test_what_is_handed_out_at_once_is_bounded() -> None:
-    one = shaper(Wire(0.0, 0.0))
+    one = shaper(LinkSettings(0.0, 0.0))
     for _ in range(5):
         one.put(bytes(TAKE_BYTES_MAX // 2), 0.0)
     sizes = []
@@ -44,7 +44,7 @@ def test_what_is_handed_out_at_once_is_bounded() -> None:
 
 
 def test_tiny_chunks_cost_what_they_cost() -> None:
-    one = shaper(Wire(1.0, 0.0))
+    one = shaper(LinkSettings(1.0, 0.0))
     for _ in range(100):
         one.put(b"x", 0.0)
     assert one.queued_bytes == 100 * (1 + CHUNK_OVERHEAD_BYTES)
@@ -54,7 +54,7 @@ def test_tiny_chunks_cost_what_they_cost() -> None:
 
 
 def test_jitter_is_uniform_around_the_delay() -> None:
-    one = shaper(Wire(0.1, 0.01))
+    one = shaper(LinkSettings(0.1, 0.01))
     delays = []
     for now in range(2000):  # a second apart: none waits for the one before
         one.put(b"x", float(now))
@@ -69,7 +69,7 @@ def test_jitter_is_uniform_around_the_delay() -> None:
 
 
 def test_jitter_beyond_the_delay_does_not_go_back_in_time() -> None:
-    one = shaper(Wire(0.001, 1.0))
+    one = shaper(LinkSettings(0.001, 1.0))
     for now in range(50):
         one.put(b"x", float(now * 10))
         assert one.due is not None
@@ -78,7 +78,7 @@ def test_jitter_beyond_the_delay_does_not_go_back_in_time() -> None:
 
 
 def test_a_shorter_delay_does_not_overtake() -> None:
-    wire = Wire(0.2, 0.0)
+    wire = LinkSettings(0.2, 0.0)
     one = shaper(wire)
     one.put(b"slow", 0.0)
     wire.delay_s = 0.01
@@ -88,19 +88,19 @@ def test_a_shorter_delay_does_not_overtake() -> None:
 
 
 def test_bandwidth_is_shared_by_the_connections_of_a_line() -> None:
-    wire, line = Wire(0.1, 0.0, bytes_per_s=1000.0), Line()
-    first, second = shaper(wire, line), shaper(wire, line)
+    wire, direction = LinkSettings(0.1, 0.0, bytes_per_s=1000.0), Direction()
+    first, second = shaper(wire, direction), shaper(wire, direction)
     first.put(bytes(500), 0.0)
     second.put(bytes(500), 0.0)
     assert first.due == pytest.approx(0.6)
     assert second.due == pytest.approx(1.1)
-    second.put(bytes(100), 10.0)  # the line has long been free again
+    second.put(bytes(100), 10.0)  # the wire has long been free again
     assert second.take(1.2) == bytes(500)
     assert second.due == pytest.approx(10.2)
 
 
 def test_frozen_means_that_nothing_comes_out_and_thawed_that_it_is_sent_again() -> None:
-    wire = Wire(0.1, 0.0)
+    wire = LinkSettings(0.1, 0.0)
     one = shaper(wire)
     one.put(b"before", 0.0)
     wire.frozen = True
@@ -116,7 +116,7 @@ def test_frozen_means_that_nothing_comes_out_and_thawed_that_it_is_sent_again() 
 
 
 def test_a_thaw_brings_nothing_forward() -> None:
-    wire = Wire(1.0, 0.0)
+    wire = LinkSettings(1.0, 0.0)
     one = shaper(wire)
     one.put(b"x", 0.0)
     wire.delay_s = 0.01
@@ -125,7 +125,7 @@ def test_a_thaw_brings_nothing_forward() -> None:
 
 
 def test_a_lost_connection_stays_lost() -> None:
-    wire = Wire(0.1, 0.0)
+    wire = LinkSettings(0.1, 0.0)
     one = shaper(wire)
     one.lost = True
     one.put(b"x", 0.0)
@@ -137,7 +137,7 @@ def test_a_lost_connection_stays_lost() -> None:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.binary(min_size=1, max_size=40)),
-        st.tuples(st.just("mark"), st.sampled_from([Mark.OPEN, Mark.ANSWER])),
+        st.tuples(st.just("signal"), st.sampled_from([Signal.OPEN, Signal.ANSWER])),
         st.tuples(st.just("take"), st.just(0)),
         st.tuples(st.just("delay"), st.floats(0.0, 0.5)),
         st.tuples(st.just("jitter"), st.floats(0.0, 0.5)),
@@ -153,8 +153,8 @@ STEPS = st.lists(
 @given(STEPS, st.integers(0, 2**32))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_whatever_happens_what_comes_out_is_what_went_in(steps: list[tuple[str, object]], seed: int) -> None:
-    wire = Wire(0.05, 0.01)
-    one = Shaper(wire, Line(), Random(seed))
+    wire = LinkSettings(0.05, 0.01)
+    one = Shaper(wire, Direction(), Random(seed))
     now, put, took = 0.0, [], []
 
     def taken() -> None:
@@ -164,7 +164,7 @@ def test_whatever_happens_what_comes_out_is_what_went_in(steps: list[tuple[str, 
 
     for step, value in steps:
         match step, value:
-            case (("put" | "mark"), (bytes() | Mark())):
+            case (("put" | "signal"), (bytes() | Signal())):
                 put.append(value)
                 one.put(value, now)
                 assert one.due is None or one.due >= now or len(put) > 1

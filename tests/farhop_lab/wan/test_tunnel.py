@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from farhop_lab.wan.tunnel import LinkLimits
-from tests.conftest import soonest
 
 # Nothing may come earlier than the wire allows, but for the alarm's slack on each way; later, when the machine is busy.
 EARLY_S = 0.0005
@@ -45,21 +44,16 @@ async def _some(things: Any, until: Any) -> tuple[Any, ...]:
     return tuple(things)
 
 
-async def test_connecting_takes_a_round_trip(lab: Any) -> None:
+async def test_connecting_takes_a_round_trip_and_not_two(lab: Any, crossings: list[tuple[str, float]]) -> None:
     link = await lab.link(delay_ms=30)
     address, accepted = await lab.far()
-
-    async def connecting() -> float:
-        began = time.monotonic()
-        near = await lab.connect(link, address)
-        await asyncio.wait_for(accepted.get(), PATIENCE_S)
-        assert time.monotonic() - began > 0.030 - EARLY_S  # the far side sees it one way later
-        assert await near.head() == (200, "")
-        took_s = time.monotonic() - began
-        assert took_s > 0.060 - EARLY_S
-        return took_s
-
-    await soonest(connecting, 0.090)  # and not two
+    began = time.monotonic()
+    near = await lab.connect(link, address)
+    await asyncio.wait_for(accepted.get(), PATIENCE_S)
+    assert time.monotonic() - began > 0.030 - EARLY_S  # the far side sees it one way later
+    assert await near.head() == (200, "")
+    assert time.monotonic() - began > 0.060 - EARLY_S
+    assert crossings == [("open", 0.03), ("answer", 0.03)]
 
 
 async def test_what_is_said_at_once_arrives_and_the_answer_comes_first(lab: Any) -> None:
@@ -73,37 +67,27 @@ async def test_what_is_said_at_once_arrives_and_the_answer_comes_first(lab: Any)
     assert await near.exactly(6) == b"banner"
 
 
-async def test_refused_is_502_after_the_round_trip(lab: Any) -> None:
+async def test_refused_is_502_after_the_round_trip(lab: Any, crossings: list[tuple[str, float]]) -> None:
     link = await lab.link(delay_ms=25)
-
-    async def refused() -> float:
-        began = time.monotonic()
-        near = await lab.connect(link, f"127.0.0.1:{_free_port()}")
-        status, text = await near.head()
-        took_s = time.monotonic() - began
-        assert status == 502
-        assert "refused" in text.lower()
-        assert took_s > 0.050 - EARLY_S
-        return took_s
-
-    await soonest(refused, 0.075)
+    began = time.monotonic()
+    near = await lab.connect(link, f"127.0.0.1:{_free_port()}")
+    status, text = await near.head()
+    assert time.monotonic() - began > 0.050 - EARLY_S
+    assert status == 502
+    assert "refused" in text.lower()
+    assert crossings == [("open", 0.025), ("answer", 0.025), ("end", 0.025)]
 
 
-async def test_no_answer_is_504_after_the_time_limit(lab: Any) -> None:
+async def test_no_answer_is_504_after_the_time_limit(lab: Any, crossings: list[tuple[str, float]]) -> None:
     link = await lab.link(delay_ms=10, limits=LinkLimits(connect_s=0.2))
-
-    async def unanswered() -> float:
-        with _deaf() as target:
-            began = time.monotonic()
-            near = await lab.connect(link, target)
-            status, text = await near.head()
-        took_s = time.monotonic() - began
-        assert status == 504
-        assert "0.2 s" in text
-        assert took_s > 0.220 - EARLY_S - 0.001  # uvloop's own timers may be a millisecond early
-        return took_s
-
-    await soonest(unanswered, 0.3)
+    with _deaf() as target:
+        began = time.monotonic()
+        near = await lab.connect(link, target)
+        status, text = await near.head()
+    assert time.monotonic() - began > 0.220 - EARLY_S - 0.001  # uvloop's own timers may be a millisecond early
+    assert status == 504
+    assert "0.2 s" in text
+    assert crossings == [("open", 0.01), ("answer", 0.01), ("end", 0.01)]
 
 
 @pytest.mark.parametrize(
@@ -193,21 +177,19 @@ async def test_the_far_side_may_end_first(lab: Any, until: Any) -> None:
 
 
 @pytest.mark.parametrize("who", ["near", "far"])
-async def test_a_reset_crosses_the_wire_as_a_reset(lab: Any, until: Any, who: str) -> None:
+async def test_a_reset_crosses_the_wire_as_a_reset(
+    lab: Any, until: Any, who: str, crossings: list[tuple[str, float]]
+) -> None:
     link = await lab.link(delay_ms=20)
-
-    async def crossing() -> float:
-        near, far = await lab.pair(link)
-        breaker, hearer = (near, far) if who == "near" else (far, near)
-        began = time.monotonic()
-        breaker.reset()
-        with pytest.raises(ConnectionResetError):
-            await hearer.rest()
-        took_s = time.monotonic() - began
-        assert took_s > 0.020 - EARLY_S
-        return took_s
-
-    await soonest(crossing, 0.040)  # and not a round trip
+    near, far = await lab.pair(link)
+    breaker, other = (near, far) if who == "near" else (far, near)
+    crossings.clear()
+    began = time.monotonic()
+    breaker.reset()
+    with pytest.raises(ConnectionResetError):
+        await other.rest()
+    assert time.monotonic() - began > 0.020 - EARLY_S
+    assert crossings == [("reset", 0.02)]
     await until(lambda: link.stats().connections == 0)
 
 

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from farhop_lab.workloads.arrivals import (
     Burst,
-    daily,
-    merged,
     placed,
     poisson,
     programs,
@@ -20,7 +18,6 @@ from farhop_lab.workloads.arrivals import (
     thinned,
     varying,
 )
-from farhop_lab.workloads.daylight import THREE, Daylight
 from farhop_lab.workloads.places import uniform
 from farhop_lab.workloads.program import Ask, Program, Schedule, Start, WorkloadError, one
 
@@ -52,18 +49,6 @@ def test_a_rate_that_changes_is_met_at_every_moment() -> None:
         list(varying(lambda at: 3.0, 2.0, Random(1), until=100.0))
 
 
-def test_days_bring_each_region_its_own() -> None:
-    days = {name: Daylight(utc_hours=day.utc_hours, swing=day.swing, day_s=2400.0) for name, day in THREE.items()}
-    came = list(daily(days, 2.0, 1, until=2400.0))
-    assert [at for at, _ in came] == sorted(at for at, _ in came)
-    for name, day in days.items():
-        mine = [at for at, region in came if region == name]
-        mean = fmean(day.level(step) for step in range(2400))
-        assert len(mine) == pytest.approx(2400 * 2.0 * mean, rel=0.1)
-    fewer = list(daily({"eu": days["eu"]}, 2.0, 1, until=2400.0))
-    assert [at for at, _ in fewer] == [at for at, region in came if region == "eu"]  # dice of its own
-
-
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
 def test_bursts_have_their_rate_and_variation(cv: float) -> None:
     moments = list(renewals(iter([Burst(0.0, 3000.0, 4.0, cv), Burst(3000.0, 600.0, 0.0), Burst(3600.0, 100.0, 1.0)]),
@@ -91,8 +76,7 @@ def test_each_program_has_a_name_dice_and_a_region_of_its_own() -> None:
     assert next(moved[0].make())[0].prompt == first[0][2]
 
 
-def test_schedules_are_merged_thinned_and_sped_up() -> None:
-    assert [start.at for start in merged(starts(1, 4), starts(2, 3, 9))] == [1, 2, 3, 4, 9]
+def test_schedules_are_thinned_and_sped_up() -> None:
     assert [start.at for start in sped(starts(1, 4, 10), 2.0, since=4.0)] == [0.0, 3.0]
     kept = list(thinned(starts(*range(4000)), 0.25, Random(1)))
     assert len(kept) == pytest.approx(1000, rel=0.12)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop_lab.workloads.daylight import DAY_S, PEAK_HOUR, THREE, Daylight, swing_of
+from farhop_lab.workloads.daylight import DAY_S, PEAK_HOUR, THREE, Daylight
 from farhop_lab.workloads.program import WorkloadError
 
 DAYS = st.builds(
@@ -19,7 +19,8 @@ DAYS = st.builds(
 
 def test_single_regions_swing_widely_and_the_world_hardly() -> None:
     assert all(2.9 <= day.swing <= 32.6 for day in THREE.values())
-    assert swing_of(THREE) == pytest.approx(1.29, abs=0.01)
+    levels = [sum(day.level(step * DAY_S / 1440) for day in THREE.values()) for step in range(1440)]
+    assert max(levels) / min(levels) == pytest.approx(1.29, abs=0.01)
 
 
 def test_the_peak_is_at_its_local_hour_and_twelve_hours_from_the_trough() -> None:
@@ -52,9 +53,6 @@ def test_days_that_cannot_be(figures: dict[str, float]) -> None:
         Daylight(**{"utc_hours": 0.0, "swing": 2.0, **figures})
 
 
-def test_days_of_two_lengths_have_no_sum() -> None:
-    days = {"a": Daylight(utc_hours=0, swing=2), "b": Daylight(utc_hours=0, swing=2, day_s=60)}
-    with pytest.raises(WorkloadError, match="the same day_s"):
-        swing_of(days)
+def test_a_threshold_is_a_share() -> None:
     with pytest.raises(WorkloadError, match="threshold"):
-        days["a"].awake(0.0, 1.5)
+        Daylight(utc_hours=0, swing=2).awake(0.0, 1.5)

@@ -146,13 +146,3 @@ def test_files_that_are_cut_or_are_not_there(tmp_path: Path) -> None:
     tar.write_bytes(tar.read_bytes()[:60])
     with pytest.raises(TraceError, match=r"give a whole \.tar\.gz archive"):
         load.servegen(tar, "kind-1")
-
-
-def test_countries(tmp_path: Path) -> None:
-    head = "iso2,lat,lon,population\n"
-    path = write(tmp_path / "countries.csv", head + "AD,42.5,1.6,77006\nAQ,-75,0,\n")
-    assert load.countries(path) == [(42.5, 1.6, 77006), (-75.0, 0.0, 0)]
-    with pytest.raises(TraceError, match=r"line 2: .*columns lat, lon and population"):
-        load.countries(write(tmp_path / "countries.csv", head + "AD,north,1.6,3\n"))
-    with pytest.raises(TraceError, match=r"line 2: 'lat'; columns"):
-        load.countries(write(tmp_path / "countries.csv", "a,b\n1,2\n"))

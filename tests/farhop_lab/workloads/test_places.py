@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farhop_lab.workloads.daylight import Daylight
-from farhop_lab.workloads.places import by_weight, following_sun, nearest, populations, uniform, zipf
+from farhop_lab.workloads.places import by_weight, following_sun, uniform, zipf
 from farhop_lab.workloads.program import WorkloadError
 
 SESSIONS = [f"s{n}" for n in range(20_000)]
@@ -71,15 +71,3 @@ def test_sessions_follow_the_sun() -> None:
         seen = shares(rule, at)
         assert seen["tokyo"] == pytest.approx(days["tokyo"].level(at) / total, abs=0.02)
     assert shares(rule, 5 * 3600.0)["tokyo"] > 0.6 > 0.4 > shares(rule, 13 * 3600.0)["tokyo"]
-
-
-def test_people_count_for_the_region_nearest_to_them() -> None:
-    assert nearest(48.9, 2.4, WORLD) == "frankfurt"
-    assert nearest(64.0, -160.0, WORLD) == "tokyo"  # Alaska: over the date line
-    assert populations([(48.9, 2.4, 60), (52.5, 13.4, 80), (-33.9, 151.2, 25)], WORLD) == {
-        "virginia": 0.0,
-        "frankfurt": 140.0,
-        "tokyo": 25.0,
-    }
-    with pytest.raises(WorkloadError, match="there are none"):
-        nearest(0.0, 0.0, {})

@@ -4,16 +4,16 @@ from random import Random
 
 import pytest
 
-from farhop_lab.engine.profiles import PROFILES
-from farhop_lab.engine.sequence import Sequence, Voice, Wanted
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
 from farhop_lab.sim.baselines.omniscient import delays_ms, ends_ms, has_room, to_compute
 from farhop_lab.sim.baselines.world import RouterWorld, build
 from farhop_lab.sim.engines import Gpu
-from farhop_lab.sim.scenery import MODEL, flat, gpus
+from farhop_lab.sim.sites import MODEL, flat, gpus
 from farhop_lab.sim.timeline import Timeline
 
 L4 = PROFILES["l4"]
-VOICE = Voice(MODEL)
+VOICE = TextModel(MODEL)
 
 
 class Job:
@@ -109,9 +109,9 @@ def test_it_sends_to_where_the_text_is_and_holds_what_fits_nowhere() -> None:
     world.at(1.0, lambda: world.arrive("us", "t", 12_000, says="shared", answer_tokens=400))
     world.at(10.0, lambda: world.arrive("eu", "t", 14_000, says="shared", answer_tokens=20))
     world.run(15.0)
-    assert [fate.region for fate in world.measures.fates] == ["us"]
+    assert [record.region for record in world.measures.records] == ["us"]
     for n in range(4):
         world.at(50.0, lambda n=n: world.arrive("eu", "t", 60_000, says=f"long {n}", answer_tokens=50))
     world.run(50.0)
-    assert world.routers["us"].flow.board.line == 2
+    assert world.routers["us"].flow.state.queued == 2
     assert world.run(200.0).outcomes == {"served": 6}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.sim.baselines.world import RouterWorld, build
-from farhop_lab.sim.scenery import flat, station
+from farhop_lab.sim.sites import flat, station
 from farhop_lab.sim.wire import STREAMED_BYTES
 
 REGIONS = ["us", "eu", "asia"]
@@ -23,17 +23,17 @@ def make(name: str, **replicas: int) -> RouterWorld:
 def test_a_client_of_a_far_router_pays_the_ocean_both_ways(entry: str, wire_ms: float) -> None:
     world = make("central-least-load", us=1)
     world.at(1.0, world.arrive, entry, "t")
-    (fate,) = world.run(10.0).fates
-    assert fate.ttft_ms == pytest.approx(wire_ms + HOME_MS + 100.0)
-    assert fate.ended_at == pytest.approx(1.0 + (wire_ms + HOME_MS) / 1e3 + 2.0)
-    assert (fate.entry, fate.region, fate.attempts, fate.outcome) == (entry, "us", 1, "served")
+    (record,) = world.run(10.0).records
+    assert record.ttft_ms == pytest.approx(wire_ms + HOME_MS + 100.0)
+    assert record.ended_at == pytest.approx(1.0 + (wire_ms + HOME_MS) / 1e3 + 2.0)
+    assert (record.entry, record.region, record.attempts, record.outcome) == (entry, "us", 1, "served")
 
 
 def test_a_far_engine_is_asked_over_the_wire_and_every_crossing_is_counted() -> None:
     world = make("central-round-robin", us=1, eu=1)
     for at in (1.0, 1.0):
         world.at(at, world.arrive, "asia", "t", 1000)
-    first, second = sorted(world.run(10.0).fates, key=lambda fate: fate.ttft_ms or 0.0)
+    first, second = sorted(world.run(10.0).records, key=lambda record: record.ttft_ms or 0.0)
     assert (first.region, second.region) == ("us", "eu")
     assert second.ttft_ms == pytest.approx(160.0 + 90.0 + 100.0)
     answer = 100 * STREAMED_BYTES
@@ -51,12 +51,12 @@ def test_a_router_hands_on_to_another_which_knows_it_as_forwarded() -> None:
     for at in (1.0, 1.02, 1.5):
         world.at(at, world.arrive, "us", "t")
     world.run(1.7)
-    handed_on = world.routers["eu"].carrier._live["r3/1"].request
+    handed_on = world.routers["eu"].relay._live["r3/1"].request
     assert handed_on.issuer == "us"
-    assert handed_on.deadline - world.routers["eu"].carrier.clock() == pytest.approx(600.0 - 0.2 + 0.045)
-    fates = {fate.id: fate for fate in world.run(20.0).fates}
-    assert [fates[name].region for name in ("r1", "r2", "r3")] == ["us", "us", "eu"]
-    assert fates["r3"].ttft_ms == pytest.approx(90.0 + HOME_MS + 100.0)
+    assert handed_on.deadline - world.routers["eu"].relay.clock() == pytest.approx(600.0 - 0.2 + 0.045)
+    records = {record.id: record for record in world.run(20.0).records}
+    assert [records[name].region for name in ("r1", "r2", "r3")] == ["us", "us", "eu"]
+    assert records["r3"].ttft_ms == pytest.approx(90.0 + HOME_MS + 100.0)
     assert world.wire.carried[("us", "eu")] == 1224
     assert world.measures.violations == 0
 
@@ -69,8 +69,8 @@ def test_who_leaves_frees_the_engine_however_far() -> None:
         world.at(2.0, world.leave, "r3")
         world.run(2.2)
         assert world.measures.outcomes == {"client_left": 1}
-        assert world.rooms["eu"].samples() is not None
-        running = {region: len(room.calls) for region, room in world.rooms.items()}
+        assert world.pools["eu"].samples() is not None
+        running = {region: len(pool.calls) for region, pool in world.pools.items()}
         assert running == ({"us": 1, "eu": 1} if name == "central-least-load" else {"us": 2, "eu": 0})
         assert world.run(20.0).violations == 0
         assert world.measures.open == 0
@@ -82,8 +82,8 @@ def test_who_leaves_before_its_request_is_there_is_served_by_nobody() -> None:
     world.at(1.05, world.leave, "r1")
     world.run(5.0)
     assert world.measures.outcomes == {"client_left": 1}
-    assert not world.rooms["us"].calls
-    assert not world.doors["asia"].visits
+    assert not world.pools["us"].calls
+    assert not world.entries["asia"].open
 
 
 def test_engines_and_routers_die_and_come_back_empty() -> None:
@@ -93,8 +93,8 @@ def test_engines_and_routers_die_and_come_back_empty() -> None:
     world.at(2.0, world.kill, "eu")
     world.at(4.0, world.kill, "us")
     world.at(8.0, world.revive, "us")
-    fates = {fate.id: (fate.outcome, fate.region) for fate in world.run(20.0).fates}
-    assert fates == {
+    records = {record.id: (record.outcome, record.region) for record in world.run(20.0).records}
+    assert records == {
         "r1": ("served", "us"),
         "r2": ("upstream_died_mid_stream", "eu"),
         "r3": ("upstream_died_mid_stream", "us"),
@@ -109,20 +109,20 @@ def test_an_engine_that_is_gone_is_asked_until_a_probe_finds_out() -> None:
     world.at(1.5, world.kill, "eu")
     for at in (1.6, 1.6, 4.0, 4.0):
         world.at(at, world.arrive, "us", "t")
-    fates = {fate.id: fate.outcome for fate in world.run(20.0).fates}
-    assert fates == {"r1": "served", "r2": "connect_failed", "r3": "served", "r4": "served"}
+    records = {record.id: record.outcome for record in world.run(20.0).records}
+    assert records == {"r1": "served", "r2": "connect_failed", "r3": "served", "r4": "served"}
 
 
 def test_pings_are_what_the_wire_is_now() -> None:
     world = make("gorgo", us=1, eu=1)
     world.at(40.0, world.wire.set_rtt, "us", "eu", 190.0)
-    board = world.routers["us"].flow.board
+    state = world.routers["us"].flow.state
     world.run(59.0)
-    assert board.rtt_ms["eu"] == pytest.approx(90.0)
+    assert state.rtt_ms["eu"] == pytest.approx(90.0)
     world.run(61.0)
-    assert board.rtt_ms["eu"] == pytest.approx(0.7 * 90.0 + 0.3 * 190.0)
+    assert state.rtt_ms["eu"] == pytest.approx(0.7 * 90.0 + 0.3 * 190.0)
     world.run(91.0)
-    assert board.rtt_ms["eu"] == pytest.approx(0.7 * 120.0 + 0.3 * 190.0)
+    assert state.rtt_ms["eu"] == pytest.approx(0.7 * 120.0 + 0.3 * 190.0)
 
 
 def test_a_room_is_measured_as_regions_are() -> None:
@@ -130,4 +130,5 @@ def test_a_room_is_measured_as_regions_are() -> None:
     world.at(1.0, world.arrive, "us", "t")
     world.run(10.0)
     assert world.measures.peak("us") == 0.5
-    assert world.measures.mean_use("us") == pytest.approx(0.1, abs=0.02)
+    shares = [use.share for use in world.measures.use["us"]]
+    assert sum(shares) / len(shares) == pytest.approx(0.1, abs=0.02)

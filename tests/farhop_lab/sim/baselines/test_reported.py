@@ -9,10 +9,10 @@ from statistics import fmean
 import msgspec
 
 from farhop_lab.sim.baselines import gorgo
-from farhop_lab.sim.baselines.plans import PLANS
+from farhop_lab.sim.baselines.catalogue import ROUTERS
 from farhop_lab.sim.baselines.world import RouterWorld, build
-from farhop_lab.sim.clients import Crowd
-from farhop_lab.sim.scenery import flat, gpus
+from farhop_lab.sim.clients import ClientPool
+from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.sim.study import Objective, Score, Window, judge
 from farhop_lab.workloads.chat import ARENA, chats
 from farhop_lab.workloads.program import Programs
@@ -33,15 +33,15 @@ def programs(work: str, client: str, seed: int) -> Programs:
 
 @cache
 def score(
-    name: str, work: str, replicas: tuple[int, ...], clients: tuple[int, ...], until: float, seed: int = 1
+    name: str, work: str, replicas: tuple[int, ...], counts: tuple[int, ...], until: float, seed: int = 1
 ) -> Score:
     """A closed loop, of which the first quarter does not count."""
     sites = {region: gpus("l4", n) for region, n in zip(REGIONS, replicas, strict=False)}
     world = build(name, seed, flat(REGIONS, WIRES), sites)
-    crowd = Crowd(world, until=until)
-    for region, count in zip(REGIONS, clients, strict=False):
+    clients = ClientPool(world, until=until)
+    for region, count in zip(REGIONS, counts, strict=False):
         for n in range(count):
-            crowd.closed(region, programs(work, f"{region} {n}", seed), since=0.05 * n)
+            clients.closed(region, programs(work, f"{region} {n}", seed), since=0.05 * n)
     return judge(world, Window(until / 4.0, until), Objective(), drain_s=60.0)
 
 
@@ -79,13 +79,15 @@ def test_plain_consistent_hashing_beats_skywalker_on_uniform_trees() -> None:
 
 def flood(queue: float) -> tuple[Counter[str], float]:
     """Where GORGO answers more than one region can take, and the mean seconds to the end."""
-    plan = msgspec.structs.replace(
-        PLANS["gorgo"], taste=lambda _rooms: gorgo.Central(gorgo.Weights(gorgo.WILDCHAT.rtt, queue))
+    spec = msgspec.structs.replace(
+        ROUTERS["gorgo"], picker=lambda _rooms: gorgo.Central(gorgo.Weights(gorgo.WILDCHAT.rtt, queue))
     )
-    world = RouterWorld(1, flat(REGIONS, WIRES), {region: gpus("l4", 1) for region in REGIONS}, plan)
+    world = RouterWorld(1, flat(REGIONS, WIRES), {region: gpus("l4", 1) for region in REGIONS}, spec)
     world.stream(2.0, lambda: world.arrive("us", "t", 4000, answer_tokens=100), until=60.0)
-    fates = world.run(400.0).fates
-    return Counter(fate.region for fate in fates), fmean(fate.ended_at - fate.arrived_at for fate in fates)
+    records = world.run(400.0).records
+    return Counter(record.region for record in records), fmean(
+        record.ended_at - record.arrived_at for record in records
+    )
 
 
 def test_gorgo_without_a_queue_term_sends_all_to_the_nearest_and_the_end_comes_late() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from farhop_lab.sim.baselines.world import FARHOP, RouterWorld, build, names
 from farhop_lab.sim.measures import Measures
-from farhop_lab.sim.scenery import flat, gpus, station
+from farhop_lab.sim.sites import flat, gpus, station
 from farhop_lab.sim.world import World
 
 REGIONS = ["us", "eu", "asia"]
@@ -68,8 +68,8 @@ def test_a_central_router_stands_where_it_is_put_and_clients_find_the_nearest() 
     each = build("region-local", 1, flat(REGIONS, WIRES), sites)
     assert isinstance(central, RouterWorld)
     assert isinstance(each, RouterWorld)
-    assert {region: door.router.region for region, door in central.doors.items()} == dict.fromkeys(REGIONS, "asia")
-    assert {region: door.router.region for region, door in each.doors.items()} == {
+    assert {region: entry.router.region for region, entry in central.entries.items()} == dict.fromkeys(REGIONS, "asia")
+    assert {region: entry.router.region for region, entry in each.entries.items()} == {
         "us": "us", "eu": "us", "asia": "asia",
     }  # fmt: skip
     assert each.replicas == {"us": 1, "asia": 1}

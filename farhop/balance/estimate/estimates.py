@@ -1,0 +1,229 @@
+"""What is learned of models, tenants and targets from finished requests: sizes in tokens, speeds in milliseconds.
+
+Invariants: an estimate always exists, is positive and finite, and lies in a stated domain whatever was reported; the
+number of things learned about is bounded, since model and tenant names come from outside. Never reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import exp, inf
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from farhop.balance.estimate.ewma import Mean, Returning
+from farhop.balance.estimate.windows import Windows
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Usage
+
+BYTES_PER_TOKEN = 4.0  # English text under a BPE vocabulary of 32k-128k
+OUTPUT_TOKENS = 256.0
+ENTRIES_MAX = 2048
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_LEARN = 0.05  # what each answer weighs
+_OUTPUT_MAX, _OUTPUT_TAU_S, _OUTPUT_CLIP = 1e6, 1800.0, 8.0
+_SMALLEST_PROMPT_BYTES = 64  # a chat template of a few tokens would pass for the ratio
+# The domains: milliseconds to prefill a token, between two tokens of an answer, and of a whole request.
+PACE_MS, TPOT_MS, SERVICE_MS = (1e-5, 1e3), (1e-4, 1e5), (1e-3, 1e8)
+# Until loads have differed each request is taken to add so much of a lone one's step to every step: the weights are
+# read once for all, each one's KV beside (8B models, 1,000 tokens each: A100 0.4 %, H100 0.7 %, L4 0.9 %).
+INTERFERENCE_SHARE = 0.007
+
+_SMALLEST_PREFILL_TOKENS = 64  # below this a step's fixed cost hides the cost per token
+_HALF_TOKENS = 256.0  # half a usual prompt tells half of what can be told of a pace in a second
+_LOAD_MAX = 1e6
+# An engine that has just begun compiles and warms up: what its first eight answers tell (a first token's time and a
+# token's) counts a quarter.
+_COLD_SAMPLES, _COLD_WORTH = 16, 0.25
+_LEAN_ANSWERS, LEAN_TAU_S = 50, 300.0  # what loads do to a token is learned from so many answers, and forgotten
+_LEAN_CLIP = 0.5
+# A whole request varies as its answers do, far more than a GPU does: as many of them, and for longer.
+_SERVICE_MEMORY, SERVICE_TAU_S, _CLIP = 16.0, 30.0, 3.0
+
+
+class Estimates:
+    """Bytes per token of each model, output tokens of each tenant and model. The longest not met is forgotten.
+
+    A tokenizer does not change, and everything that is served tells of it. Answers do, and whom long ones are expected
+    of may be refused for it: that goes back to the guess, and none of a hundred times the length carries it off.
+    """
+
+    __slots__ = ("_bytes_per_token", "_now", "_output")
+
+    def __init__(self) -> None:
+        self._bytes_per_token: OrderedDict[str, Mean] = OrderedDict()
+        self._output: OrderedDict[tuple[str, str], Returning] = OrderedDict()
+        self._now = 0.0
+
+    def age(self, now: float) -> None:
+        """It is `now`: whoever owns this says so from time to time."""
+        self._now = now
+
+    def bytes_per_token(self, model: str) -> float:
+        """Bytes of canonical prompt per token of the model."""
+        known = self._bytes_per_token.get(model)
+        return BYTES_PER_TOKEN if known is None or known.value is None else known.value
+
+    def output_tokens(self, tenant: str, model: str, max_tokens: int | None) -> float:
+        """Tokens the answer will probably have, at most what the request allows."""
+        known = self._output.get((tenant, model))
+        expected = OUTPUT_TOKENS if known is None else known.at(self._now)
+        return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
+
+    def learn(self, tenant: str, model: str, prompt_bytes: int, usage: Usage) -> None:
+        """Take a finished request's usage. Samples outside their domain change nothing."""
+        if usage.prompt_tokens > 0 and prompt_bytes >= _SMALLEST_PROMPT_BYTES:
+            ratio = self._bytes_per_token.get(model) or Mean(_LEARN, 0.25, 64.0)
+            if ratio.update(prompt_bytes / usage.prompt_tokens):
+                _keep(self._bytes_per_token, model, ratio)
+        if usage.completion_tokens > 0:
+            output = self._output.get((tenant, model))
+            if output is None:
+                output = Returning(_LEARN, OUTPUT_TOKENS, 1.0, _OUTPUT_MAX, _OUTPUT_TAU_S, first=1.0, clip=_OUTPUT_CLIP)
+            if output.update(float(usage.completion_tokens), self._now):
+                _keep(self._output, (tenant, model), output)
+
+
+def _keep(known: OrderedDict[_K, _V], key: _K, entry: _V) -> None:
+    known[key] = entry
+    known.move_to_end(key)
+    if len(known) > ENTRIES_MAX:
+        known.popitem(last=False)
+
+
+class Speed:
+    """What one target was measured to do: prefill and decode per token, and a request's whole service, in milliseconds.
+
+    It tells what was measured and how much that is worth by now, never what to expect: that takes what its peers
+    measure, and what is configured (regional_lb.fleet.speeds). A token takes the longer the more requests are under way
+    beside it, `interference_share` of a lone one's time for each: told from outside, since it is the model's and the
+    GPU's, and one target's loads seldom differ enough to tell it.
+    """
+
+    __slots__ = (
+        "_alone", "_at", "_cov", "_load", "_mean_ms", "_pace", "_samples", "_service", "_taken", "_var",
+        "interference_share",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.interference_share = INTERFERENCE_SHARE
+        self._pace, self._alone = Windows(_HALF_TOKENS), Windows()
+        self._service = Fading()
+        self._samples = 0  # counted as far as they are a cold engine's
+        # Of loads and what a token took at each: means, spread of the loads, and how both go together.
+        self._load = self._mean_ms = self._var = self._cov = 0.0
+        self._taken, self._at = 0, 0.0
+
+    @property
+    def sampled_at(self) -> float | None:
+        """When it last told anything, None before the first time."""
+        times = [one.sampled_at for one in (self._pace, self._alone, self._service) if one.sampled_at is not None]
+        return max(times, default=None)
+
+    def began(self, elapsed_ms: float, prefill_tokens: float, tpot_ms: float, now: float) -> bool:
+        """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt, where a
+        token takes `tpot_ms`. False if that was too little of a prompt to tell a pace."""
+        # The first token also waits for about one decode step, which is not prefill.
+        return self.prefilled(max(elapsed_ms - tpot_ms, 0.1 * elapsed_ms), prefill_tokens, now)
+
+    def prefilled(self, elapsed_ms: float, prefill_tokens: float, now: float) -> bool:
+        """So many uncached tokens of prompt took `elapsed_ms`, and nothing else was done in that time.
+
+        False if that was too little of a prompt to tell a pace.
+        """
+        if not _SMALLEST_PREFILL_TOKENS <= prefill_tokens < inf:
+            return False
+        pace_ms = elapsed_ms / prefill_tokens
+        if PACE_MS[0] <= pace_ms <= PACE_MS[1]:
+            # By tokens: what every prompt costs beside its tokens weighs a hundredfold in a short one, and paces are
+            # asked for long ones.
+            self._pace.take(pace_ms, now, prefill_tokens * self._worth())
+        return True
+
+    def ended(self, decode_ms: float, service_ms: float, completion_tokens: int, load: float, now: float) -> None:
+        """An answer ended `decode_ms` after its first token and `service_ms` after dispatch, with `load` requests under
+        way, itself among them."""
+        if SERVICE_MS[0] <= service_ms <= SERVICE_MS[1]:
+            self._service.take(service_ms, now)
+        if completion_tokens < 2 or not 1.0 <= load <= _LOAD_MAX:
+            return
+        tpot_ms = decode_ms / (completion_tokens - 1)
+        if not TPOT_MS[0] <= tpot_ms <= TPOT_MS[1]:
+            return
+        self._alone.take(max(TPOT_MS[0], tpot_ms / (1.0 + self.interference_share * (load - 1.0))), now, self._worth())
+        self._lean(tpot_ms, load, now)
+
+    def _worth(self) -> float:
+        self._samples = min(self._samples + 1, _COLD_SAMPLES)
+        return 1.0 if self._samples == _COLD_SAMPLES else _COLD_WORTH
+
+    def _lean(self, tpot_ms: float, load: float, now: float) -> None:
+        """How loads and tokens go together, by the latest answers (least squares, forgetting)."""
+        self._taken = min(self._taken + 1, _LEAN_ANSWERS)
+        weight, keep = 1.0 / self._taken, _kept(self._at - now)
+        more, longer_ms = load - self._load, tpot_ms - self._mean_ms
+        if self._taken > 1:
+            most_ms = _LEAN_CLIP * self._mean_ms  # what a stall made of a token says nothing of loads
+            longer_ms = max(-most_ms, min(longer_ms, most_ms))
+        self._load += weight * more
+        self._mean_ms += weight * longer_ms
+        self._var = (1.0 - weight) * (self._var * keep + weight * more * more)
+        self._cov = (1.0 - weight) * (self._cov * keep + weight * more * longer_ms)
+        self._at = max(self._at, now)
+
+    def measured(self, now: float) -> Measured:
+        """All of it as of now."""
+        pace_ms, pace = self._pace.read(now)
+        lone_ms, lone = self._alone.read(now)
+        service_ms, service = self._service.read(now)
+        alone_ms = self._mean_ms / (1.0 + self.interference_share * max(self._load - 1.0, 0.0)) or 1.0
+        keep = _kept(self._at - now)
+        keep_cov, keep_var = keep * self._cov / alone_ms, keep * self._var
+        return Measured(pace_ms, lone_ms, service_ms, pace, lone, service, keep_cov, keep_var)
+
+
+class Measured(NamedTuple):
+    """What a target was measured to do: milliseconds to prefill a token, between two tokens of an answer that is alone,
+    and of a whole request (0: never), and the evidence for each. `cov / var` is by what share of a lone token each
+    request lengthens it, by loads of that variance."""
+
+    pace_ms: float
+    alone_ms: float
+    service_ms: float
+    pace_evidence: float
+    alone_evidence: float
+    service_evidence: float
+    cov: float
+    var: float
+
+
+class Fading:
+    """A mean (what Little's law asks for) whose evidence fades; one sample moves it by no more than its weight allows
+    a sample CLIP times as large."""
+
+    __slots__ = ("_evidence", "_mean", "sampled_at")
+
+    def __init__(self) -> None:
+        self._mean = self._evidence = 0.0
+        self.sampled_at: float | None = None
+
+    def take(self, sample: float, now: float) -> None:
+        """A sample above 0: the caller knows its domain."""
+        kept = self.read(now)[1]
+        if kept:
+            sample = min(sample, _CLIP * self._mean)
+        self._evidence = min(kept + 1.0, _SERVICE_MEMORY)
+        self._mean += (sample - self._mean) / self._evidence if kept else sample - self._mean
+        self.sampled_at = now
+
+    def read(self, now: float) -> tuple[float, float]:
+        """The mean, and the evidence for it as of `now`: (0, 0) before the first sample."""
+        if self.sampled_at is None:
+            return 0.0, 0.0
+        return self._mean, self._evidence * exp(min(0.0, self.sampled_at - now) / SERVICE_TAU_S)
+
+
+def _kept(minus_age_s: float) -> float:
+    return exp(minus_age_s / LEAN_TAU_S) if minus_age_s < 0.0 else 1.0

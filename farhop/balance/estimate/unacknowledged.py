@@ -1,0 +1,122 @@
+"""Dead reckoning: how much of what was sent to a region its last report cannot know of yet.
+
+Counts are cumulative prompt bytes on both sides (the sender's here, the receiver's in its report), so that reports may
+be lost, repeated or late. Invariants: outstanding is never negative and never more than what still awaits its first
+byte; an older report never undoes a newer one; at rest nothing is outstanding. Where a count is in doubt, the doubt is
+taken as arrived: too little heals with the next report, too much would stay. Never guesses, never reads a clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Outstanding(Protocol):
+    """What was sent and is neither acknowledged nor answered."""
+
+    @property
+    def outstanding_bytes(self) -> float:
+        """Prompt bytes."""
+        ...
+
+    @property
+    def outstanding_uncached_bytes(self) -> float:
+        """Of them, those whose prefill is to be waited for."""
+        ...
+
+    @property
+    def outstanding_requests(self) -> float:
+        """How many requests they are."""
+        ...
+
+
+class Together:
+    """What is outstanding at several instances that share their replicas, now."""
+
+    __slots__ = ("outstanding_bytes", "outstanding_requests", "outstanding_uncached_bytes")
+
+    def __init__(self, reckonings: Iterable[Outstanding]) -> None:
+        self.outstanding_bytes = self.outstanding_uncached_bytes = self.outstanding_requests = 0.0
+        for one in reckonings:
+            self.outstanding_bytes += one.outstanding_bytes
+            self.outstanding_uncached_bytes += one.outstanding_uncached_bytes
+            self.outstanding_requests += one.outstanding_requests
+
+
+class UnacknowledgedLoad:
+    """The counts towards one regional balancer instance. Every `sent` is followed by one `settled` or `came_back`, with
+    the same figures: a request's prompt, and what of it is believed not to be cached there (all, if left out)."""
+
+    __slots__ = ("_accepted", "_incarnation", "_pending", "_requests", "_resting", "_sent", "_uncached")
+
+    def __init__(self) -> None:
+        self._sent = 0.0
+        self._accepted = 0.0
+        self._pending = 0.0
+        self._uncached = 0.0  # of the pending
+        self._requests = 0  # that await their first byte
+        self._incarnation = -1
+        self._resting = False
+
+    @property
+    def incarnation(self) -> int:
+        """Of whom the last report was; -1 before the first."""
+        return self._incarnation
+
+    @property
+    def outstanding_bytes(self) -> float:
+        """Prompt bytes sent, not acknowledged, and not answered."""
+        if self._pending == 0.0:
+            return 0.0
+        return max(0.0, min(self._sent - self._accepted, self._pending))
+
+    @property
+    def outstanding_uncached_bytes(self) -> float:
+        """Of the outstanding bytes those to be prefilled, taking all that await their first byte as cached alike."""
+        return self._uncached * self.outstanding_bytes / self._pending if self._pending > 0.0 else 0.0
+
+    @property
+    def outstanding_requests(self) -> float:
+        """How many requests the outstanding bytes are, taking those that await their first byte as equally large."""
+        return self._requests * self.outstanding_bytes / self._pending if self._pending > 0.0 else 0.0
+
+    def sent(self, n_bytes: float, uncached_bytes: float | None = None) -> None:
+        """A request of this size is on its way."""
+        self._requests += 1
+        self._sent += n_bytes
+        self._pending += n_bytes
+        self._uncached += n_bytes if uncached_bytes is None else uncached_bytes
+        self._resting = False
+
+    def settled(self, n_bytes: float, uncached_bytes: float | None = None) -> None:
+        """The receiver answered it, be it by a refusal: it has counted it, and it waits there no more."""
+        self._requests = max(0, self._requests - 1)
+        self._pending = max(0.0, self._pending - n_bytes)
+        less = n_bytes if uncached_bytes is None else uncached_bytes
+        # What rounding leaves over must not stay.
+        self._uncached = min(max(0.0, self._uncached - less), self._pending) if self._requests else 0.0
+
+    def came_back(self, n_bytes: float, uncached_bytes: float | None = None) -> None:
+        """It never arrived, or nobody knows whether it did: count on no acknowledgement."""
+        self.settled(n_bytes, uncached_bytes)
+        self._sent = max(self._accepted, self._sent - n_bytes)
+
+    def acknowledged(self, incarnation: int, accepted: float) -> None:
+        """A report says how many bytes the receiver has counted since its start."""
+        if incarnation < self._incarnation:
+            return
+        if incarnation > self._incarnation:
+            # A new process counts from zero: what is still on its way is what was, less what it has counted since.
+            self._sent = max(accepted, self._sent - self._accepted)
+            self._incarnation, self._accepted = incarnation, accepted
+            self._resting = False
+        progress = accepted > self._accepted
+        self._accepted = max(self._accepted, accepted)
+        # Two reports at rest that say the same: whatever they lack was never counted and never will be.
+        still = self._pending == 0.0
+        if self._sent < self._accepted or (still and self._resting and not progress):
+            self._sent = self._accepted
+        self._resting = still

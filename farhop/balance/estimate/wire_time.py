@@ -1,0 +1,71 @@
+"""How far a region is: the round trip as pings see it, less the noise of queues and collectors on the way.
+
+    rtt_ms = least round trip of the window + k * (median - least of the latest pings)
+
+The minimum is the wire; what usually lies above it is jitter, and is allowed for; one stray ping is not. A route that
+became longer is believed when all of the latest pings say so: what came before it is dropped. Without pings the
+estimate does not stand: it goes back to what was known before any. Invariants: never below the least sample of the
+window; absurd samples change nothing. Never reads a clock: `now` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+WINDOW_S = 30.0
+JITTER_SHARE = 1.0  # k
+LATEST = 8  # pings: a stray one is outvoted, and a better path is believed after five
+MOVED_SHARE = 0.25  # a sample this far off says that the path has changed: look again soon
+LONGER_MS = 1.0  # and a path is longer by this at the least: less is the noise of a short one
+SAMPLE_MAX_MS = 60_000.0
+SAMPLES_MAX = 512
+
+
+class WireTime:
+    """The estimate towards one region. `initial_ms` stands until the first ping."""
+
+    __slots__ = ("_estimate_ms", "_initial_ms", "_moving", "_samples")
+
+    def __init__(self, initial_ms: float) -> None:
+        self._estimate_ms = self._initial_ms = initial_ms
+        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
+        self._moving = False
+
+    @property
+    def rtt_ms(self) -> float:
+        """The estimate as of the last ping, in milliseconds."""
+        return self._estimate_ms
+
+    def at(self, now: float) -> float:
+        """The estimate at `now`: the last one while pings come; after a window without any it goes back to
+        `initial_ms`, over another window."""
+        if not self._samples:
+            return self._initial_ms
+        gone = min(1.0, max(0.0, (now - self._samples[-1][0]) / WINDOW_S - 1.0))
+        return self._estimate_ms + gone * (self._initial_ms - self._estimate_ms)
+
+    @property
+    def moving(self) -> bool:
+        """Whether the last sample was far from the estimate before it: worth pinging more often."""
+        return self._moving
+
+    def sample(self, rtt_ms: float, now: float) -> bool:
+        """Take a ping; False, and nothing changed, if it is not a sane time."""
+        if not 0.0 <= rtt_ms <= SAMPLE_MAX_MS:
+            return False
+        first = not self._samples
+        self._samples.append((now, rtt_ms))
+        while now - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+        least_ms = min(ms for _, ms in self._samples)
+        latest = [self._samples[i][1] for i in range(max(0, len(self._samples) - LATEST), len(self._samples))]
+        if len(latest) == LATEST and min(latest) > least_ms + max(LONGER_MS, MOVED_SHARE * least_ms):
+            while len(self._samples) > LATEST:
+                self._samples.popleft()
+            least_ms = min(latest)
+        deviation_ms = median(latest) - min(latest)
+        estimate_ms = least_ms + JITTER_SHARE * deviation_ms
+        self._moving = not first and abs(rtt_ms - self._estimate_ms) > MOVED_SHARE * max(self._estimate_ms, 1.0)
+        self._estimate_ms = estimate_ms
+        return True

@@ -1,0 +1,75 @@
+"""One reading of a target's health, and an operator's word over it: what every machine of health speaks in.
+
+Invariants: what is forced says so, and expires by itself; reading never changes. Never reads a clock: `now` is
+monotonic seconds and does not run backwards.
+"""
+
+from enum import StrEnum
+from math import inf
+
+import msgspec
+
+
+class State(StrEnum):
+    """UP and SUSPECT may take work (SUSPECT less gladly), DOWN may not, DRAINING takes no new work."""
+
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    DRAINING = "draining"
+
+
+class Health(msgspec.Struct, frozen=True):
+    """One reading. `until`: when it changes if nothing more is heard (monotonic seconds), None if it does not.
+
+    `forced`: an operator's word; `why` is then theirs, else one of this module's fixed phrases. `share`: of new work
+    that a DRAINING target may still take, while it is drained at a pace.
+    """
+
+    state: State
+    why: str
+    until: float | None = None
+    forced: bool = False
+    share: float = 0.0
+
+
+class ForcedState:
+    """An operator's word about one target: a state, why, and until when (None: until lifted)."""
+
+    __slots__ = ("_faded_at", "_health", "_over_s")
+
+    def __init__(self) -> None:
+        self._health: Health | None = None
+        self._over_s = 0.0
+        self._faded_at = -inf
+
+    def force(
+        self, state: State, why: str, until: float | None = None, *, now: float = -inf, over_s: float = 0.0
+    ) -> None:
+        """Pin `state` until `until` (monotonic seconds). The newest word replaces the one before.
+
+        The share of new work it may still take falls from what it is at `now` as 1 does to 0 in `over_s`: a word
+        repeated gives nothing back.
+        """
+        before = self.read(now)
+        share = 1.0 if before is None else before.share
+        self._health = Health(state, why, until, forced=True)
+        self._over_s = over_s
+        self._faded_at = now + share * over_s if over_s > 0.0 else -inf
+
+    def lift(self) -> None:
+        """Take the word back. Idempotent."""
+        self._health = None
+
+    def fading(self, now: float) -> bool:
+        """Whether what it leaves of new work is still shrinking."""
+        return self._health is not None and now < self._faded_at
+
+    def read(self, now: float) -> Health | None:
+        """The word if it is in force at `now`."""
+        health = self._health
+        if health is None or (health.until is not None and now >= health.until):
+            return None
+        if now < self._faded_at:
+            return msgspec.structs.replace(health, share=min(1.0, (self._faded_at - now) / self._over_s))
+        return health

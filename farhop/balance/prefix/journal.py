@@ -1,0 +1,284 @@
+"""What the owner of a trie tells others: which nodes came and went, in order, and to whom each may be told.
+
+Invariants: a node kept out of a place by the law of everybody who inserted it is never told there, neither when it
+comes nor when it goes; what is told, replayed in order on a snapshot begun at the same seq, gives the set of nodes that
+the reader may know; nodes and entries kept are bounded, and a reader further behind begins anew. Never holds text.
+
+While nobody listens and nothing is restricted, the trie has no listener and inserting costs what it always did. Insert
+through the journal: what is put into the trie directly is told to nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance.prefix.chain import DEPTH_MAX
+from farhop.balance.prefix.nodes import NodeMap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from farhop.balance.prefix.trie import PrefixTrie
+
+    Audience = frozenset[str] | None  # regions that may know; None: all
+
+ENTRIES_MAX = 65_536
+NODES_MAX = 262_144  # in all entries together: 8 B each in the tuples, some 36 B more where the trie has let go of one
+ENTRY_NODES_MAX = 1024
+RESTRICTED_MAX = 1 << 20
+_NOBODY: frozenset[str] = frozenset()
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Consecutive nodes of one path are held now; `parent` 0: the first is a root. Some may have been told before."""
+
+    parent: int
+    nodes: tuple[int, ...]
+
+
+class Evicted(msgspec.Struct, frozen=True):
+    """Nobody holds these any more; each before its parent."""
+
+    nodes: tuple[int, ...]
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """Nobody holds anything any more."""
+
+
+class _Entry(msgspec.Struct):
+    what: Stored | Cleared | list[int]  # a list: of nodes evicted, while none of it has been read
+    audience: Audience
+
+
+class Journal:
+    """Of one trie. `seq` numbers entries from 1; `epoch` is that of the law by which audiences were judged."""
+
+    def __init__(self, trie: PrefixTrie, entries_max: int = ENTRIES_MAX, nodes_max: int = NODES_MAX) -> None:
+        self._trie, self._entries_max, self._nodes_max = trie, entries_max, nodes_max
+        self._entries: dict[int, _Entry] = {}
+        self._n_nodes = 0
+        self._restricted = NodeMap()  # node -> its audience's place in `_audiences`
+        self._audiences: list[frozenset[str]] = []
+        self._places: dict[frozenset[str], int] = {}
+        self._audience: Audience = _NOBODY  # of the insert under way; what is inserted past us is told to nobody
+        self._recording = False
+        self._sealed = 0  # the last entry that was read, to which nothing may be added
+        self.epoch: int | None = None
+        self.wakes: dict[
+            Callable[[], None], None
+        ] = {}  # called at every entry, in order: for readers that wait for one
+        self.seq = 0
+        self.floor = 0  # the entries kept are those above it
+
+    # -- by the trie's owner
+
+    def insert(self, location: str, chain: Sequence[int], audience: Audience) -> None:
+        """The location caches this path now; of those who may know of it, `audience` (None: all) is added."""
+        trie = self._trie
+        if audience is None and trie.listener is None:
+            trie.insert(location, chain)  # nobody to tell, and nothing to keep from anybody
+            return
+        if audience is not None and not self._may_restrict(len(chain)):
+            return  # rather no hint at all than one without its law
+        trie.listener = self
+        if self._restricted.most:
+            self._widen(chain, audience)  # first, so that nobody is told of a node before its parent
+        self._audience = audience
+        try:
+            trie.insert(location, chain)
+        finally:
+            self._audience = _NOBODY
+
+    def under(self, epoch: int, *, widened: bool = False) -> None:
+        """The law is of this epoch. Nobody may know what was inserted under another, until it is inserted again, but
+        where the law `widened`: whoever might know still may."""
+        if epoch == self.epoch:
+            return
+        before, self.epoch = self.epoch, epoch
+        if not widened and before is not None:
+            self.narrowed()
+
+    def narrowed(self) -> None:
+        """Nobody may know any more what was inserted until now, until it is inserted again; nor be told of it who has
+        not been yet: what was judged before is not kept for readers that are behind."""
+        self._entries.clear()
+        self._n_nodes = 0
+        self.floor = self.seq
+        if self._trie.nodes:
+            self._trie.listener = self
+            self._restricted = NodeMap.alike(self._trie.shards, self._place(_NOBODY))
+        self._record(Cleared(), None, 1)
+
+    def _widen(self, chain: Sequence[int], audience: Audience) -> None:
+        """Held nodes of this path that were kept from somebody who may know of it now are told again, run by run."""
+        restricted = self._restricted
+        parent, run, told = 0, list[int](), audience
+        for above, node in zip((0, *chain), chain, strict=False):
+            known = self._known_to(node)
+            wider = None if known is None or audience is None else known | audience
+            is_wider = known is not None and wider != known
+            if run and (not is_wider or wider != told):
+                self._record(Stored(parent, tuple(run)), told, len(run))
+                run = []
+            if not is_wider:
+                continue
+            if wider is None:
+                restricted.pop(node)
+            else:
+                restricted.put((node,), self._place(wider))
+            if not run:
+                parent, told = above, wider
+            run.append(node)
+        if run:
+            self._record(Stored(parent, tuple(run)), told, len(run))
+
+    def _may_restrict(self, more: int) -> bool:
+        restricted = self._restricted
+        return restricted.most + more <= RESTRICTED_MAX or len(restricted) + more <= RESTRICTED_MAX
+
+    def _place(self, audience: frozenset[str]) -> int:
+        """The audience's place; few different ones are asked for, again and again."""
+        if audience not in self._places:
+            if not len(self._restricted):
+                self._places, self._audiences = {}, []
+            self._places[audience] = len(self._audiences)
+            self._audiences.append(audience)
+        return self._places[audience]
+
+    def _known_to(self, node: int) -> Audience:
+        place = self._restricted.get(node)
+        return None if place is None else self._audiences[place]
+
+    # -- by the trie
+
+    def stored(self, parent: int, nodes: Sequence[int]) -> None:
+        """See trie.Listener."""
+        if self._audience is not None:
+            place, restricted = self._place(self._audience), self._restricted
+            restricted.put([node for node in nodes if node not in restricted], place)
+        self._record(Stored(parent, tuple(nodes)), self._audience, len(nodes))
+
+    def evicted(self, node: int) -> None:
+        """See trie.Listener."""
+        place = self._restricted.pop(node) if self._restricted.most else None
+        audience = None if place is None else self._audiences[place]
+        if not self._recording or audience == _NOBODY:
+            return
+        last = self._entries.get(self.seq)
+        if (
+            last is not None
+            and self.seq > self._sealed
+            and type(last.what) is list
+            and last.audience == audience
+            and len(last.what) < ENTRY_NODES_MAX
+        ):
+            last.what.append(node)
+            self._bound(1)
+        else:
+            self._record([node], audience, 1)
+
+    def cleared(self) -> None:
+        """See trie.Listener."""
+        self._restricted = NodeMap()
+        self._record(Cleared(), None, 1)
+
+    def _record(self, what: Stored | Cleared | list[int], audience: Audience, n_nodes: int) -> None:
+        if not self._recording:
+            return
+        self.seq += 1
+        self._entries[self.seq] = _Entry(what, audience)
+        self._bound(n_nodes)
+        for wake in tuple(self.wakes):
+            wake()
+
+    def _bound(self, n_nodes: int) -> None:
+        self._n_nodes += n_nodes
+        while len(self._entries) > self._entries_max or self._n_nodes > self._nodes_max:
+            self.floor += 1
+            gone = self._entries.pop(self.floor).what
+            self._n_nodes -= len(gone) if type(gone) is list else len(gone.nodes) if isinstance(gone, Stored) else 1
+
+    # -- by readers
+
+    def listen(self) -> None:
+        """Record from now on. What happened while nobody listened is lost: a reader of before begins anew."""
+        if not self._recording:
+            self._recording = True
+            self._trie.listener = self
+            self.seq += 1
+            self.floor = self._sealed = self.seq
+
+    def rest(self) -> None:
+        """Stop recording: nobody listens any more."""
+        self._recording = False
+        self._entries.clear()
+        self._n_nodes = 0
+        self.floor = self.seq
+        if not len(self._restricted):
+            self._trie.listener = None
+
+    def reaches(self, seq: int) -> bool:
+        """Whether a reader who has applied everything up to `seq` can go on from there."""
+        return self._recording and self.floor <= seq <= self.seq
+
+    def read(self, seq: int, region: str, nodes_max: int) -> tuple[int, list[Stored | Evicted | Cleared], int]:
+        """What happened after `seq` as far as `region` may know: the seq reached, the changes, their count of nodes.
+
+        Stops before it exceeds `nodes_max`, but takes one entry at least, if there is one. `reaches(seq)` must hold.
+        """
+        changes: list[Stored | Evicted | Cleared] = []
+        n_nodes = 0
+        while seq < self.seq:
+            entry = self._entries[seq + 1]
+            if entry.audience is None or region in entry.audience:
+                what = entry.what
+                change = Evicted(tuple(what)) if isinstance(what, list) else what
+                size = 1 if isinstance(change, Cleared) else len(change.nodes)
+                if changes and n_nodes + size > nodes_max:
+                    break
+                changes.append(change)
+                n_nodes += size
+            seq += 1
+        self._sealed = max(self._sealed, seq)
+        return seq, changes, n_nodes
+
+    def snapshot(self, region: str, nodes_max: int) -> Iterator[list[Stored]]:
+        """All that `region` may know, in slices of about `nodes_max` nodes, parents first; the trie may change between
+        two slices. Entries read from the seq at which the iteration began then complete it.
+        """
+        sent = NodeMap()
+        work = 0  # about as much as it is to tell so many nodes of one path
+        slice_: list[Stored] = []
+        for node in self._trie.all_nodes():
+            work += 1
+            path = self._unsent(node, region, sent)
+            if path:
+                slice_.append(path)
+                work += 3 + len(path.nodes)
+            if work >= nodes_max:
+                yield slice_
+                slice_, work = [], 0
+        yield slice_
+        for count, _ in enumerate(sent.drain()):
+            if count % (2 * nodes_max) == 0:
+                yield []  # to forget so many is work, too
+
+    def _unsent(self, node: int, region: str, sent: NodeMap) -> Stored | None:
+        """The path down to `node` from the first node that was not sent; marks it as sent."""
+        if node in sent or not self._trie.is_held(node):
+            return None
+        nodes: list[int] = []
+        restricted, parent = self._restricted, self._trie.parent
+        while node and node not in sent:
+            # Chains made to collide could lead above what the region may know.
+            audience = self._known_to(node) if restricted.most else None
+            if len(nodes) > DEPTH_MAX or (audience is not None and region not in audience):
+                return None
+            nodes.append(node)
+            node = parent(node)
+        sent.put(nodes)
+        nodes.reverse()
+        return Stored(node, tuple(nodes))

@@ -1,0 +1,307 @@
+"""Each location's cache as imagined: which nodes it holds, in the order of their use, within its bytes.
+
+For farhop.balance.prefix.trie alone, which gives locations their names. Invariants: who holds a node holds its
+ancestors; what
+was used last is let go of last, and a node never before what descends from it; a node that nobody holds is gone, and
+the listener told. Never holds text.
+
+Why an LRU of nodes evicts leaves first: a path is touched from leaf to root, hence every ancestor is younger than its
+descendants (a later touch of the ancestor only makes it younger still), hence the oldest node of a mirror has no child
+in it. The order is a doubly linked list through the rows of a Forest: what was touched together lies together in it,
+and is moved as one stretch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from farhop.balance.prefix.chain import BLOCK_BYTES, bytes_at, depth_at
+from farhop.balance.prefix.forest import NOBODY, Forest, Holders
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TURN_NODES = 2000  # let go of at once: about 2 ms
+
+
+class Listener(Protocol):
+    """Who is told which nodes came to be held and which nobody holds any more, in order
+    (farhop.balance.prefix.journal).
+    """
+
+    def stored(self, parent: int, nodes: Sequence[int]) -> None:
+        """These, each the parent of the next, are held now; some may have been before. `parent` 0: of a root."""
+
+    def evicted(self, node: int) -> None:
+        """Nobody holds it any more. Told of a node before its parent."""
+
+    def cleared(self) -> None:
+        """Nobody holds anything any more; no node is told apart."""
+
+
+class Mirror:
+    """One location's cache as imagined here. `ends` is the row between the newest and the oldest of its order."""
+
+    __slots__ = (
+        "bit", "capacity_bytes", "depth_max", "ends", "limit_bytes", "nodes", "own_id", "pinned_bytes", "slot",
+        "used_bytes",
+    )  # fmt: skip
+
+    def __init__(self, slot: int, capacity_bytes: int, pinned_bytes: int = 0) -> None:
+        self.slot, self.bit = slot, 1 << slot
+        self.used_bytes = self.nodes = 0
+        self.ends = self.own_id = 0
+        self.resize(capacity_bytes, pinned_bytes)
+
+    def resize(self, capacity_bytes: int, pinned_bytes: int) -> None:
+        """It has so much room now: `limit_bytes`, in which a path of `depth_max` nodes fits."""
+        self.capacity_bytes, self.pinned_bytes = capacity_bytes, pinned_bytes
+        self.limit_bytes = max(capacity_bytes - pinned_bytes, 0)
+        self.depth_max = depth_at(self.limit_bytes)
+
+
+class Mirrors:
+    """All mirrors over one forest. `entries` counts their places; `listener` is told what changes for all together."""
+
+    __slots__ = ("entries", "forest", "holders", "listener")
+
+    def __init__(self, listener: Listener | None = None) -> None:
+        self.forest, self.holders = Forest(), Holders()
+        self.entries = 0
+        self.listener = listener
+
+    def stand(self, mirror: Mirror) -> None:
+        """Begin its order, empty. The set of this location alone is kept as long as there is the location."""
+        mirror.used_bytes = mirror.nodes = 0
+        mirror.ends = ends = self.forest.take()
+        self.forest.older[ends] = self.forest.newer[ends] = ends
+        self.forest.depth[ends] = self.forest.set_id[ends] = 0
+        mirror.own_id = self.holders.id(mirror.bit)
+        self.holders.counts[mirror.own_id] += 1
+
+    def end(self, mirror: Mirror) -> None:
+        """The location is gone; it holds nothing."""
+        self.forest.give(mirror.ends)
+        self.holders.let_go(mirror.own_id)
+
+    def place(self, mirror: Mirror, node: int) -> int:
+        """The row of the node if this mirror holds it, else 0."""
+        row = self.forest.find(node)
+        return row if row and self.forest.place(row, mirror.slot) else 0
+
+    def shrink(self, mirror: Mirror, nodes: int) -> None:
+        """Let go of so many, the least recently used first; it holds as many at least."""
+        for _ in range(nodes):
+            self._let_go(mirror, self.forest.newer[mirror.ends])
+
+    def insert(self, mirror: Mirror, above: int, nodes: Sequence[int]) -> None:
+        """Add and touch `nodes`, which go on from the row `above`, and all that is above them."""
+        forest = self.forest
+        base = forest.depth[above]
+        fits = min(len(nodes), mirror.depth_max - base)
+        if fits > 0:
+            known, row = self._known(nodes, fits, base)
+            if row:
+                above = row
+            new = self._append(mirror, above, base + known, nodes, known, fits) if known < fits else 0
+            added = self._touch(mirror, above)
+            mirror.nodes += new + added
+            self.entries += new + added
+            if new and self.listener is not None:
+                self.listener.stored(forest.key[above], nodes[known : known + new])
+        if mirror.used_bytes > mirror.limit_bytes:
+            self.evict(mirror)
+
+    def _known(self, nodes: Sequence[int], most: int, base: int) -> tuple[int, int]:
+        """How many of the first `most` nodes anybody holds, and the row of the last of them (0: of none)."""
+        find, depth = self.forest.find, self.forest.depth
+        low, high, row = 0, most, find(nodes[most - 1])
+        if row:
+            low = most
+        while low < high:
+            middle = (low + high + 1) >> 1
+            at = find(nodes[middle - 1])
+            if at:
+                low, row = middle, at
+            else:
+                high = middle - 1
+        if row and depth[row] != base + low:
+            return 0, 0  # it is known as something else: see the module's head
+        return low, row
+
+    def _append(self, mirror: Mirror, above: int, depth: int, nodes: Sequence[int], start: int, end: int) -> int:
+        """New nodes[start:end] below the row `above` of that depth, the newest of their mirror; how many."""
+        forest, slot, own_id = self.forest, mirror.slot, mirror.own_id
+        shards, newer, older, parent, child = forest.shards, forest.newer, forest.older, forest.parent, forest.child
+        key, depths, slots, set_id = forest.key, forest.depth, forest.slot, forest.set_id
+        top = row = 0
+        began, ends = depth, mirror.ends
+        for i in range(start, end):
+            node, fresh = nodes[i], forest.free or forest.grow()
+            if shards[node & 255].setdefault(node, fresh) != fresh:
+                break  # it is known below another
+            forest.free = newer[fresh]
+            depth += 1
+            key[fresh], depths[fresh], slots[fresh], set_id[fresh] = node, depth, slot, own_id
+            if top:
+                parent[fresh] = newer[fresh] = row
+                child[row] = older[row] = fresh
+            else:
+                top = fresh
+                forest.link(fresh, above)
+            row = fresh
+        if not top:
+            return 0
+        newest = older[ends]
+        newer[newest], older[row] = row, newest
+        newer[top], older[ends] = ends, top
+        self.holders.counts[own_id] += depth - began
+        mirror.used_bytes += bytes_at(depth) - bytes_at(began)
+        return depth - began
+
+    def _touch(self, mirror: Mirror, row: int) -> int:
+        """Make a node and then all above it the newest, adding what the mirror lacks; how many those are."""
+        forest, slot, ends = self.forest, mirror.slot, mirror.ends
+        newer, older, parent, depth = forest.newer, forest.older, forest.parent, forest.depth
+        added = 0
+        old_id = new_id = -1
+        while row:
+            first = last = forest.place(row, slot)
+            if first:
+                row = parent[row]
+                while row:  # as far up as it lies in order already
+                    place = newer[last]
+                    if place != row and (depth[place] or parent[place] != row or place == ends):
+                        break
+                    last, row = place, parent[row]
+                above, below = newer[last], older[first]
+                if above == ends:
+                    continue
+                newer[below], older[above] = above, below
+            else:
+                if forest.set_id[row] != old_id:
+                    old_id = forest.set_id[row]
+                    new_id = self.holders.id(self.holders.masks[old_id] | mirror.bit)
+                first = last = self._place(row, slot)
+                forest.set_id[row] = new_id
+                self.holders.counts[new_id] += 1
+                self.holders.let_go(old_id)
+                mirror.used_bytes += BLOCK_BYTES[depth[row] - 1]
+                added += 1
+                row = parent[row]
+            newest = older[ends]
+            newer[newest], older[first] = first, newest
+            newer[last], older[ends] = ends, last
+        return added
+
+    def _place(self, row: int, slot: int) -> int:
+        """A place for a node in one more mirror's order."""
+        forest = self.forest
+        if forest.slot[row] == NOBODY:
+            forest.slot[row] = slot
+            return row
+        place = forest.extra[row & 255][row << 16 | slot] = forest.take()
+        forest.parent[place], forest.depth[place] = row, 0
+        return place
+
+    def _let_go(self, mirror: Mirror, place: int) -> None:
+        """One mirror holds the node of this place no more; it holds nothing below it."""
+        forest, holders = self.forest, self.holders
+        older, newer = forest.older[place], forest.newer[place]
+        forest.newer[older], forest.older[newer] = newer, older
+        if forest.depth[place]:
+            row = place
+            forest.slot[row] = NOBODY
+        else:
+            row = forest.parent[place]
+            del forest.extra[row & 255][row << 16 | mirror.slot]
+            forest.give(place)
+        mirror.used_bytes -= BLOCK_BYTES[forest.depth[row] - 1]
+        mirror.nodes -= 1
+        self.entries -= 1
+        set_id = forest.set_id[row]
+        if set_id == mirror.own_id:
+            holders.counts[set_id] -= 1
+            node = forest.key[row]
+            forest.remove(row)
+            if self.listener is not None:
+                self.listener.evicted(node)
+        else:
+            fewer = forest.set_id[row] = holders.id(holders.masks[set_id] ^ mirror.bit)
+            holders.counts[fewer] += 1
+            holders.let_go(set_id)
+
+    def evict(self, mirror: Mirror) -> None:
+        """Let go of what exceeds its bytes, the least recently used first; of TURN_NODES at most."""
+        excess, turns, ends = mirror.used_bytes - mirror.limit_bytes, TURN_NODES, mirror.ends
+        newer, depth = self.forest.newer, self.forest.depth
+        while excess > 0 and turns:
+            place = newer[ends]
+            if self.forest.set_id[place] == mirror.own_id and depth[place]:
+                count = self._evict_own(mirror, place, excess, turns)
+            else:
+                self._let_go(mirror, place)
+                count = 1
+            excess, turns = mirror.used_bytes - mirror.limit_bytes, turns - count
+
+    def _evict_own(self, mirror: Mirror, place: int, excess: int, most: int) -> int:
+        """Let go of the oldest, as long as nobody else holds it: what _let_go does, at a third of its cost."""
+        forest, own_id, ends, listener = self.forest, mirror.own_id, mirror.ends, self.listener
+        shards, key, newer, depth, set_id = forest.shards, forest.key, forest.newer, forest.depth, forest.set_id
+        child, before, after, parent = forest.child, forest.before, forest.after, forest.parent
+        count = freed = 0
+        while freed < excess and count < most and set_id[place] == own_id and depth[place]:
+            row, place = place, newer[place]
+            freed += BLOCK_BYTES[depth[row] - 1]
+            count += 1
+            one, other = before[row], after[row]
+            if one:
+                after[one], before[row] = other, 0
+            else:
+                child[parent[row]] = other
+            if other:
+                before[other], after[row] = one, 0
+            node = key[row]
+            del shards[node & 255][node]
+            newer[row], forest.free = forest.free, row
+            if listener is not None:
+                listener.evicted(node)
+        newer[ends], forest.older[place] = place, ends
+        mirror.used_bytes -= freed
+        mirror.nodes -= count
+        self.entries -= count
+        self.holders.counts[own_id] -= count
+        return count
+
+    def prune(self, mirror: Mirror, top: int, most: int) -> int:
+        """Drop the descendants of the row `top` and then its node from one mirror, leaves first; how many.
+
+        Not more than `most`: then `top` itself may be left.
+        """
+        forest, slot, count = self.forest, mirror.slot, 0
+        row, child = top, forest.child[top]
+        while count < most:
+            while child and not forest.place(child, slot):
+                child = forest.after[child]
+            if child:
+                row, child = child, forest.child[child]
+                continue
+            above, beside = forest.parent[row], forest.after[row]  # read before the row may be given away
+            self._let_go(mirror, forest.place(row, slot))
+            count += 1
+            if row == top:
+                break
+            row, child = above, beside
+        return count
+
+    def confine(self, mirror: Mirror, row: int, levels: int) -> None:
+        """Of what descends from the last `levels` nodes of the path to `row`, drop all but the path from one mirror."""
+        forest, slot, kept = self.forest, mirror.slot, 0
+        for _ in range(levels):
+            child = forest.child[row]
+            while child:
+                beside = forest.after[child]  # read before the child may be given away
+                if child != kept and forest.place(child, slot):
+                    self.prune(mirror, child, mirror.nodes)
+                child = beside
+            kept, row = row, forest.parent[row]

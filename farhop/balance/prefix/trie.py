@@ -1,0 +1,379 @@
+"""Which location (replica or region) holds which node of the prefix trie, each mirrored as the bounded cache it is.
+
+Invariants: a location that holds a node holds its ancestors, so holding is monotone in depth; the bytes of a mirror
+never exceed its capacity less what running sequences pin, save that no call lets go of more than TURN_NODES at once to
+make room (the next one about that location goes on); a node that nobody holds is gone; but for an `evict` without a
+limit, no call's time grows with what is held. Never holds text, never decides. Nodes come
+from farhop.balance.prefix.chain: a node is the hash of its whole path, so its parent is unique; of chains that
+somebody made collide, what contradicts that is left out.
+
+Memory: at most 200 B per node and location, its integer included (`farhop bench trie`,
+docs/measurements/performance.md); beside it
+a mask of one bit per location for each distinct set of holders, which the nodes of a path mostly have in common.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farhop.balance.prefix.mirror import TURN_NODES, Mirror, Mirrors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from farhop.balance.prefix.mirror import Listener
+
+LOCATIONS_MAX = 16_384
+_SWEEP_NODES = 256  # of cleared locations, with every insert
+_CLEARED_MAX = 64
+_GROUPS_MAX = 1024
+_GROUP_NAMES_MAX = 64
+
+
+class PrefixTrie:
+    """A map from node to the set of locations that hold it, and a bounded mirror per location.
+
+    A location that was never added, or was dropped, is a KeyError in every call that names one. What a
+    location held that was cleared is gone from every answer about locations at once; its nodes, if there are many and
+    nobody else holds them, go with `sweep`.
+    """
+
+    __slots__ = (
+        "_all", "_cleared", "_graves", "_groups", "_hidden", "_mirrors", "_names", "_slots", "_slots_free", "version",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._all = Mirrors()
+        self._mirrors: dict[str, Mirror] = {}
+        self._names: dict[int, str] = {}  # slot -> location
+        self._groups: dict[int, tuple[str, ...]] = {}  # mask -> locations, what _group() has worked out
+        self._slots = 0
+        self._slots_free: list[int] = []  # of dropped locations: reused, so that masks stay as short as can be
+        self._cleared: list[Mirror] = []  # what is still to be swept
+        self._hidden = 0  # their bits
+        self._graves: list[dict[int, int]] = []  # what a reset left, given back part by part
+        self.version = 0  # of the slots: one more whenever a location gets or loses one
+
+    @property
+    def listener(self) -> Listener | None:
+        """Who is told what changes for all locations together; it costs nothing while it is None."""
+        return self._all.listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        self._all.listener = listener
+
+    # --- locations -------------------------------------------------------------------------------------------------
+
+    def add(self, location: str, capacity_bytes: int) -> None:
+        """Begin an empty mirror. ValueError if it exists, the capacity is negative, or there are LOCATIONS_MAX."""
+        if location in self._mirrors:
+            raise ValueError(f"location {location!r} exists already: use set_capacity() or drop() it first")
+        if len(self._mirrors) >= LOCATIONS_MAX:
+            raise ValueError(f"{LOCATIONS_MAX} locations are mirrored already: drop() one before adding {location!r}")
+        _check_bytes("capacity_bytes", capacity_bytes)
+        self._begin(location, capacity_bytes, 0)
+
+    def _begin(self, location: str, capacity_bytes: int, pinned_bytes: int) -> None:
+        if self._slots_free:
+            slot = self._slots_free.pop()
+        else:
+            slot, self._slots = self._slots, self._slots + 1
+        mirror = self._mirrors[location] = Mirror(slot, capacity_bytes, pinned_bytes)
+        self._all.stand(mirror)
+        self._names[slot] = location
+        self.version += 1
+
+    def drop(self, location: str) -> None:
+        """Forget the location and all it held."""
+        self.clear(location)
+        mirror = self._mirrors.pop(location)
+        self._forget_name(mirror)
+        self._end(mirror)
+
+    def _forget_name(self, mirror: Mirror) -> None:
+        del self._names[mirror.slot]
+        self._groups.clear()
+        self.version += 1
+
+    def _end(self, mirror: Mirror) -> None:
+        self._all.end(mirror)
+        self._slots_free.append(mirror.slot)
+
+    def clear(self, location: str) -> None:
+        """The location's cache is empty (restart, all blocks cleared). What running sequences pin stays as told."""
+        mirror = self._mirrors[location]
+        if not mirror.nodes:
+            return
+        if mirror.nodes == self._all.entries:
+            self._reset()  # nobody else holds anything: one word instead of one per node
+            if self._all.listener is not None:
+                self._all.listener.cleared()
+        elif mirror.nodes <= TURN_NODES:
+            self._all.shrink(mirror, mirror.nodes)
+        else:
+            if len(self._cleared) >= _CLEARED_MAX:
+                self.sweep(self._cleared[-1].nodes)  # many large caches at once, and no insert between: rather late
+            self._forget_name(mirror)
+            self._cleared.append(mirror)
+            self._hidden |= mirror.bit
+            self._begin(location, mirror.capacity_bytes, mirror.pinned_bytes)
+
+    def _reset(self) -> None:
+        self._graves += self._all.forest.shards
+        self._graves += self._all.forest.extra
+        self._all = Mirrors(self._all.listener)
+        for mirror in self._mirrors.values():
+            self._all.stand(mirror)
+
+    def sweep(self, nodes_max: int = TURN_NODES) -> None:
+        """Give back some of what cleared locations held. Every insert does a little of it."""
+        if self._graves:
+            self._graves.pop()
+        while self._cleared and nodes_max > 0:
+            mirror = self._cleared[-1]
+            part = min(mirror.nodes, nodes_max)
+            nodes_max -= part
+            self._all.shrink(mirror, part)
+            if not mirror.nodes:
+                self._cleared.pop()
+                self._hidden ^= mirror.bit
+                self._end(mirror)
+
+    def set_capacity(self, location: str, capacity_bytes: int) -> None:
+        """The cache is of this size now; what no longer fits is evicted."""
+        _check_bytes("capacity_bytes", capacity_bytes)
+        mirror = self._mirrors[location]
+        mirror.resize(capacity_bytes, mirror.pinned_bytes)
+        self._all.evict(mirror)
+
+    def hold(self, location: str, pinned_bytes: int) -> None:
+        """Running sequences pin `pinned_bytes` of the cache (the whole of it, not a change); the rest is the mirror's.
+
+        What they push out is gone: letting go of the bytes later brings nothing back.
+        """
+        _check_bytes("pinned_bytes", pinned_bytes)
+        mirror = self._mirrors[location]
+        mirror.resize(mirror.capacity_bytes, pinned_bytes)
+        self._all.evict(mirror)
+
+    def __contains__(self, location: object) -> bool:
+        return location in self._mirrors
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """The locations mirrored."""
+        return tuple(self._mirrors)
+
+    def slots(self, locations: Sequence[str]) -> NDArray[np.intp]:
+        """The slot of each, by which `holders` names them, as long as `version` stays."""
+        mirrors = self._mirrors
+        return np.array([mirrors[location].slot for location in locations], dtype=np.intp)
+
+    @property
+    def slots_known(self) -> int:
+        """Above every slot."""
+        return self._slots
+
+    # --- paths -----------------------------------------------------------------------------------------------------
+
+    def insert(self, location: str, chain: Sequence[int]) -> None:
+        """The location now caches this path, used just now: add what is missing, touch the rest, evict what is oldest.
+
+        Of a path longer than the whole room only the beginning is added: what can never fit pushes nothing out.
+        """
+        mirror = self._mirrors[location]
+        if self._cleared or self._graves:
+            self.sweep(_SWEEP_NODES + len(chain))
+        self._all.insert(mirror, 0, chain)
+
+    def extend(self, location: str, parent: int, nodes: Sequence[int]) -> bool:
+        """As `insert`, for a path known by the node it goes on from (0: it begins at the root).
+
+        False, and nothing done, if the location does not hold `parent`.
+        """
+        if not parent:
+            self.insert(location, nodes)
+            return True
+        mirror = self._mirrors[location]
+        row = self._all.place(mirror, parent)
+        if not row:
+            return False
+        if self._cleared or self._graves:
+            self.sweep(_SWEEP_NODES + len(nodes))
+        self._all.insert(mirror, row, nodes)
+        return True
+
+    def evict(self, location: str, node: int, nodes_max: int | None = None) -> int:
+        """The location holds this node no more, nor what descends from it; how many it held of these.
+
+        Of more than `nodes_max` only so many go, leaves first: as many as that, and there may be more.
+        """
+        mirror = self._mirrors[location]
+        row = self._all.place(mirror, node)
+        return self._all.prune(mirror, row, mirror.nodes if nodes_max is None else nodes_max) if row else 0
+
+    def holds(self, location: str, node: int) -> bool:
+        """Whether the location holds this node."""
+        return self._all.place(self._mirrors[location], node) > 0
+
+    def path(self, node: int) -> list[int]:
+        """From the root down to `node`, if it is held anywhere; else []."""
+        forest, path = self._all.forest, list[int]()
+        row = forest.find(node)
+        while row:
+            path.append(forest.key[row])
+            row = forest.parent[row]
+        path.reverse()
+        return path
+
+    def parent(self, node: int) -> int:
+        """The node above; 0 for a root and for what nobody holds."""
+        forest = self._all.forest
+        return forest.key[forest.parent[forest.find(node)]]
+
+    def match(self, chain: Sequence[int]) -> dict[str, int]:
+        """How deep each location holds this path: {location: nodes held}, those that hold none left out."""
+        found: dict[str, int] = {}
+        for depth, mask in self.holders(chain):
+            group = self._groups.get(mask) or self._group(mask)
+            if len(group) == 1:
+                found[group[0]] = depth
+            else:
+                found.update(dict.fromkeys(group, depth))
+        return found
+
+    def holders(self, chain: Sequence[int]) -> list[tuple[int, int]]:
+        """How deep who holds this path: (nodes held, mask of the slots), no slot twice; `slots_of` spells a mask out.
+
+        A binary search over depth for all locations at once: holding is monotone, so at any depth the set of holders
+        splits into those to look for deeper and those to look for above. One split costs no more than one location.
+        """
+        found: list[tuple[int, int]] = []
+        if not chain:
+            return found
+        shards, set_id, masks = self._all.forest.shards, self._all.forest.set_id, self._all.holders.masks
+        node = chain[0]
+        mask = masks[set_id[shards[node & 255].get(node, 0)]]
+        if self._hidden:
+            mask &= ~self._hidden
+        ranges = [(1, len(chain), mask)] if mask else []
+        while ranges:
+            low, high, mask = ranges.pop()
+            while low < high:
+                middle = (low + high + 1) >> 1
+                node = chain[middle - 1]
+                deeper = masks[set_id[shards[node & 255].get(node, 0)]] & mask
+                if not deeper:
+                    high = middle - 1
+                    continue
+                if deeper != mask:
+                    ranges.append((low, middle - 1, mask ^ deeper))
+                    mask = deeper
+                low = middle
+            found.append((low, mask))
+        return found
+
+    def match_one(self, location: str, chain: Sequence[int]) -> int:
+        """How many nodes of this path the location holds."""
+        mirror, place = self._mirrors[location], self._all.place
+        low, high = 0, len(chain)
+        if chain and place(mirror, chain[-1]):
+            return high
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if place(mirror, chain[middle - 1]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def confine(self, location: str, chain: Sequence[int], depth: int) -> int:
+        """The engine's own truth: of this path it held the first `depth` nodes and no more; now it holds all of it.
+
+        What was believed to descend from the rest is dropped, but for the path itself. How many nodes of the path the
+        location still holds here: any more are for the caller to insert. ValueError if `depth` is not within 0 and
+        len(chain).
+        """
+        if not 0 <= depth <= len(chain):
+            raise ValueError(f"depth must lie within 0 and the chain's {len(chain)} nodes, not {depth!r}")
+        held = self.match_one(location, chain)
+        if held > depth:
+            self._all.confine(self._mirrors[location], self._all.forest.find(chain[held - 1]), held - depth)
+        return held
+
+    # --- size ------------------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> int:
+        """Distinct nodes kept."""
+        return len(self._all.forest)
+
+    @property
+    def entries(self) -> int:
+        """Pairs of node and location kept; memory grows with these."""
+        return self._all.entries
+
+    @property
+    def shards(self) -> Sequence[Mapping[int, int]]:
+        """All nodes kept, in the parts of a NodeMap; not to be kept."""
+        return self._all.forest.shards
+
+    def all_nodes(self) -> Iterator[int]:
+        """All nodes kept, in no order; each that stays is told once, whatever changes meanwhile."""
+        for shard in self._all.forest.shards:
+            yield from tuple(shard)
+
+    def count(self, location: str) -> int:
+        """How many nodes the location holds."""
+        return self._mirrors[location].nodes
+
+    def goes_on(self, node: int) -> bool:
+        """Whether anybody holds a path that goes on below this node."""
+        forest = self._all.forest
+        row = forest.find(node)
+        return row > 0 and forest.child[row] > 0
+
+    def is_held(self, node: int) -> bool:
+        """Whether anybody holds it (or did, and it is not swept yet)."""
+        return self._all.forest.find(node) > 0
+
+    def bytes_held(self, location: str) -> int:
+        """Prompt bytes covered by what the location is believed to hold."""
+        return self._mirrors[location].used_bytes
+
+    def filled(self, location: str) -> float:
+        """The share of the location's capacity that is taken: at 1, what comes puts something out."""
+        mirror = self._mirrors[location]
+        return mirror.used_bytes / mirror.capacity_bytes if mirror.capacity_bytes else 1.0
+
+    # --- within ----------------------------------------------------------------------------------------------------
+
+    def _group(self, mask: int) -> tuple[str, ...]:
+        """The locations of a mask. Small ones are kept, since hot prefixes ask for the same few."""
+        group = tuple(self._names[slot] for slot in slots_of(mask))
+        if len(group) <= _GROUP_NAMES_MAX:
+            if len(self._groups) >= _GROUPS_MAX:
+                self._groups.clear()
+            self._groups[mask] = group
+        return group
+
+
+def slots_of(mask: int) -> list[int]:
+    """The slots of a mask, ascending."""
+    return spread(mask, mask.bit_length()).nonzero()[0].tolist()
+
+
+def spread(mask: int, n_slots: int) -> NDArray[np.bool_]:
+    """The mask as an array: whether each of the first `n_slots` is in it; none of the others is."""
+    octets = np.frombuffer(mask.to_bytes((n_slots + 7) // 8, "little"), dtype=np.uint8)
+    return np.unpackbits(octets, count=n_slots, bitorder="little").view(np.bool_)
+
+
+def _check_bytes(name: str, value: int) -> None:
+    if value < 0:
+        raise ValueError(f"{name} must be 0 or more, not {value!r}")

@@ -1,0 +1,139 @@
+"""What every configuration class is made of: YAML into a checked model, every error at once with its path.
+
+Each room owns the class of what it can be told, made of `Part`; `app/config` of a tier puts them together. A secret
+stands in a file as `env:NAME` or `file:PATH`, never as itself, and no message repeats a value: it may be a secret.
+Never knows what is configured, and never reads anything but what it is given.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+
+DAY_S = 86_400.0  # no wait is longer; the hop token says so, too
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used. `problems` are lines `path: what is wrong`."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
+        self.problems = problems
+
+
+def _resolve(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    how, _, where = value.partition(":")
+    if how == "env":
+        found = os.environ.get(where, "").strip()
+        if not found:
+            raise ValueError(f"environment variable {where} is not set; set it, or name another")
+        return found
+    if how == "file":
+        try:
+            found = Path(where).read_text().strip()
+        except OSError as error:
+            raise ValueError(f"cannot read the secret in {where}: {error.strerror}") from None
+        except ValueError:  # not UTF-8, whose error would quote it; or a NUL in the path
+            raise ValueError("cannot read the secret: its file must be UTF-8 text") from None
+        if not found:
+            raise ValueError(f"the file {where} is empty; put the secret into it")
+        return found
+    raise ValueError("a secret is given as env:NAME or file:PATH, never in the clear")
+
+
+def _resolve_public(value: Any) -> Any:
+    """What is no secret may stand in the clear."""
+    known = isinstance(value, str) and value.startswith(("env:", "file:"))
+    return _resolve(value) if known else value
+
+
+Secret = Annotated[SecretStr, BeforeValidator(_resolve)]
+PublicKey = Annotated[str, BeforeValidator(_resolve_public)]
+Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
+Bytes = Annotated[int, Field(ge=1, le=1 << 40)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Model = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]  # its name
+
+
+class Part(BaseModel):
+    """A part of a configuration: unknown fields are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_P = TypeVar("_P", bound=BaseModel)
+
+
+def load(kind: type[_P], path: Path) -> _P:
+    """Read and check a configuration file. Raises ConfigError with every problem."""
+    document = _read(path)
+    if not isinstance(document, dict):
+        raise ConfigError(str(path), ["must be a mapping of fields; see docs/reference/configuration.md"])
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(str(path), problems_of(error)) from None
+
+
+_QUOTED = re.compile(r"'[^']*'")
+
+
+class _Strict(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, not a choice of the parser's."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, "a key is given twice; keep one", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return parsed(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
+
+
+def parsed(document: bytes, source: str) -> Any:
+    """What a YAML or JSON document says, unchecked. Raises ConfigError with `source` as where it stands."""
+    try:
+        return yaml.load(document, Loader=_Strict)  # noqa: S506 - a SafeLoader, stricter
+    except yaml.MarkedYAMLError as error:
+        # Not the error's own text: that quotes the line, and a line may hold what should have been a secret.
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        problem = f"is not YAML: {where}{_QUOTED.sub('...', error.problem or error.context or 'malformed')}"
+    except yaml.YAMLError:
+        problem = "is not YAML: it holds bytes that are not text; save it as UTF-8"
+    except RecursionError:
+        problem = "is nested too deeply"
+    except ValueError:
+        problem = "is not YAML: it holds a date or a number that does not exist; quote it"
+    raise ConfigError(source, [problem])
+
+
+_REMEDIES = {  # of what the model says without one, by its kind of error
+    "missing": "; give it, as docs/reference/configuration.md says",
+    "extra_forbidden": "; correct its name (docs/reference/configuration.md), or leave it out",
+}
+
+
+def problems_of(error: ValidationError, at: str = "") -> list[str]:
+    """A line for each thing wrong, with its path below `at`. Never a value: one may be a secret."""
+    return [f"{at}{_line(e['loc'], e['msg'] + _REMEDIES.get(e['type'], ''))}" for e in error.errors()]
+
+
+def _line(where: tuple[int | str, ...], message: str) -> str:
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in where).lstrip(".")
+    return f"{path or 'document'}: {message.removeprefix('Value error, ')}"

@@ -1,0 +1,276 @@
+"""The hop token: how a global balancer tells a region on whose behalf, and how far, a request may go.
+
+`v2.<kid>.<issuer>~<audience>.<payload>.<mac>`: the issuer is the region whose global balancer speaks, the audience that
+which is spoken to; payload (a nonce, then msgpack) and mac are in unpadded base64url. The mac, HMAC-SHA256 by a key of
+that issuer and this audience alone (farhop.identity.hop_keys), is over all before it and over the request that the
+token stands in: method, target and length of its body. Invariants: nothing of a payload is decoded before its mac
+holds; whatever arrives is answered with an Outcome, never an exception; no two texts carry the same valid token; each
+is good for one use, which is not forgotten before it has expired, and what cannot be remembered is refused. A token
+never leaves the fleet.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable, Mapping
+from itertools import count
+from math import inf
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from farhop.balance.outcome import HOP_EXPIRED, HOP_FORGED, HOP_MISADDRESSED, HOP_MISSING, HOP_USED, NO_BUFFER, Outcome
+from farhop.identity.hop_keys import KEY_BYTES_MIN, HopError, HopKey, read_keys
+
+__all__ = ["KEY_BYTES_MIN", "HopClaims", "HopError", "HopSigner", "HopVerifier", "Uses", "request_line"]
+
+HEADER = b"x-farhop-hop"
+TOKEN_BYTES_MAX = 4096
+LAWFUL_MAX = 256
+NARROW_LISTS_MAX = 8
+NARROW_PLACES_MAX = 64
+KEY_CHARS_MAX = 64
+ATTEMPT_CHARS_MAX = 64
+# A token is signed once its connection stands, and read with the head: this covers a slow wire and the error of the
+# receiver's clock. An expiry much further away was stamped in another clock than ours. No request outlives a day.
+LIFE_MS = 10_000.0
+LIFE_MAX_MS = 30_000.0
+BUDGET_MAX_MS = 86_400_000.0
+USES_MAX = 131_072  # some 25 MB: 13,000 requests a second, each remembered for LIFE_MS, fill it
+_LOOK_MS = 100.0  # to look through as many takes some 10 ms: not for each that finds them full
+NONCE_BYTES = 12
+BODY_HASH_BYTES = 32  # SHA-256: nobody finds a second body, and CPUs have instructions for it
+_ISSUERS_MAX = 4096  # key id and region
+
+_TO_URL = bytes.maketrans(b"+/", b"-_")
+_FROM_URL = bytes.maketrans(b"-_", b"+/")
+
+_Narrow = Annotated[tuple[str, ...], Meta(max_length=NARROW_PLACES_MAX)]
+
+
+class HopClaims(msgspec.Struct, frozen=True, array_like=True):
+    """What a token says. Fields are sent by position: new ones go last and carry a default.
+
+    `audience` is the region addressed, `entry_region` that of the issuer, `issuer` the global balancer's instance.
+    `lawful` are the regions the request may be processed in; `narrow` the lists of places it asked to stay within (one
+    of each list), `key` names the API key, which may have a law of its own. `deadline_ms` is the budget left when
+    signed; `expires_ms` a moment of the RECEIVER's monotonic clock, learnt from its ping: clocks of two hosts are never
+    compared. `promised_ttft_ms` is the prediction the choice of the region rests on. `body` is the SHA-256 of the
+    request's body, or empty where mutual TLS keeps whoever is between the tiers from changing it. `waited_ms` is
+    what the request waited in queues of other regions that let it go.
+    `attempt` names the attempt, uniquely to its issuer: by it the issuer asks later whether the region has it; "" of a
+    build that does not ask.
+    """
+
+    audience: str
+    entry_region: str
+    issuer: str
+    tenant: str
+    lawful: Annotated[tuple[str, ...], Meta(max_length=LAWFUL_MAX)]
+    epoch: int
+    priority: int
+    deadline_ms: float
+    expires_ms: float
+    decision_id: str
+    promised_ttft_ms: float | None = None
+    narrow: Annotated[tuple[_Narrow, ...], Meta(max_length=NARROW_LISTS_MAX)] = ()
+    key: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+    body: Annotated[bytes, Meta(max_length=BODY_HASH_BYTES)] = b""
+    waited_ms: float = 0.0
+    attempt: Annotated[str, Meta(max_length=ATTEMPT_CHARS_MAX)] = ""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def request_line(method: bytes, target: bytes, body_bytes: int | None) -> bytes:
+    """What of a request its token is bound to; a body of unknown length has none that a token could be bound to."""
+    return b"\n%b %b %d" % (method, target, -1 if body_bytes is None else body_bytes)
+
+
+def _b64(data: bytes) -> bytes:
+    return b2a_base64(data, newline=False).translate(_TO_URL, b"=")
+
+
+def _mac(primed: hmac.HMAC, signed: bytes) -> bytes:
+    # A copy of a primed HMAC costs 2.9 us here, the one-shot hmac.digest 7: OpenSSL 3 sets the key up anew each time.
+    mac = primed.copy()
+    mac.update(signed)
+    return _b64(mac.digest())
+
+
+class HopSigner:
+    """Signs for the global balancers of one region, `issuer`.
+
+    To rotate: give both tiers the new key, make it active here, then drop the old one.
+    """
+
+    __slots__ = ("_by_audience", "_head", "_issuer", "_key", "_nonces")
+    VERSION: ClassVar[bytes] = b"v2"  # under the mac: no token of one kind passes for another
+
+    def __init__(self, keys: Mapping[str, bytes], active_kid: str, issuer: str) -> None:
+        known = read_keys(keys)
+        if active_kid not in known:
+            raise HopError(f"hop keys: the active key id {active_kid!r} is not among {', '.join(sorted(known))}")
+        self._key, self._issuer = known[active_kid], issuer
+        self._key.check_issuer(active_kid, issuer)
+        self._head = b"%b.%b.%b~" % (self.VERSION, active_kid.encode(), issuer.encode())
+        self._by_audience: dict[str, tuple[bytes, hmac.HMAC]] = {}
+        # Unlike those of every other process and of ours before a restart: but for the start, a count will do.
+        self._nonces = count(int.from_bytes(os.urandom(NONCE_BYTES)) >> 1)
+
+    def reaches(self, audience: str) -> bool:
+        """Whether there is a key for tokens to this region."""
+        return self._key.pair(self._issuer, audience) is not None
+
+    def sign(self, claims: HopClaims, request: bytes = b"") -> bytes:
+        """The header's value, good in that `request_line` alone.
+
+        Raises HopError where the claims exceed the bounds a receiver keeps, or there is no key for the audience.
+        """
+        if len(claims.lawful) > LAWFUL_MAX:
+            raise HopError(f"hop token: {len(claims.lawful)} lawful regions, at most {LAWFUL_MAX}; split the fleet")
+        narrow = claims.narrow
+        if narrow and (len(narrow) > NARROW_LISTS_MAX or max(map(len, narrow)) > NARROW_PLACES_MAX):
+            raise HopError(
+                f"hop token: narrow has more than {NARROW_LISTS_MAX} lists or {NARROW_PLACES_MAX} places in one; "
+                "ask for fewer"
+            )
+        head, primed = self._by_audience.get(claims.audience) or self._primed(claims.audience)
+        signed = head + _b64(next(self._nonces).to_bytes(NONCE_BYTES) + _encode(claims))
+        token = signed + b"." + _mac(primed, signed + request)
+        if len(token) > TOKEN_BYTES_MAX:
+            raise HopError(f"hop token: {len(token)} bytes, at most {TOKEN_BYTES_MAX}; shorten names or narrow the law")
+        return token
+
+    def _primed(self, audience: str) -> tuple[bytes, hmac.HMAC]:
+        key = self._key.pair(self._issuer, audience)
+        if key is None:
+            raise HopError(f"hop keys: none for region {audience!r}; derive them anew with `farhop certs hop-key`")
+        if len(self._by_audience) >= _ISSUERS_MAX:
+            self._by_audience.clear()
+        made = b"%b%b." % (self._head, audience.encode()), hmac.new(key, digestmod="sha256")
+        self._by_audience[audience] = made
+        return made
+
+
+class Uses:
+    """Which tokens were used, by mac (one token has one text) and until when; never more than `most` of them."""
+
+    __slots__ = ("_looked_ms", "_most", "_until_ms")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._looked_ms = -inf  # when all of them were looked through last
+        self._until_ms: dict[bytes, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until_ms)
+
+    def take(self, mac: bytes, until_ms: float, clock_ms: float, used: Outcome) -> Outcome | None:
+        """Note a use; `used` if it was noted before, NO_BUFFER if there is no room to, else None."""
+        known = self._until_ms
+        if mac in known:
+            return used
+        self._forget(clock_ms)
+        if len(known := self._until_ms) >= self._most:
+            return NO_BUFFER
+        known[mac] = until_ms
+        return None
+
+    def _forget(self, clock_ms: float) -> None:
+        """Those used first have expired first but for what clocks are off: the rest goes when the memory is full."""
+        known = self._until_ms
+        while known and known[oldest := next(iter(known))] <= clock_ms:
+            del known[oldest]
+        if len(known) >= self._most and clock_ms - self._looked_ms >= _LOOK_MS:
+            self._looked_ms = clock_ms
+            self._until_ms = {mac: until for mac, until in known.items() if until > clock_ms}
+
+
+class HopVerifier:
+    """Checks tokens addressed to one region, and counts their uses. `keys` are all key ids still accepted."""
+
+    __slots__ = ("_audience", "_by_head", "_keys", "_uses")
+    VERSION: ClassVar[bytes] = b"v2"
+    DECODE: ClassVar[Callable[[memoryview], HopClaims]] = msgspec.msgpack.Decoder(HopClaims).decode
+    LIFE_MAX_MS: ClassVar[float] = LIFE_MAX_MS
+    USED: ClassVar[Outcome] = HOP_USED
+
+    def __init__(self, keys: Mapping[str, bytes], audience: str, uses_max: int = USES_MAX) -> None:
+        self._keys: dict[bytes, HopKey] = {}
+        for kid, key in read_keys(keys).items():
+            key.check_audience(kid, audience)
+            self._keys[kid.encode()] = key
+        self._audience = audience
+        self._by_head: dict[bytes, tuple[str, hmac.HMAC]] = {}  # of heads that stood before a mac that held
+        self._uses = Uses(uses_max)
+
+    def use(self, token: bytes | None, clock_ms: float, request: bytes = b"") -> HopClaims | Outcome:
+        """As `verify`, at its first use."""
+        claims = self.verify(token, clock_ms, request)
+        return claims if isinstance(claims, Outcome) else self._used(token, claims, clock_ms) or claims
+
+    def _used(self, token: bytes | None, claims: HopClaims, clock_ms: float) -> Outcome | None:
+        assert token is not None  # it was verified
+        return self._uses.take(token.rpartition(b".")[2], claims.expires_ms, clock_ms, self.USED)
+
+    def verify(self, token: bytes | None, clock_ms: float, request: bytes = b"") -> HopClaims | Outcome:
+        """The claims of a genuine, timely token for this region in this request, or why not.
+
+        `clock_ms` is monotonic, of this host; `request` the `request_line`.
+        """
+        if not token:
+            return HOP_MISSING
+        genuine = self._genuine(token, request)
+        if isinstance(genuine, Outcome):
+            return genuine
+        issuer, payload = genuine
+        try:
+            claims = type(self).DECODE(memoryview(a2b_base64(payload.translate(_FROM_URL) + b"=="))[NONCE_BYTES:])
+        except ValueError:  # binascii.Error and every msgspec error: signed by a build that speaks otherwise
+            return HOP_FORGED
+        if (claims.entry_region, claims.audience) != (issuer, self._audience):
+            return HOP_FORGED
+        promised = claims.promised_ttft_ms
+        # Chained comparisons are false for NaN and infinities, which msgpack carries without complaint.
+        times_ms = (claims.deadline_ms, claims.waited_ms, 0.0 if promised is None else promised)
+        if not all(0.0 <= ms <= BUDGET_MAX_MS for ms in times_ms):
+            return HOP_FORGED
+        if not 0.0 < claims.expires_ms - clock_ms <= self.LIFE_MAX_MS:
+            return HOP_EXPIRED
+        return claims
+
+    def _genuine(self, token: bytes, request: bytes) -> tuple[str, bytes] | Outcome:
+        """The issuer's region and the encoded payload if the token's mac holds."""
+        if len(token) > TOKEN_BYTES_MAX:
+            return HOP_FORGED
+        signed, _, mac = token.rpartition(b".")
+        head, _, payload = signed.rpartition(b".")
+        known = self._by_head.get(head) or self._primed(head)
+        # Texts are compared, not the bytes they stand for: base64's spare bits would let one mac be written four ways.
+        if isinstance(known, Outcome):
+            return known
+        if not hmac.compare_digest(_mac(known[1], signed + request), mac):
+            return HOP_FORGED
+        if head not in self._by_head:  # only now: else anybody could fill it
+            if len(self._by_head) >= _ISSUERS_MAX:
+                self._by_head.clear()
+            self._by_head[head] = known
+        return known[0], payload
+
+    def _primed(self, head: bytes) -> tuple[str, hmac.HMAC] | Outcome:
+        """The issuer in `version.kid.issuer~audience`, and what its tokens are checked with."""
+        version, _, rest = head.partition(b".")
+        kid, _, between = rest.partition(b".")
+        issuer, _, audience = between.partition(b"~")
+        key = self._keys.get(kid)
+        if version != self.VERSION or key is None or not issuer or not audience or not between.isascii():
+            return HOP_FORGED
+        if audience.decode() != self._audience:
+            return HOP_MISADDRESSED  # be it genuine or not: only its audience could tell
+        pair = key.pair(issuer.decode(), self._audience)
+        return HOP_FORGED if pair is None else (issuer.decode(), hmac.new(pair, digestmod="sha256"))

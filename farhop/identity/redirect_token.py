@@ -1,0 +1,93 @@
+"""The token in the URL of a redirect: by it alone a region knows who asks it, under which law, and decided by whom.
+
+Made as the hop token is and with the same keys, but of another kind: neither passes for the other. It is good for one
+use, within a minute, at the one process it names: that one counts the uses, and in its clock the token expires.
+Invariants: a token is taken out of a request's target before anything else sees that; no use is forgotten before its
+token has expired, and what cannot be remembered is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+from farhop.identity.hop_token import HopClaims, HopSigner, HopVerifier
+
+PARAMETER = b"farhop-pass"
+HEADER = b"x-farhop-pass"  # where it stands once it is out of the target; a client may send it so as well
+LIFE_MS = 30_000.0  # it is used at once; this covers a slow connect and the error of the receiver's clock
+_LIFE_MAX_MS = 60_000.0
+USES_MAX = 65_536  # some 10 MB; 1,000 redirects a second, each remembered for a minute, do not fill it
+
+_WORDS = {
+    outcome.HOP_FORGED: outcome.PASS_FORGED,
+    outcome.HOP_MISSING: outcome.PASS_FORGED,
+    outcome.HOP_EXPIRED: outcome.PASS_EXPIRED,
+    outcome.HOP_MISADDRESSED: outcome.PASS_MISADDRESSED,
+}
+
+
+class RedirectToken(HopClaims, frozen=True, array_like=True):
+    """What it says beyond a hop token: the tenant's `key`, and `holder`, the one process that may take it."""
+
+    key: str = ""
+    holder: str = ""
+
+
+def holder(instance: str, incarnation: int) -> str:
+    """One process of a region: restarted it is another, which knows of no uses."""
+    return f"{instance}/{incarnation}"
+
+
+class RedirectTokenSigner(HopSigner):
+    """Signs them. See HopSigner."""
+
+    __slots__ = ()
+    VERSION: ClassVar[bytes] = b"r2"
+
+
+class RedirectTokenVerifier(HopVerifier):
+    """Checks those addressed to one process of one region, and counts their uses."""
+
+    __slots__ = ("_holder",)
+    VERSION: ClassVar[bytes] = b"r2"
+    DECODE: ClassVar[Callable[[memoryview], HopClaims]] = msgspec.msgpack.Decoder(RedirectToken).decode
+    LIFE_MAX_MS: ClassVar[float] = _LIFE_MAX_MS
+    USED: ClassVar[Outcome] = outcome.PASS_USED
+
+    def __init__(self, keys: Mapping[str, bytes], audience: str, holder: str, uses_max: int = USES_MAX) -> None:
+        super().__init__(keys, audience, uses_max)
+        self._holder = holder
+
+    def use(self, token: bytes | None, clock_ms: float, request: bytes = b"") -> RedirectToken | Outcome:
+        """The claims of a genuine, timely token for this process at its first use, or why not."""
+        claims = self.verify(token, clock_ms, request)
+        if isinstance(claims, Outcome):
+            return _WORDS[claims]
+        assert isinstance(claims, RedirectToken)  # DECODE makes no other
+        if claims.holder != self._holder:
+            return outcome.PASS_MISADDRESSED
+        return self._used(token, claims, clock_ms) or claims
+
+
+def parted(target: bytes) -> tuple[bytes, bytes | None]:
+    """A request's target without the token, and the token; None without one, b"" (which no key signs) for several."""
+    path, _, query = target.partition(b"?")
+    if PARAMETER not in query:
+        return target, None
+    mark = PARAMETER + b"="
+    fields = query.split(b"&")
+    found = [field[len(mark) :] for field in fields if field.startswith(mark)]
+    rest = b"&".join(field for field in fields if not field.startswith(mark))
+    token = (found[0] if len(found) == 1 else b"") if found else None
+    return (path + b"?" + rest if rest else path), token
+
+
+def joined(base: str, target: bytes, token: bytes) -> str:
+    """The URL at which a client brings its token."""
+    mark = "&" if b"?" in target else "?"
+    return f"{base}{target.decode('latin-1')}{mark}{PARAMETER.decode()}={token.decode()}"

@@ -1,0 +1,245 @@
+"""What of a client's request may reach an engine: no field, part or header that names hosts, files, code, devices or
+other requests' state.
+
+Engines trust whoever speaks to them: a field may have one fetch from an address, unpickle a tensor, load a file or read
+another request's cache. Such fields are refused by family and by name, whoever asks. Media by URL pass only from hosts
+that the configuration names. Fields that nobody knows pass, counted, or are refused where the configuration says so.
+Headers towards engines are an allow-list. Never changes a body, never reads text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from farhop.relay.formats.prompt import invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farhop.relay.formats.prompt import BodyError, Prompt
+
+_HOSTS = "says whom an engine shall connect to"
+_CODE = "has an engine run what a client wrote"
+_FILES = "names files of an engine"
+_TENSORS = "has an engine unpack tensors that a client wrote"
+_DEVICES = "names a device or a worker"
+_OTHERS = "names another request's state"
+
+# By name, with the engine that knows it.
+_FIELDS: dict[str, str] = {
+    "kv_transfer_params": _HOSTS,  # vLLM: where to read KV from
+    "ec_transfer_params": _HOSTS,  # vLLM: the same for encoders
+    "bootstrap_room": _HOSTS,  # SGLang, with bootstrap_host and _port
+    "disaggregated_params": _HOSTS,  # TensorRT-LLM
+    "custom_logit_processor": _CODE,  # SGLang: pickled
+    "logits_processors": _CODE,  # vLLM: by qualified name
+    "chat_template": _CODE,  # vLLM, TGI: Jinja
+    "trust_remote_code": _CODE,
+    "lora_path": _FILES,  # SGLang; an adapter is asked for by its model's name
+    "tool_call_parser_plugin": _FILES,
+    "embedding_overrides": _TENSORS,  # SGLang
+    "request_id": _OTHERS,  # vLLM: whoever knows it can abort it
+    "rid": _OTHERS,  # SGLang, the same
+    "session_params": _OTHERS,  # SGLang: goes on from another request
+    "previous_response_id": _OTHERS,
+    "file_id": _OTHERS,
+    "uuid": _OTHERS,  # vLLM: a medium that another request brought
+}
+# By family: names that no engine has yet, too.
+_FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?:.*_)?(?:hosts?|hostnames?|ports?|urls?|uris?|endpoints?|callbacks?|webhooks?)"), _HOSTS),
+    (re.compile(r".*_paths?|(?:.*_)?(?:filenames?|director(?:y|ies))"), _FILES),
+    (re.compile(r"(?:.*_)?embeds|pickled?(?:_.*)?"), _TENSORS),
+    (re.compile(r"(?:.*_)?(?:(?:dp|tp|pp|ep|parallel)_rank|devices?|device_ids?|gpu_ids?)"), _DEVICES),
+    (re.compile(r"(?:.*_)?(?:worker|instance|engine|replica)_ids?"), _DEVICES),
+    (re.compile(r"shared_memory(?:_.*)?|sequence_(?:id|start|end)"), _OTHERS),  # Triton
+)
+# Members whose own members an engine takes for its arguments.
+_NESTED = frozenset(("vllm_xargs", "extra_args", "extra_body", "sampling_params", "nvext", "parameters"))
+_TEMPLATE_ARGUMENTS = "chat_template_kwargs"
+_TEMPLATE_REFUSED = frozenset(("chat_template", "tokenize", "return_tensors", "return_dict"))  # of transformers' call
+
+# What OpenAI's API, vLLM, SGLang, TGI, TensorRT-LLM and Triton document, and is harmless.
+KNOWN = frozenset(
+    (
+        "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "audio", "bad_words", "best_of",
+        "cache_salt", "chat_template_kwargs",
+        "continue_final_message", "custom_params", "data_1", "data_2", "detokenize", "dimensions", "documents",
+        "early_stopping", "echo", "embed_dtype", "encoding_format", "end_id", "extra_args", "extra_body",
+        "extra_key", "file", "frequency_penalty", "function_call", "functions", "guided_choice",
+        "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern",
+        "id", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "input", "input_type", "inputs",
+        "json_schema", "language", "length_penalty", "log_probs", "logit_bias", "logprob_token_ids", "logprobs",
+        "lora_name", "max_completion_tokens", "max_num_results", "max_tokens", "max_tokens_per_doc",
+        "media_io_kwargs", "messages", "metadata", "min_p", "min_tokens", "mm_processor_kwargs", "modalities",
+        "model", "n", "no_repeat_ngram_size", "no_stop_trim", "normalize", "nvext", "outputs", "pad_id",
+        "parallel_tool_calls", "parameters", "presence_penalty", "priority", "prompt", "prompt_cache_key",
+        "prompt_cache_retention", "prompt_ignore_length", "prompt_logprobs", "prompt_truncate_thresh",
+        "queries", "query", "rank_fields", "reasoning", "reasoning_effort", "regex", "repetition_penalty",
+        "response_format", "return_cached_tokens_details", "return_documents", "return_hidden_states",
+        "return_token_ids", "return_token_strs", "return_tokens_as_token_ids", "safety_identifier", "seed",
+        "separate_reasoning", "service_tier", "skip_special_tokens", "spaces_between_special_tokens", "stop",
+        "stop_regex", "stop_token_ids", "store", "stream", "stream_continuous_usage_stats",
+        "stream_include_usage", "stream_options", "stream_reasoning", "structured_outputs", "suffix",
+        "temperature", "text_1", "text_2", "text_input", "timestamp_granularities", "timestamp_granularities[]",
+        "to_language", "tokens", "tool_choice", "tools", "top_k", "top_logprobs", "top_n", "top_p", "truncate",
+        "truncate_prompt_tokens", "typical_p", "use_activation", "use_beam_search", "user", "verbosity",
+        "vllm_xargs",
+    )
+)  # fmt: skip
+_PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS}
+
+_EXEMPT = frozenset(("text", "type", "detail", "format", "role", "name", "title", "mime_type", "media_type"))
+_COUNTED_MAX = 256  # names; a client must not be able to make more
+OTHER = "(other)"
+_NAME_CHARS = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
+
+# A client's headers that engines may see. Cookies, request ids, ranks and whatever else is for the balancers alone.
+_HEADERS = frozenset(
+    (
+        b"accept", b"accept-language", b"content-language", b"content-type", b"endpoint-load-metrics-format",
+        b"inference-header-content-length", b"user-agent",
+    )
+)  # fmt: skip
+
+
+class Guard:
+    """What the configuration allows beyond. `media_hosts` are `host` or `host:port`, in lower case; without, media come
+    in the request alone. `unknown` counts fields that nobody knows, by name."""
+
+    __slots__ = ("media_hosts", "refuses_unknown", "unknown")
+
+    def __init__(self, media_hosts: Iterable[str] = (), *, refuse_unknown: bool = False) -> None:
+        self.media_hosts, self.refuses_unknown = frozenset(media_hosts), refuse_unknown
+        self.unknown: Counter[str] = Counter()
+
+    def fields(self, fields: Any) -> None:
+        """A JSON body's own members, and those that are arguments, as read. Raises BodyError."""
+        if not isinstance(fields, dict):
+            return  # its reader says so
+        for name in fields:
+            if name not in _PLAIN and (value := fields[name]) is not None:
+                if name in _NESTED:
+                    arguments(name, value)
+                elif name == _TEMPLATE_ARGUMENTS:
+                    _template(value)
+                else:
+                    self._judge(name)
+
+    def form(self, names: Iterable[str]) -> None:
+        """A form's fields. Raises BodyError."""
+        for name in names:
+            if name not in KNOWN:
+                self._judge(name)
+
+    def media(self, parts: Any, at: str) -> None:
+        """The parts of a message's content, or of a passage's, as read. Raises BodyError."""
+        if not isinstance(parts, list):
+            return
+        for part in parts:
+            if isinstance(part, dict) and not (len(part) == 2 and part.get("type") in _TEXTS and "text" in part):
+                self._medium(part, at)
+
+    def _medium(self, value: dict[str, Any], at: str) -> None:
+        for name, member in value.items():
+            family = _FIELDS.get(name) or (_TENSORS if name.endswith("_embeds") else None)
+            if family is not None and member is not None:
+                raise _refused(name, family)
+            for one in member if isinstance(member, list) else (member,):
+                if isinstance(one, dict):
+                    self._medium(one, at)
+                elif isinstance(one, str) and name not in _EXEMPT and name != "filename":
+                    self._location(one, at)
+
+    def _location(self, text: str, at: str) -> None:
+        """Whether this is content, or a place that the configuration allows: base64 has neither colon nor dot."""
+        if text[:5].lower() == "data:" or (":" not in text and "." not in text):
+            return
+        if self.media_hosts:
+            try:
+                url = urlsplit(text)
+                place = url.hostname if url.port is None else f"{url.hostname}:{url.port}"
+            except ValueError:
+                place, url = None, urlsplit("")
+            # What two parsers of URLs may read differently is no place at all.
+            plain = url.username is None and "\\" not in text and "@" not in url.netloc and text.isprintable()
+            if plain and " " not in text and url.scheme in ("http", "https") and place in self.media_hosts:
+                return
+            detail = f"media by URL pass from {', '.join(sorted(self.media_hosts))} only: send the data itself"
+        else:
+            detail = "media by URL are not fetched: send the data itself, as a `data:` URL"
+        raise invalid(at, f"`{at}`: {detail}")
+
+    def _judge(self, name: str) -> None:
+        """A member that is not among those known."""
+        family = family_of(name)
+        if family is not None:
+            raise _refused(name, family)
+        shown = name if _NAME_CHARS.fullmatch(name) else OTHER
+        if self.refuses_unknown:
+            raise invalid(shown, f"`{shown}` is not a field that is known here: leave it out, or have it allowed")
+        self.count(shown)
+
+    def count(self, name: str) -> None:
+        """A field that nobody knows went on."""
+        if name not in self.unknown and len(self.unknown) >= _COUNTED_MAX:
+            name = OTHER
+        self.unknown[name] += 1
+
+
+_TEXTS = ("text", "input_text")
+DEFAULT = Guard()
+
+
+# -- readers of bodies, which go by it
+
+# Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.http.head), and what
+# engines may be told. A reader raises BodyError, or msgspec's errors.
+Reader: TypeAlias = "Callable[[bytes, bytes, bytes, Guard], Prompt]"
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Reader:
+    """The reader of a kind whose body is a JSON object that says everything. `shape` is what of it is looked at."""
+    decode = msgspec.json.Decoder(shape).decode
+
+    def read(body: bytes, _path: bytes, _headers: bytes, guard: Guard) -> Prompt:
+        return understand(decode(body), guard)
+
+    return read
+
+
+def arguments(name: str, given: Any) -> None:
+    """A member that an engine takes for arguments, as read. Raises BodyError."""
+    if isinstance(given, dict):
+        for inner, said in given.items():
+            family = family_of(inner)
+            if family is not None and said is not None:
+                raise _refused(inner, family, f"{name}.")
+
+
+def _template(given: Any) -> None:
+    if isinstance(given, dict):
+        for inner in sorted(_TEMPLATE_REFUSED & given.keys()):
+            raise _refused(inner, _CODE, f"{_TEMPLATE_ARGUMENTS}.")
+
+
+def family_of(name: str) -> str | None:
+    """What a field of this name would have an engine do that no client may ask for; None where it is harmless."""
+    return _FIELDS.get(name) or next((said for shape, said in _FAMILIES if shape.fullmatch(name)), None)
+
+
+def _refused(name: str, family: str, within: str = "") -> BodyError:
+    return invalid(name, f"`{within}{name}` {family}: it is not for clients to set, leave it out")
+
+
+def engine_headers(lines: bytes) -> bytes:
+    """Of header lines ready to be sent on (names in lower case), those that engines may see."""
+    return b"".join([line + b"\r\n" for line in lines.split(b"\r\n") if line[: line.find(b":")] in _HEADERS])

@@ -1,0 +1,122 @@
+"""Reading bodies of the Open Inference Protocol (KServe V2, Triton): tensors to infer from, texts to generate from.
+
+The model stands in the path. Of the tensors only text is a prompt: what a pass over other tensors costs cannot be told
+from their size, so it counts as nothing but a place in the batch. Never decodes a tensor that is not text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from farhop.relay.formats import paths, shape
+from farhop.relay.formats.field_guard import arguments
+from farhop.relay.formats.prompt import PAIR, Prompt, header, invalid, output_limit, texts
+
+if TYPE_CHECKING:
+    from farhop.relay.formats.field_guard import Guard
+
+_JSON_BYTES = b"inference-header-content-length"  # Triton's binary data extension: JSON first, raw tensors behind it
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: msgspec.Raw
+    data: msgspec.Raw = msgspec.Raw(b"")
+    parameters: dict[str, Any] | None = None
+
+
+class _Output(msgspec.Struct):
+    parameters: dict[str, Any] | None = None
+
+
+class _Infer(msgspec.Struct, kw_only=True):
+    inputs: list[_Tensor]
+    outputs: list[_Output] | None = None
+
+
+class _Parameters(msgspec.Struct):
+    max_tokens: int | None = None
+
+
+class _Generate(msgspec.Struct, kw_only=True):
+    """TensorRT-LLM's backend takes `max_tokens` as an input, vLLM's as a parameter."""
+
+    text_input: msgspec.Raw
+    max_tokens: int | None = None
+    parameters: _Parameters | None = None
+
+
+_infer = msgspec.json.Decoder(_Infer)
+_generate = msgspec.json.Decoder(_Generate)
+# Flat, or nested as deep as shapes of texts are; at the first number it ends.
+_Nested: TypeAlias = list[str | list[str | list[str | list[str]]]]
+_data = msgspec.json.Decoder(str | _Nested)
+
+
+def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
+    """`.../infer`. Raises BodyError, or msgspec's errors."""
+    said = memoryview(body)[: _json_bytes(body, headers)]
+    guard.fields(shape.check(said, "inputs"))
+    document = _infer.decode(said)
+    for tensor in (*document.inputs, *(document.outputs or ())):
+        arguments("parameters", tensor.parameters)
+    if not document.inputs:
+        raise invalid("inputs", "`inputs` must hold at least one tensor")
+    for i, tensor in enumerate(document.inputs):
+        if bytes(memoryview(tensor.shape)[:1]) != b"[":
+            raise invalid(f"inputs[{i}].shape", "`shape` must be a list of numbers")
+    spelled = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
+    return Prompt(paths.model_in(path), PAIR.join(spelled))
+
+
+def _json_bytes(body: bytes, headers: bytes) -> int:
+    value = header(headers, _JSON_BYTES)
+    if value is None:
+        return len(body)
+    if not value.isdigit() or len(value) > 15 or int(value) > len(body):
+        name = _JSON_BYTES.decode()
+        raise invalid(name, f"`{name}` must be how many bytes of the body are JSON, at most {len(body)}")
+    return int(value)
+
+
+def _texts(tensor: _Tensor) -> list[str]:
+    """The texts of a tensor, row by row: its data may be flat or nested as its shape is."""
+    raw = bytes(tensor.data)
+    if raw in (b"", b"null"):
+        return []  # it is among the raw ones
+    found: list[str] = []
+    try:
+        waiting: list[Any] = [_data.decode(raw)]
+    except msgspec.ValidationError:
+        detail = f"`data` of tensor `{tensor.name[:64]}` must hold strings, as it is of type BYTES"
+        raise invalid("inputs", detail) from None
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        else:
+            waiting += reversed(value)
+    return found
+
+
+def generate(body: bytes, path: bytes, _headers: bytes, _guard: Guard) -> Prompt:
+    """`.../generate`. Raises BodyError, or msgspec's errors."""
+    return _read_generate(body, path, stream=False)
+
+
+def generate_stream(body: bytes, path: bytes, _headers: bytes, _guard: Guard) -> Prompt:
+    """`.../generate_stream`: the path says that the answer is a stream. Raises as `generate` does."""
+    return _read_generate(body, path, stream=True)
+
+
+def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
+    asked = _generate.decode(body)
+    limit, param = asked.max_tokens, "max_tokens"
+    if limit is None and asked.parameters is not None:
+        limit, param = asked.parameters.max_tokens, "parameters.max_tokens"
+    most = output_limit(limit, param)
+    canonical = texts(asked.text_input, "text_input").canonical
+    return Prompt(paths.model_in(path), canonical, stream=stream, max_tokens=most)

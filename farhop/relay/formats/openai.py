@@ -1,0 +1,342 @@
+"""Reading OpenAI-shaped bodies and answers: chats, completions, embeddings; the usage that an engine reports.
+
+The canonical text is in the order in which an engine sees it (tools, then each message's role and decoded content, or
+the prompt), so key order, escapes and spacing do not matter, and a conversation's next turn extends it byte for byte.
+Never changes a body but by `change`: for the usage, which accounting needs, and the salt that keeps caches apart.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from farhop.balance.machine import Usage
+from farhop.relay.formats.field_guard import json_reader
+from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import (
+    FIELD,
+    ITEM,
+    NO_OUTPUT,
+    PART,
+    TOOLS,
+    Prompt,
+    Said,
+    in_order,
+    invalid,
+    medium,
+    output_limit,
+    texts,
+)
+
+if TYPE_CHECKING:
+    from farhop.relay.formats.field_guard import Guard
+
+_SAID_IN_CHAT = Said("content", ITEM + b"assistant" + FIELD)  # a message of its own
+_SAID_ON = Said("content", b"")  # the last message goes on
+_SAID_IN_COMPLETION = Said("text", b"")
+# Of these it is known that engines take a salt.
+_SALTED = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.EMBEDDINGS))
+_SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
+_USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class Message(msgspec.Struct):
+    """One message of a chat, as far as it is looked at."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+
+
+class _Body(msgspec.Struct, kw_only=True):
+    model: str
+    stream: bool | None = None
+    stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
+    max_tokens: int | None = None
+    cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
+    n: Any = None  # the engine's to judge
+    prompt_logprobs: Any = None  # vLLM: said by whoever computes the prompt, and so is what is echoed
+
+
+class _Chat(_Body, kw_only=True):
+    messages: list[Message]
+    tools: list[Any] | None = None
+    max_completion_tokens: int | None = None
+    continue_final_message: Any = None
+
+
+class _Completion(_Body, kw_only=True):
+    prompt: msgspec.Raw
+    echo: Any = None
+
+
+class _Embeddings(msgspec.Struct, kw_only=True):
+    """vLLM takes a chat, too, in place of the input."""
+
+    model: str
+    input: msgspec.Raw = msgspec.Raw(b"null")
+    messages: list[Message] | None = None
+    cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+# What reading what somebody else wrote may raise: no JSON, of another type, not UTF-8, nested too deeply.
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+
+_raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+
+
+def _read_chat(body: _Chat, guard: Guard) -> Prompt:
+    if not body.messages:
+        raise invalid("messages", "`messages` must hold at least one message")
+    _check_media(body.messages, guard)
+    canonical, media_bytes = spell(body.messages, body.tools)
+    limit, param = body.max_completion_tokens, "max_completion_tokens"
+    if limit is None:
+        limit, param = body.max_tokens, "max_tokens"
+    return _prompt(body, canonical, limit, param, media_bytes, _said_in(body))
+
+
+def _check_media(messages: list[Message], guard: Guard) -> None:
+    for message in messages:
+        if not isinstance(message.content, str):
+            guard.media(message.content, "messages")
+
+
+def _said_in(body: _Chat) -> Said | None:
+    if not body.continue_final_message:
+        return _SAID_IN_CHAT
+    last = body.messages[-1]  # its further fields, if it has any, come after its text
+    plain = isinstance(last.content, str) and not (last.name or last.tool_call_id or last.tool_calls)
+    return _SAID_ON if plain else None
+
+
+def spell(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]:
+    """The canonical text of a chat, and how much media it has, in bytes. `messages` is not empty."""
+    parts: list[bytes] = []
+    media_bytes = 0
+    if tools:
+        parts += (TOOLS, in_order(tools), ITEM)
+    for message in messages:
+        media_bytes += _spell(message, parts)
+    # The last message is open: its next turn, or its continuation, goes on from here.
+    parts.pop()
+    return b"".join(parts), media_bytes
+
+
+def _spell(message: Message, parts: list[bytes]) -> int:
+    """Add a message to the canonical text; returns how much media it has, in bytes."""
+    media_bytes = 0
+    parts += (message.role.encode(), FIELD)
+    if isinstance(message.content, str):
+        parts.append(message.content.encode())
+    elif message.content:
+        for i, part in enumerate(message.content):
+            text, size = _content_part(part)
+            parts += (PART, text) if i else (text,)
+            media_bytes += size
+    # One field more, two or three: which are there can be told from their number.
+    if message.name or message.tool_call_id:
+        parts += (FIELD, (message.name or "").encode(), FIELD, (message.tool_call_id or "").encode())
+    if message.tool_calls:
+        parts += (FIELD, in_order(message.tool_calls))
+    parts.append(ITEM)
+    return media_bytes
+
+
+def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
+    text = part.get("text")
+    if isinstance(text, str) and part.get("type") in ("text", "input_text"):
+        return text.encode(), 0
+    return medium(part)
+
+
+def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
+    prompt = texts(body.prompt, "prompt")
+    said = _SAID_IN_COMPLETION if prompt.is_text else None  # not of token ids
+    divisible = prompt.one and not body.echo
+    surplus = -prompt.surplus_bytes
+    return _prompt(body, prompt.canonical, body.max_tokens, "max_tokens", surplus, said, divisible=divisible)
+
+
+def _prompt(
+    body: _Body,
+    canonical: bytes,
+    limit: int | None,
+    param: str,
+    unspelled_bytes: int,
+    said: Said | None,
+    *,
+    divisible: bool = True,
+) -> Prompt:
+    most = output_limit(limit, param)
+    options = body.stream_options
+    stream = bool(body.stream)
+    divisible = divisible and body.n in (None, 1) and body.prompt_logprobs is None
+    return Prompt(
+        model=body.model,
+        canonical=canonical,
+        stream=stream,
+        hide_usage=stream and not (options and options.include_usage),
+        has_options=options is not msgspec.UNSET,
+        has_salt=body.cache_salt is not msgspec.UNSET,
+        max_tokens=most,
+        cache_salt=body.cache_salt or "",
+        unspelled_bytes=unspelled_bytes,
+        divisible=divisible,
+        said=said if divisible else None,
+    )
+
+
+def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
+    if body.messages:
+        _check_media(body.messages, guard)
+        canonical, unspelled_bytes = spell(body.messages, None)
+    elif bytes(body.input) == b"null":
+        raise invalid("input", "`input` is missing: give a text, token ids, or a list of either")
+    else:
+        given = texts(body.input, "input")
+        canonical, unspelled_bytes = given.canonical, -given.surplus_bytes
+    return Prompt(
+        body.model,
+        canonical,
+        max_tokens=NO_OUTPUT,
+        has_salt=body.cache_salt is not msgspec.UNSET,
+        cache_salt=body.cache_salt or "",
+        unspelled_bytes=unspelled_bytes,
+    )
+
+
+chat = json_reader(_Chat, _read_chat)
+completion = json_reader(_Completion, _read_completion)
+embeddings = json_reader(_Embeddings, _read_embeddings)
+
+
+def salt_of(kind: Kind, prompt: Prompt, scope: str | None) -> str:
+    """The `cache_salt` for engines, "" for none: who may not share prefixes must not learn of them by timing either,
+    and a client's own salt is one among its tenant's only. `scope` is the tenant's, None where no engine is asked."""
+    if scope is None or kind not in _SALTED or not (scope or prompt.cache_salt):
+        return ""
+    apart = f"{len(scope)}:{scope}{prompt.cache_salt}"
+    return sha256(apart.encode()).hexdigest()[:_SALT_DIGITS]
+
+
+class Change(NamedTuple):
+    """How a body is sent on: `insert` goes in at `at`; at -1 it is `whole`, or as it came where that is empty."""
+
+    at: int = -1
+    insert: bytes = b""
+    whole: bytes = b""
+
+    def of(self, body: bytes) -> bytes:
+        """The body as it is sent on: at most one copy."""
+        if self.at < 0:
+            return self.whole or body
+        view = memoryview(body)
+        return b"".join((view[: self.at], self.insert, view[self.at :]))
+
+
+_NONE = Change()
+
+
+def change(body: bytes, prompt: Prompt, salt: str) -> Change:
+    """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one. `prompt` is what was
+    read of the body."""
+    asks = prompt.hide_usage
+    if not (asks or salt):
+        return _NONE
+    if (asks and prompt.has_options) or (salt and prompt.has_salt):
+        # The rare case: the member is there, if only as null. Every other value is kept as it was written.
+        document = _raw.decode(body)
+        if asks:
+            options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
+            options["include_usage"] = msgspec.Raw(b"true")
+            document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+        if salt:
+            document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
+        return Change(whole=msgspec.json.encode(document))
+    added = b'"stream_options":{"include_usage":true},' if asks else b""
+    if salt:
+        added += b'"cache_salt":"%b",' % salt.encode()
+    return Change(body.index(b"{") + 1, added)
+
+
+class _Spoken(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    """Of a chat or of a completion."""
+
+    message: _Spoken | None = None
+    text: str | None = None
+
+
+class _Document(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+_document = msgspec.json.Decoder(_Document)
+
+
+def said_in(document: bytes) -> bytes:
+    """The text of the answer in a document that is not a stream; b"" where there is none, or more than one."""
+    try:
+        choices = _document.decode(document).choices
+    except UNREADABLE:
+        return b""
+    if len(choices) != 1:
+        return b""
+    text = choices[0].message.content if choices[0].message is not None else choices[0].text
+    return text.encode() if text else b""
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Chats and embeddings name their tokens prompt and completion, transcriptions input and output; a ranking may
+    tell their total only, and generates nothing."""
+
+    prompt_tokens: int | None = None
+    input_tokens: int | None = None
+    total_tokens: int | None = None
+    completion_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+def usage_of(document: bytes | memoryview) -> Usage | None:
+    """The usage in an answer or a stream's chunk; None where there is none, or it makes no sense."""
+    try:
+        usage = _answer.decode(document).usage
+    except UNREADABLE:
+        return None
+    if usage is None:
+        return None
+    output = usage.completion_tokens or usage.output_tokens or 0
+    prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    if prompt is None and usage.total_tokens is not None:
+        prompt = usage.total_tokens - output
+    if prompt is None or not (0 <= prompt <= _USAGE_TOKENS_MAX and 0 <= output <= _USAGE_TOKENS_MAX):
+        return None
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+    if cached is not None and not 0 <= cached <= prompt:
+        cached = None
+    return Usage(prompt, output, cached)

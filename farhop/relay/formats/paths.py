@@ -1,0 +1,121 @@
+"""Which requests may pass: an allow-list of inference paths. Everything else is refused with a reason.
+
+Never lets an engine's control surface through (`/flush_cache`, weight updates, LoRA loading, model repositories, ...):
+a path that is not named here does not exist. Never normalises: a path passes letter by letter or not at all, so that no
+server behind can read another path out of it (percent-encoding, `..`, `//`, `;parameters`, case, a trailing slash).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+
+
+class Kind(StrEnum):
+    """What a path asks for, and so how its body is read (farhop.relay.formats.bodies).
+
+    The value is the operation's name on spans: OpenTelemetry's GenAI word where there is one, else our own.
+    """
+
+    CHAT = "chat"
+    COMPLETION = "text_completion"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    SCORE = "score"
+    TRANSCRIPTION = "transcription"
+    TRANSLATION = "translation"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    INFER = "infer"
+    GENERATE = "generate"
+    GENERATE_STREAM = "generate_stream"
+    MODELS = "models"
+
+    __hash__ = str.__hash__  # Enum's own is Python, and every request looks its reader up
+
+
+class PathRefusal(msgspec.Struct, frozen=True):
+    """Why a method and path do not pass; `allow` is the `Allow` header's value where the method was wrong."""
+
+    outcome: Outcome
+    detail: str
+    allow: str = ""
+
+
+_PATHS: dict[bytes, tuple[bytes, Kind]] = {
+    b"/v1/chat/completions": (b"POST", Kind.CHAT),
+    b"/v1/completions": (b"POST", Kind.COMPLETION),
+    b"/v1/models": (b"GET", Kind.MODELS),
+    b"/v1/embeddings": (b"POST", Kind.EMBEDDINGS),
+    b"/v1/audio/transcriptions": (b"POST", Kind.TRANSCRIPTION),
+    b"/v1/audio/translations": (b"POST", Kind.TRANSLATION),
+    # vLLM's own: the same under the names of Jina's and Cohere's APIs.
+    b"/v1/rerank": (b"POST", Kind.RERANK),
+    b"/v2/rerank": (b"POST", Kind.RERANK),
+    b"/rerank": (b"POST", Kind.RERANK),
+    b"/v1/score": (b"POST", Kind.SCORE),
+    b"/score": (b"POST", Kind.SCORE),
+    b"/tokenize": (b"POST", Kind.TOKENIZE),
+    b"/detokenize": (b"POST", Kind.DETOKENIZE),
+}
+
+# The Open Inference Protocol (KServe V2) with Triton's generate extension. The model is part of the path. A name begins
+# with a letter or digit, so it is never `.` or `..`, and holds nothing that a server would decode or split.
+_SEGMENT = rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_MODEL_PATH = re.compile(rb"/v2/models/(%b)(?:/versions/%b)?/(infer|generate|generate_stream)" % (_SEGMENT, _SEGMENT))
+
+# APIs that keep state on one server: a balancer that may send the next request elsewhere cannot honour them.
+_STATEFUL = (b"/v1/files", b"/v1/batches", b"/v1/responses", b"/v1/assistants", b"/v1/threads", b"/v1/vector_stores")
+
+_ALLOWED = ", ".join(
+    [path.decode() for path in _PATHS] + ["/v2/models/MODEL[/versions/N]/infer|generate|generate_stream"]
+)
+
+
+def classify(method: bytes, path: bytes) -> Kind | PathRefusal:
+    """Name what a request asks for, or say why it does not pass. `path` is without its query."""
+    known = _PATHS.get(path) or _of_a_model(path)
+    if known is None:
+        return _unknown(path)
+    wanted, kind = known
+    if method != wanted:
+        allow = wanted.decode()
+        return PathRefusal(outcome.METHOD_NOT_ALLOWED, f"this path answers {allow} only", allow)
+    return kind
+
+
+ROUTE = b"/v1/route"
+
+
+def advised(path: bytes) -> bytes | None:
+    """The path that a decision alone is asked for: what follows ROUTE, or chats; None where it is not asked."""
+    if not path.startswith(ROUTE):
+        return None
+    asked = path[len(ROUTE) :]
+    if not asked:
+        return b"/v1/chat/completions"
+    return asked if asked.startswith(b"/") else None
+
+
+def model_in(path: bytes) -> str:
+    """The model that a path names, "" where it names none."""
+    match = _MODEL_PATH.fullmatch(path)
+    return "" if match is None else match[1].decode("ascii")
+
+
+def _of_a_model(path: bytes) -> tuple[bytes, Kind] | None:
+    match = _MODEL_PATH.fullmatch(path)
+    return None if match is None else (b"POST", Kind(match[2].decode("ascii")))
+
+
+def _unknown(path: bytes) -> PathRefusal:
+    if path.startswith(_STATEFUL):
+        detail = "stateful APIs (files, batches, responses, ...) are not routed: their state would live in one region"
+    else:
+        detail = f"only inference paths pass here, written exactly so: {_ALLOWED}"
+    return PathRefusal(outcome.PATH_NOT_ALLOWED, detail)

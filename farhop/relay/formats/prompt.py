@@ -1,0 +1,191 @@
+"""What routing needs of a body, whatever its kind, and what all readers of bodies share.
+
+A reader turns a body into a Prompt or raises a BodyError that names the field. Never holds on to a body.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+
+# Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
+ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in range(7))
+TOKEN_MAX = (1 << 31) - 1
+
+NO_OUTPUT = 0  # `max_tokens` of what generates nothing
+OUTPUT_TOKENS_MAX = (1 << 31) - 1  # no answer is longer; JSON has integers that nothing else can carry
+
+_sorted_json = msgspec.json.Encoder(order="deterministic")
+
+
+class BodyError(Exception):
+    """A body that cannot be routed. `param` names the field; the text names the remedy."""
+
+    def __init__(self, reason: Outcome, detail: str, param: str | None = None) -> None:
+        super().__init__(detail)
+        self.outcome, self.detail, self.param = reason, detail, param
+
+
+class Said(msgspec.Struct, frozen=True):
+    """How a text answer goes on from its prompt: the member that holds it, in a stream's events as in a document, and
+    what comes before it in the canonical text of the next turn."""
+
+    key: str
+    opening: bytes
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What routing needs of a body.
+
+    `canonical` is the text that a prefix cache would hold, b"" where there is none. `unspelled_bytes` is the rest of
+    what an engine computes before its first token, in bytes of text that cost as much: images and audio, a query
+    repeated for each document; less than 0 where the canonical text is longer than what it costs (token ids in digits).
+    `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
+    of its stream, so that we ask (`openai.change`) and keep the answer to ourselves. `divisible`: one prompt and
+    one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `said` is None where
+    it cannot be told how the next turn's text will go on from this one. `has_options` and `has_salt`: the body may have
+    a member `stream_options`, `cache_salt`.
+    """
+
+    model: str
+    canonical: bytes
+    stream: bool = False
+    hide_usage: bool = False
+    max_tokens: int | None = None
+    cache_salt: str = ""
+    unspelled_bytes: int = 0
+    divisible: bool = False
+    said: Said | None = None
+    has_options: bool = True
+    has_salt: bool = True
+
+
+def invalid(param: str, detail: str) -> BodyError:
+    """A field that is there and wrong, or missing."""
+    return BodyError(outcome.INVALID_FIELD, detail, param)
+
+
+def output_limit(limit: int | None, param: str) -> int | None:
+    """How many tokens an answer may have by its request's `param`: what is more than any has is as many as any may
+    have. Raises BodyError."""
+    if limit is None:
+        return None
+    if limit < 1:
+        raise invalid(param, f"`{param}` must be at least 1")
+    return min(limit, OUTPUT_TOKENS_MAX)
+
+
+def header(lines: bytes, name: bytes) -> bytes | None:
+    """The value of a header that may stand once. `name` in lower case. Raises BodyError where it stands twice."""
+    start = name + b": "
+    values = [line[len(start) :] for line in lines.split(b"\r\n") if line.startswith(start)]
+    if len(values) > 1:
+        raise invalid(name.decode(), f"header `{name.decode()}` may stand once only")
+    return values[0] if values else None
+
+
+def in_order(value: Any) -> bytes:
+    """JSON in which the order of keys does not matter."""
+    return _sorted_json.encode(value)
+
+
+def medium(value: Any) -> tuple[bytes, int]:
+    """What is no text: its hash, and its size in bytes."""
+    blob = in_order(value)
+    return MEDIA + xxhash.xxh3_128_hexdigest(blob).encode(), len(blob)
+
+
+class Texts(NamedTuple):
+    """Prompts as they go into a chain. `one`: there is one of them. `is_text`: it is text, not token ids.
+
+    `surplus_bytes` are those by which ids in digits are longer than the text that they stand for.
+    """
+
+    canonical: bytes
+    one: bool
+    is_text: bool
+    surplus_bytes: int = 0
+
+
+_TOKEN_DIGITS = len(str(TOKEN_MAX))
+_LONG_IDS_MAX = 1 << 16  # of so many digits: no vocabulary has any
+_LARGEST = str(TOKEN_MAX).encode()
+_TOKEN_BYTES = 4  # of text that a token stands for, until its model is known better
+_BLANKS = b" \t\r\n"
+_text = msgspec.json.Decoder(str).decode
+_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def texts(value: bytes | msgspec.Raw, param: str) -> Texts:
+    """One text, one list of token ids, or a list of either, as JSON. Raises BodyError.
+
+    Token ids are never built: their digits are the text of the chain, so that equal ids give equal prefixes.
+    """
+    raw = bytes(value)
+    if raw[:1] == b'"':
+        canonical = _text(raw).encode()
+        if not canonical:
+            raise _empty(param)
+        return Texts(canonical, one=True, is_text=True)
+    if raw[:1] != b"[":
+        raise _no_texts(param)
+    first = raw[1:64].lstrip(_BLANKS)[:1] or raw[1:].lstrip(_BLANKS)[:1]
+    if first == b"]":
+        raise _empty(param)
+    if first.isdigit():
+        return _ids(raw, param)
+    items = [_item(bytes(item), param) for item in _list(raw)]
+    surplus_bytes = sum(item.surplus_bytes for item in items)
+    return Texts(ITEM.join(item.canonical for item in items), len(items) == 1, first == b'"', surplus_bytes)
+
+
+def _item(raw: bytes, param: str) -> Texts:
+    if raw[:1] == b'"':
+        return Texts(_text(raw).encode(), one=True, is_text=True)
+    return _ids(raw, param)
+
+
+def _ids(raw: bytes, param: str) -> Texts:
+    """A list of token ids."""
+    digits = raw.translate(None, _BLANKS)[1:-1]
+    if raw[:1] != b"[" or digits.translate(None, b"0123456789,"):
+        raise _no_texts(param)
+    commas = np.frombuffer(digits, np.uint8) == 0x2C
+    if not _in_range(digits, commas):
+        raise _no_texts(param)
+    count = int(np.count_nonzero(commas)) + 1 if digits else 0
+    return Texts(TOKENS + digits, one=True, is_text=False, surplus_bytes=len(digits) - _TOKEN_BYTES * count)
+
+
+def _in_range(digits: bytes, commas: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
+    """Whether no number between the commas is above TOKEN_MAX; none begins with a 0 but 0. `commas` by byte."""
+    near = commas
+    for step in (1, 2, 4, 2):  # whether there is one among two bytes, four, eight, ten
+        near = near[:-step] | near[step:]
+    long = len(near) - int(np.count_nonzero(near))
+    if not 0 < long <= _LONG_IDS_MAX:
+        return not long
+    starts = np.concatenate(([0], np.flatnonzero(commas) + 1))
+    lengths = np.diff(starts, append=len(digits) + 1) - 1
+    if int(lengths.max()) != _TOKEN_DIGITS:
+        return int(lengths.max()) < _TOKEN_DIGITS
+    # As many digits as the largest: they compare as text does, eight of them and two.
+    longest = starts[lengths == _TOKEN_DIGITS]
+    eight = np.ndarray((len(digits) - 7,), ">u8", digits, 0, (1,))[longest]
+    two = np.ndarray((len(digits) - 1,), ">u2", digits, 0, (1,))[longest + 8]
+    most, rest = int.from_bytes(_LARGEST[:8], "big"), int.from_bytes(_LARGEST[8:], "big")
+    return not bool(np.any((eight > most) | ((eight == most) & (two > rest))))
+
+
+def _empty(param: str) -> BodyError:
+    return invalid(param, f"`{param}` must not be empty")
+
+
+def _no_texts(param: str) -> BodyError:
+    return invalid(param, f"`{param}` must be a string, a list of strings, or lists of token ids within 0..{TOKEN_MAX}")

@@ -1,0 +1,119 @@
+"""Reading bodies of vLLM's ranking and tokenizer paths: rerank, score, tokenize, detokenize.
+
+A ranking's engine reads each pair of query and document on its own: the query counts once for each. The tokenizer's
+paths cost no GPU, so they have no prompt. Never judges what only an engine can (lengths, templates, `top_n`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from farhop.relay.formats.field_guard import json_reader
+from farhop.relay.formats.prompt import ITEM, NO_OUTPUT, PAIR, Prompt, invalid, medium
+
+if TYPE_CHECKING:
+    from farhop.relay.formats.field_guard import Guard
+
+# A text, or something multi-modal of its own shape.
+Passage: TypeAlias = str | dict[str, Any]
+Passages: TypeAlias = Passage | list[Passage]
+
+
+class _Rerank(msgspec.Struct, kw_only=True):
+    model: str
+    query: Passage
+    documents: Passages
+
+
+class _Score(msgspec.Struct, kw_only=True):
+    """vLLM has had three pairs of names for the two sides."""
+
+    model: str
+    text_1: Passages | None = None
+    text_2: Passages | None = None
+    queries: Passages | None = None
+    documents: Passages | None = None
+    data_1: Passages | None = None
+    data_2: Passages | None = None
+
+
+class _Tokenize(msgspec.Struct, kw_only=True):
+    model: str
+    prompt: str | None = None
+    messages: list[Any] | None = None
+
+
+class _Detokenize(msgspec.Struct, kw_only=True):
+    model: str
+    tokens: msgspec.Raw
+
+
+def _read_rerank(body: _Rerank, guard: Guard) -> Prompt:
+    return _pairs(body.model, [body.query], _listed(body.documents), ("query", "documents"), guard)
+
+
+def _read_score(body: _Score, guard: Guard) -> Prompt:
+    for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
+        left, right = (getattr(body, name) for name in names)
+        if left is not None and right is not None:
+            return _pairs(body.model, _listed(left), _listed(right), names, guard)
+        if left is not None or right is not None:
+            missing = names[left is not None]
+            raise invalid(missing, f"`{missing}` is missing: a score needs both sides")
+    raise invalid("text_1", "`text_1` and `text_2` are missing: give a text or a list of texts each")
+
+
+def _listed(value: Passages) -> list[Passage]:
+    return value if isinstance(value, list) else [value]
+
+
+def _pairs(model: str, left: list[Passage], right: list[Passage], names: tuple[str, str], guard: Guard) -> Prompt:
+    """One on the left goes with each on the right; else they go side by side."""
+    for side, name in zip((left, right), names, strict=True):
+        if not side:
+            raise invalid(name, f"`{name}` must not be empty")
+        for passage in side:
+            if isinstance(passage, dict):
+                guard.media(passage.get("content"), name)
+    if len(left) not in (1, len(right)):
+        raise invalid(names[0], f"`{names[0]}` must be one, or as many as `{names[1]}`")
+    spelled = [[_spell(passage) for passage in side] for side in (left, right)]
+    unspelled_bytes = sum(size for side in spelled for _, size in side)
+    (query, query_bytes), *_ = spelled[0]
+    if len(left) == 1:
+        canonical = PAIR.join((query, *(text for text, _ in spelled[1])))
+        unspelled_bytes += (len(query) + query_bytes) * (len(right) - 1)
+    else:
+        canonical = ITEM.join(PAIR.join((a, b)) for (a, _), (b, _) in zip(*spelled, strict=True))
+    return Prompt(model, canonical, max_tokens=NO_OUTPUT, unspelled_bytes=unspelled_bytes)
+
+
+def _spell(passage: Passage) -> tuple[bytes, int]:
+    """Its text, and how many bytes of it are not spelled out."""
+    if isinstance(passage, str):
+        return passage.encode(), 0
+    text = passage.get("text")
+    return (text.encode(), 0) if isinstance(text, str) and len(passage) == 1 else medium(passage)
+
+
+def _read_tokenize(body: _Tokenize, guard: Guard) -> Prompt:
+    for message in body.messages or ():
+        if isinstance(message, dict):
+            guard.media(message.get("content"), "messages")
+    if body.prompt is None and body.messages is None:
+        raise invalid("prompt", "`prompt` is missing: give a text, or `messages`")
+    return Prompt(body.model, b"", max_tokens=NO_OUTPUT)
+
+
+def _read_detokenize(body: _Detokenize, _guard: Guard) -> Prompt:
+    if bytes(body.tokens)[:1] != b"[":
+        raise invalid("tokens", "`tokens` must be a list of token ids")
+    return Prompt(body.model, b"", max_tokens=NO_OUTPUT)
+
+
+rerank = json_reader(_Rerank, _read_rerank)
+score = json_reader(_Score, _read_score)
+tokenize = json_reader(_Tokenize, _read_tokenize)
+detokenize = json_reader(_Detokenize, _read_detokenize)

@@ -1,0 +1,97 @@
+"""What an answer says, read as it passes: its engine's cache holds it behind the prompt, and the next turn brings it.
+
+Nothing of it goes on but the chain of prompt and answer, and how long the answer is. Invariants: bounded, and rather
+nothing goes on than what was read in part; no text of it ever enters a log, a span or an error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance.prefix import chain
+from farhop.relay.formats import openai
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farhop.balance.prefix.chain import Tail
+    from farhop.relay.formats.prompt import Prompt
+
+SAID_BYTES_MAX = 64 * 1024  # as JSON writes them
+
+# A string is found without decoding its event. In a string the key's quotes would be escaped; as a list or an object
+# (`"content":[` in logprobs) and as null it is not what is looked for.
+_STRING = rb'''": ?"([^"\\]*+(?:\\.[^"\\]*+)*+)"'''
+_PIECES = {key: re.compile(b'"' + key.encode() + _STRING).findall for key in ("content", "text")}
+
+_string = msgspec.json.Decoder(str)
+
+
+class Continuation(msgspec.Struct, frozen=True):
+    """Where a request's chain goes on with its answer, and under which key that is said."""
+
+    tail: Tail
+    key: str
+
+
+def continuation(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> Continuation | None:
+    """What a request keeps of its prompt, whose chain is `nodes`. None: its answer is not to be listened to."""
+    if prompt.said is None:
+        return None
+    end = chain.tail(prompt.canonical, nodes, seed)
+    return Continuation(end._replace(rest=end.rest + prompt.said.opening), prompt.said.key)
+
+
+class Transcript:
+    """Of one attempt's answer."""
+
+    __slots__ = ("_find", "_pieces", "_tail", "_text")
+
+    def __init__(self, of: Continuation) -> None:
+        self._tail = of.tail
+        self._find: Callable[[bytes], Iterable[bytes]] = _PIECES[of.key]
+        self._pieces = bytearray()  # as the engine wrote them, escapes and all
+        self._text = b""
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._pieces) + len(self._text)
+
+    def feed(self, events: bytes) -> None:
+        """Whole events of a stream."""
+        pieces = self._pieces
+        pieces += b"".join(self._find(events))
+        if len(pieces) > SAID_BYTES_MAX:
+            self.miss()
+
+    def read(self, document: bytes) -> None:
+        """An answer in one piece."""
+        text = openai.said_in(document)
+        self._text = text if len(text) <= SAID_BYTES_MAX else b""
+
+    def miss(self) -> None:
+        """Something passed unread: neither what was read nor what follows is of use."""
+        self._pieces, self._find = bytearray(), _deaf
+
+    def result(self) -> tuple[tuple[int, ...], int]:
+        """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 where nothing can be said."""
+        text = self._text or _unescaped(bytes(self._pieces))
+        return (chain.go_on(self._tail, text), len(text)) if text else ((), 0)
+
+
+def _deaf(_events: bytes) -> Iterable[bytes]:
+    return ()
+
+
+def _unescaped(pieces: bytes) -> bytes:
+    """Once for all: an escape may be one half of a pair whose other half came with the next event."""
+    if b"\\" not in pieces:
+        return pieces
+    try:
+        return _string.decode(b'"%b"' % pieces).encode()
+    except openai.UNREADABLE:
+        return b""

@@ -1,0 +1,209 @@
+"""One request of a client and its one answer, as handlers of requests and the relay see them.
+
+Invariants: an answer is begun at most once and is framed by us, in the terms of the request (HTTP/1.0 gets no chunks,
+HEAD no body); towards the tier above a refusal says that it is one. Never reads, and never knows of another exchange.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farhop.balance import outcome
+from farhop.relay import answers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.answers import Reply
+    from farhop.relay.http.head import Head
+
+_BODILESS = (204, 304)  # RFC 9112 §6.3: whatever their headers say
+
+
+class ExchangeCallbacks(Protocol):
+    """Who makes an exchange's answer elsewhere, and is told what becomes of its client: the relay's ActiveRequest."""
+
+    def client_left(self) -> None:
+        """The client is gone."""
+
+    def stopped(self) -> None:
+        """We stop, and time is up."""
+
+    def pause(self) -> None:
+        """The client reads slower than the upstream writes."""
+
+    def resume(self) -> None:
+        """The client caught up."""
+
+
+class RequestHandler(Protocol):
+    """What a listener does with the requests that come to it."""
+
+    def head(self, exchange: Exchange) -> Reply | None:
+        """Identity, path and entry law, before the body is read. A Reply refuses."""
+
+    def arrived(self, exchange: Exchange) -> None:
+        """The whole request is here: reply to it or hand it to the relay."""
+
+
+class AnsweringConnection(Protocol):
+    """The client's connection, as an exchange writes its answer to it (connection.ClientConnection)."""
+
+    answering: Exchange | None  # whose turn it is
+
+    @property
+    def is_hop(self) -> bool:
+        """Whether the tier above is the client."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has not taken yet."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client, if it is there."""
+
+    def chunk(self, data: bytes) -> None:
+        """Send a piece of a stream to the client, if it is there."""
+
+    def abort(self) -> None:
+        """Break the connection so that the client notices."""
+
+    def keeps(self, exchange: Exchange) -> bool:
+        """Whether the connection outlives this exchange; asked when its answer begins."""
+
+    def close_after(self, exchange: Exchange) -> None:
+        """Close once this exchange is answered."""
+
+    def over(self, exchange: Exchange) -> None:
+        """The exchange has its whole answer."""
+
+    def let_go(self, exchange: Exchange) -> None:
+        """Return what the exchange's body held of the budget."""
+
+
+class Exchange:
+    """One request and its one answer. `context` and `on_abandoned` belong to the handler.
+
+    `tenant` is set by the handler's `head` where it knows who asks: whose share of what is bounded this counts to;
+    `counted` says that it is among the requests under way, `waits` that it is whole and not read yet.
+
+    `on_abandoned(outcome, status)` is called once if a request that the handler's `head` let pass never arrives: it was
+    cut short here (with the status the client got) or its client left (status 0).
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "body",
+        "body_bytes",
+        "callbacks",
+        "context",
+        "counted",
+        "early",
+        "head",
+        "held_bytes",
+        "on_abandoned",
+        "parts",
+        "started",
+        "tenant",
+        "waits",
+    )
+
+    def __init__(self, connection: AnsweringConnection, request_head: Head) -> None:
+        self._connection = connection
+        self.head = request_head
+        self.parts: list[bytes | bytearray] = []
+        self.tenant = ""
+        self.counted = self.waits = False
+        self.body = b""
+        self.body_bytes = self.held_bytes = 0  # `held_bytes` are those taken from the budget
+        self.early: Reply | None = None
+        self.context: Any = None
+        self.callbacks: ExchangeCallbacks | None = None
+        self.on_abandoned: Callable[[Outcome, int], None] | None = None
+        self.started = False
+        self._chunked = False
+
+    @property
+    def is_hop(self) -> bool:
+        """Whether the tier above asks, who understands refusals and broken streams."""
+        return self._connection.is_hop
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is its turn and its answer is not complete."""
+        return self._connection.answering is self
+
+    def abandon(self, reason: Outcome, status: int) -> None:
+        """Tell the handler, if it wants to know, that the request will not arrive."""
+        on_abandoned, self.on_abandoned = self.on_abandoned, None
+        if on_abandoned is not None:
+            on_abandoned(reason, status)
+
+    def reply(self, reply: Reply) -> None:
+        """Answer whole from here."""
+        self.started = True
+        extra = reply.extra
+        if self._connection.is_hop and reply.outcome is not outcome.SERVED:
+            extra += answers.hop_outcome(reply.outcome, reply.wait_ms)
+        head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
+            answers.status_line(reply.status),
+            reply.content_type,
+            len(reply.body),
+            self._persistence(),
+            extra,
+        )
+        self._connection.write(head if self.head.method == b"HEAD" else head + reply.body)
+        self._connection.over(self)
+
+    def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:
+        """Send an answer's head and the first of its body in one write. `length` None: framing is ours to choose."""
+        self.started = True
+        framing = b""
+        if status in _BODILESS:
+            first = b""
+        elif length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self.head.http_11:
+            self._chunked = True
+            framing = b"transfer-encoding: chunked\r\n"
+            if first:
+                first = b"%x\r\n%b\r\n" % (len(first), first)
+        else:
+            self._connection.close_after(self)
+        line = answers.status_line(status)
+        self._connection.write(b"".join((line, headers, self._persistence(), framing, b"\r\n", first)))
+
+    def _persistence(self) -> bytes:
+        """Our `Connection` header, where it is not the default of the request's version."""
+        if not self._connection.keeps(self):
+            return b"connection: close\r\n"
+        return b"" if self.head.http_11 else b"connection: keep-alive\r\n"
+
+    def write(self, data: bytes) -> None:
+        """Send more of the body; `data` is not empty."""
+        self._connection.chunk(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def finish(self) -> None:
+        """The answer is whole."""
+        if self._chunked:
+            self._connection.write(b"0\r\n\r\n")
+        self._connection.over(self)
+
+    def let_go(self) -> None:
+        """The body is held no more: nobody will want it again."""
+        self._connection.let_go(self)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What of its connection's answers the client has not taken yet."""
+        return self._connection.unsent_bytes
+
+    def break_off(self, event: bytes | None) -> None:
+        """The answer cannot be completed. With an event the stream ends cleanly; without, it visibly breaks."""
+        if event is None:
+            self._connection.abort()
+        else:
+            self.write(event)
+            self.finish()

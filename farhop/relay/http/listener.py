@@ -1,0 +1,216 @@
+"""A port that clients (or the tier above) come to: accepts, bounds, sweeps time limits, drains.
+
+Draining loses nothing that was sent to us: whoever has connected is accepted, every answer says that it is the last one
+on its connection, and a connection at rest is left open for a while for the request that may be on its way. (The tier
+above asks anew when a connection that it kept is closed, so there it need not rest for long.) Never looks into a
+request: that is its handler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections import Counter
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING
+
+from farhop.balance import outcome
+from farhop.relay.http.connection import ClientConnection, ClientLimits, LargeBodyQueue
+from farhop.relay.http.cork import Cork
+from farhop.relay.http.tls import Handshakes
+
+if TYPE_CHECKING:
+    from farhop.balance.limits import ByteBudget, SlotLimit
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.http.exchange import Exchange, RequestHandler
+    from farhop.relay.http.tls import ListenerTls
+
+# Time limits are checked by one sweep rather than a timer per connection: they may be late by this much.
+SWEEP_S = 0.25
+# Connections beyond the limit get an answer, as long as there are no more of them than this.
+_TURNED_AWAY_MAX = 256
+_LAST_WORD_S = 1.0  # for clients to take their last word and close
+_BREAK_S = 1.0  # what breaking the connections that are left may take
+_HOP_REST_S = 0.5  # for the first request of the tier above on a connection that it has just made
+_ACCEPT_REST_S = 1.0  # what accepting those that have connected may take, once we stop
+
+
+class PortTakenError(Exception):
+    """The address cannot be listened on; the text names it and the remedy."""
+
+
+class Listener:
+    """One listening address and its connections. `is_hop`: the tier above comes here, not clients.
+
+    `slots` bound the connections of all listeners of the process together, `requests` those under way; both have a
+    share for each tenant (the tier above has connections in common for all). `refused` counts, by reason, what was
+    refused before a request could be read; the handler counts the others.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handler: RequestHandler,
+        limits: ClientLimits,
+        budget: ByteBudget,
+        slots: SlotLimit | None = None,
+        requests: SlotLimit | None = None,
+        *,
+        is_hop: bool = False,
+        tls: ListenerTls | None = None,
+    ) -> None:
+        self.name, self.is_hop = name, is_hop
+        loop = asyncio.get_running_loop()
+        self.cork, self.large_bodies = Cork(loop), LargeBodyQueue(loop)
+        self._handler, self._limits, self._budget = handler, limits, budget
+        self._slots, self._requests = slots, requests
+        self.refused: Counter[str] = Counter()
+        self._by_client: Counter[str] = Counter()
+        self._rest_s = limits.idle_s
+        self._connections: set[ClientConnection] = set()
+        self._turned_away: set[ClientConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._handshakes = None if tls is None else Handshakes(self._connection, tls)
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.stopping = False
+
+    async def open(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Listen; returns the port (chosen by the system if `port` is 0). Raises PortTakenError.
+
+        With `reuse_port` (SO_REUSEPORT) others that say so, too, may listen there: the kernel spreads connections.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            made = self._handshakes or self._connection
+            self._server = await loop.create_server(made, host, port, backlog=1024, reuse_port=reuse_port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise PortTakenError(
+                f"{self.name}: cannot listen on {host}:{port}: {reason}; choose another port"
+            ) from None
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+        chosen: int = self._server.sockets[0].getsockname()[1]
+        return chosen
+
+    def _connection(self) -> ClientConnection:
+        return ClientConnection(self, self._handler, self._limits, self._budget)
+
+    def admit(self, connection: ClientConnection, peer: object) -> Outcome | None:
+        """Count a connection in, within the limits; or which it is beyond. `peer` is its socket address."""
+        client = "" if self.is_hop else client_of(peer)
+        reason = None
+        if client and self._by_client[client] >= self._limits.connections_per_client_max:
+            reason = outcome.CLIENT_CROWDS
+        elif len(self._connections) >= self._limits.connections_max or not (
+            self._slots is None or self._slots.take(1, "")
+        ):
+            reason = outcome.TOO_MANY_CONNECTIONS
+        if reason is None:
+            connection.client = client
+            self._by_client[client] += 1
+            self._connections.add(connection)
+        elif len(self._turned_away) < _TURNED_AWAY_MAX:
+            self._turned_away.add(connection)
+        else:
+            connection.abort()
+        return reason
+
+    def forget(self, connection: ClientConnection) -> None:
+        """Count a connection out."""
+        self._turned_away.discard(connection)
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        if self._slots is not None:
+            self._slots.give(1, connection.tenant)
+        self._by_client[connection.client] -= 1
+        if not self._by_client[connection.client]:
+            del self._by_client[connection.client]
+
+    def counts(self, connection: ClientConnection, exchange: Exchange) -> bool:
+        """Count a request, and its connection, to its tenant's share. False if that is used up."""
+        tenant = exchange.tenant
+        if self._slots is not None and connection.tenant != tenant and not self.is_hop:
+            if not self._slots.move(1, connection.tenant, tenant):
+                return False
+            connection.tenant = tenant
+        if self._requests is not None:
+            if not self._requests.take(1, tenant):
+                return False
+            exchange.counted = True
+        return True
+
+    def uncounted(self, exchange: Exchange) -> None:
+        """A request that was counted to its tenant's share is over."""
+        assert self._requests is not None
+        self._requests.give(1, exchange.tenant)
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    def _sweep(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        self._check()
+
+    def _check(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in (*self._connections, *self._turned_away):
+            connection.check(now, self._rest_s)
+
+    async def stop_accepting(self) -> None:
+        """No connections after those that are made; each that is open ends after its next answer, or its rest."""
+        self.stopping = True
+        self._rest_s = _HOP_REST_S if self.is_hop else min(self._limits.idle_s, self._limits.drain_idle_s)
+        if self._server is not None:
+            await self._accept_rest(self._server)
+            self._server.close()
+        self._check()
+
+    async def _accept_rest(self, server: asyncio.Server) -> None:
+        """Let the loop accept until nobody waits: the kernel resets those whom a closing socket leaves."""
+        loop = asyncio.get_running_loop()
+        poll = select.poll()
+        for listening in server.sockets:
+            poll.register(listening.fileno(), select.POLLIN)
+        end = loop.time() + _ACCEPT_REST_S
+        while poll.poll(0) and loop.time() < end:
+            await asyncio.sleep(0)
+
+    async def close(self, deadline_s: float) -> None:
+        """Drain: wait for answers under way up to the deadline, then end what is left: a stream by an error event, what
+        has not begun by a refusal, an answer of known length by breaking off."""
+        await self.stop_accepting()
+        await self._emptied(deadline_s)
+        if self._handshakes is not None:
+            await self._handshakes.close()
+        for connection in tuple(self._connections):
+            connection.expel()
+        await self._emptied(_LAST_WORD_S)
+        for connection in (*self._connections, *self._turned_away):
+            connection.abort()
+        await self._emptied(_BREAK_S)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    async def _emptied(self, within_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within_s
+        while (self._connections or self._turned_away or self._shaking) and loop.time() < end:
+            await asyncio.sleep(0.02)
+
+    @property
+    def _shaking(self) -> int:
+        return 0 if self._handshakes is None else self._handshakes.under_way
+
+
+def client_of(peer: object) -> str:
+    """By what a client counts: its IPv4 address, or the /64 that an IPv6 host has to itself. "" if it has neither."""
+    if not isinstance(peer, tuple):
+        return ""
+    host = str(peer[0])
+    if ":" not in host:
+        return host
+    address = IPv6Address(host)
+    return str(address.ipv4_mapped or address.packed[:8].hex(":", 2))

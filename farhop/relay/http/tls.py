@@ -1,0 +1,174 @@
+"""TLS on a connection that stands already: a client's, before it is a listener's; ours, inside a tunnel.
+
+Invariants: a handshake is bounded in time, and so is the number of those under way; one that fails costs a count and
+nothing else. Never chooses what is believed: contexts come ready made (farhop.service.certificates). What Python's ssl
+and uvloop cannot do: answer a client that offers only h2 with an alert (it is left without ALPN, and its preface is
+refused as HTTP that is not 1.1), and send the alert of a failed handshake before the connection closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HANDSHAKES_MAX = 1024  # under way at once, per listener: each holds 64 KiB
+SHUTDOWN_S = 2.0  # how long an upstream may take to say that it closes, too
+_CLOSE_S = 120.0  # and a client, its last answer included: ClientConnection bounds it more narrowly
+_UNSENT_BYTES_MAX = 64 * 1024  # before writing pauses: as on a plain connection
+
+_P = TypeVar("_P", bound=asyncio.BaseProtocol)
+
+# OpenSSL's reasons to bounded words; alerts are what the other side thinks of us.
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
+    "CERTIFICATE_VERIFY_FAILED": "bad_certificate",
+    "HTTP_REQUEST": "not_tls",
+    "WRONG_VERSION_NUMBER": "not_tls",
+    "UNSUPPORTED_PROTOCOL": "version",
+    "VERSION_TOO_LOW": "version",
+    "NO_SHARED_CIPHER": "cipher",
+}
+REASONS = frozenset((*_REASONS.values(), "alert", "timeout", "left", "too_many", "wrong_name", "other"))
+
+
+class ListenerTls(msgspec.Struct, frozen=True):
+    """How a listener speaks TLS. `context` is asked before each handshake; `refused` counts, by a word of REASONS.
+
+    `admits` is asked of the certificate (DER) that was verified, before anything is read; None: everybody is let in.
+    """
+
+    context: Callable[[], ssl.SSLContext]
+    handshake_s: float
+    refused: Callable[[str], None]
+    admits: Callable[[bytes | None], bool] | None = None
+
+
+def reason_of(error: Exception) -> str:
+    """The word for a failed handshake."""
+    if isinstance(error, ssl.SSLError):
+        reason = getattr(error, "reason", None) or ""  # those not from OpenSSL have none
+        return "alert" if "_ALERT_" in reason else _REASONS.get(reason, "other")
+    return "timeout" if isinstance(error, ConnectionAbortedError | TimeoutError) else "left"
+
+
+def text_of(error: OSError) -> str:
+    """What went wrong, for a log: OpenSSL's words, and of a certificate what is wrong with it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not believed: {error.verify_message}"
+    return (getattr(error, "reason", None) or "failed").lower().replace("_", " ")
+
+
+async def upgrade(
+    transport: asyncio.Transport, make: Callable[[], _P], context: ssl.SSLContext, server_name: str | None
+) -> _P:
+    """Speak TLS on `transport`, as a client towards `server_name`; returns the protocol that then owns the connection.
+
+    Raises OSError (an ssl.SSLError where TLS itself failed), and then the transport is closed. Bound it in time.
+    """
+    upgraded = await asyncio.get_running_loop().start_tls(
+        transport, asyncio.Protocol(), context, server_hostname=server_name, ssl_shutdown_timeout=SHUTDOWN_S
+    )
+    # No await from here: what the other side has sent already is delivered right after this step.
+    if upgraded is None or upgraded.is_closing():
+        raise ConnectionResetError("the connection closed with its handshake")
+    protocol = make()
+    upgraded.set_protocol(protocol)
+    protocol.connection_made(upgraded)
+    return protocol
+
+
+class Handshakes:
+    """The handshakes under way on one listening socket: a protocol factory, for the factory behind it."""
+
+    def __init__(self, make: Callable[[], asyncio.BaseProtocol], tls: ListenerTls) -> None:
+        self._make, self._tls = make, tls
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self) -> asyncio.Protocol:
+        """For an accepted connection."""
+        return _Accepted(self)
+
+    def begin(self, accepted: socket.socket) -> None:
+        """A connection is there; it is ours to close."""
+        accepted.setblocking(False)
+        if len(self._tasks) >= HANDSHAKES_MAX:
+            self._tls.refused("too_many")
+            accepted.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._shake(accepted))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _shake(self, accepted: socket.socket) -> None:
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                self._make if self._tls.admits is None else partial(_Named, self._make, self._tls, self._tls.admits),
+                accepted,
+                ssl=self._tls.context(),
+                ssl_handshake_timeout=self._tls.handshake_s,
+                ssl_shutdown_timeout=_CLOSE_S,
+            )
+        except OSError as error:
+            accepted.close()
+            self._tls.refused(reason_of(error))
+        except BaseException:
+            accepted.close()
+            raise
+        else:
+            transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
+
+    @property
+    def under_way(self) -> int:
+        """How many handshakes have begun and not ended; each does within its bound."""
+        return len(self._tasks)
+
+    async def close(self) -> None:
+        """Break what is under way."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class _Named(asyncio.Protocol):
+    """A connection after its handshake: whose certificate names somebody else is not read from."""
+
+    def __init__(
+        self, make: Callable[[], asyncio.BaseProtocol], tls: ListenerTls, admits: Callable[[bytes | None], bool]
+    ) -> None:
+        self._make, self._tls, self._admits = make, tls, admits
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        spoken: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if not self._admits(None if spoken is None else spoken.getpeercert(binary_form=True)):
+            self._tls.refused("wrong_name")
+            cast("asyncio.Transport", transport).abort()
+            return
+        protocol = self._make()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+class _Accepted(asyncio.Protocol):
+    """A connection before its handshake: its socket is taken over before anything is read from it.
+
+    Not `start_tls`: uvloop would read, and lose, what came before it. Not TLS by the server itself: that neither tells
+    of a handshake that fails nor bounds how many are under way.
+    """
+
+    def __init__(self, handshakes: Handshakes) -> None:
+        self._handshakes = handshakes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        try:
+            self._handshakes.begin(socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())))
+        finally:
+            cast("asyncio.Transport", transport).abort()  # closes its own descriptor, not the connection

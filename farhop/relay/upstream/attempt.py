@@ -1,0 +1,330 @@
+"""One attempt of one request at one upstream: writes the request, passes the answer on, notices how it ends.
+
+The answer's head is held until its first body byte is here: until then nothing has reached the client, and the request
+may still go elsewhere. Never decides what happens next: it tells its owner, once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from farhop.balance import machine, outcome
+from farhop.balance.health.inquiry import QUIET_S, Inquiry, stall_s
+from farhop.relay import answers
+from farhop.relay.formats.transcript import Transcript
+from farhop.relay.upstream import engine_faults
+from farhop.relay.upstream.tap import BodyTap, StreamTap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Address, Usage
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.active import ActiveRequest
+    from farhop.relay.http.head import AnswerHead
+    from farhop.relay.upstream.fetch import Fetched
+    from farhop.relay.upstream.pool import Pool, UpstreamConnection
+
+
+_JOINED_BYTES_MAX = 16 * 1024  # one write is cheaper than two; copying more than this is not
+
+
+class AttemptOwner(Protocol):
+    """What an attempt asks of whoever made it (the relay), and tells it, once. `clock` gives monotonic seconds;
+    `upstream_is_tier`: the upstream is a balancer of ours, whose refusals are to be read."""
+
+    pool: Pool
+    clock: Callable[[], float]
+    upstream_is_tier: bool
+
+    def upstream_head(self, active: ActiveRequest, host: bytes, body_bytes: int, more: bytes = b"") -> bytes:
+        """The request's head as the upstream gets it. `host` is its `Host` header's value; `more`: further lines."""
+
+    def answer_head(self, active: ActiveRequest, upstream_timing: bytes) -> bytes:
+        """Our header lines on an answer that began. `upstream_timing` is the upstream's own server-timing."""
+
+    def is_dark(self, attempt: AttemptRun) -> bool:
+        """Whether the way to its upstream is broken now."""
+
+    def began(self, attempt: AttemptRun, status: int) -> bool:
+        """The first byte is here. False if it is no longer wanted."""
+
+    def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
+        """The answer is whole."""
+
+    def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
+        """The tier below said no."""
+
+    def failed(self, attempt: AttemptRun, reason: Outcome) -> None:
+        """The attempt broke."""
+
+    def fault(self, active: ActiveRequest, error: Exception) -> None:
+        """A bug of ours: this request is over."""
+
+
+class AttemptRun:
+    """A live attempt. States: connecting (no connection), waiting (no first byte), flowing, over."""
+
+    __slots__ = (
+        "_connection",
+        "_heard_at",
+        "_inquiry",
+        "_length",
+        "_onward",
+        "_over",
+        "_pause_s",
+        "_paused",
+        "_refusal",
+        "_silent_s",
+        "_status",
+        "_tap",
+        "_transcript",
+        "active",
+        "began",
+        "number",
+        "owner",
+        "timing",
+    )
+
+    def __init__(self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float) -> None:
+        self.owner, self.active, self.number = owner, active, number
+        self._connection: UpstreamConnection | None = None
+        self._heard_at = now
+        self._silent_s = self._pause_s = 0.0  # at the last sweep, and the longest that ended, as sweeps see them
+        self._inquiry: Inquiry | None = None  # once its upstream was asked about it
+        self._status = 0
+        self._onward = b""
+        self._length: int | None = None
+        self._tap: StreamTap | BodyTap | engine_faults.FaultTap | None = None
+        self._transcript = Transcript(active.continuation) if active.continuation is not None else None
+        self._refusal: tuple[Outcome, float | None] | None = None
+        self._over = self._paused = False
+        self.began = False
+        self.timing = b""  # the upstream's own server-timing
+
+    # -- pool.UpstreamHandler
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        """Write the request, if it is still wanted."""
+        if self._over:
+            connection.attempt = None
+            self.owner.pool.give_back(connection)
+            return
+        self._connection = connection
+        try:
+            request_head, body = self.request(connection.host)
+        except Exception as error:  # noqa: BLE001 - the tier's headers failed: this request is over, the connection is not
+            self._over = True
+            connection.attempt = None
+            self.owner.pool.give_back(connection)
+            self.owner.fault(self.active, error)
+            return
+        if len(body) <= _JOINED_BYTES_MAX:
+            connection.write(request_head + body)
+        else:
+            connection.write(request_head)
+            connection.write(body)
+
+    def answered(self, answer: AnswerHead) -> None:
+        """Keep the head until there is something to send with it."""
+        known = answer.known
+        self._status, self._onward = answer.status, answer.onward
+        self.timing = known.get(b"server-timing", b"")
+        if self.owner.upstream_is_tier:
+            if word := known.get(b"x-farhop-outcome"):
+                self._refusal = answers.read_hop_outcome(word)
+                return
+            if version := known.get(b"x-farhop-version"):
+                self._onward += b"x-farhop-version: " + version + b"\r\n"
+        content_type = known.get(b"content-type", b"").lower()
+        if engine_faults.looks_at(answer.status) and not self.owner.upstream_is_tier:
+            self._tap, self._length = engine_faults.FaultTap(), answer.length
+        elif content_type.startswith(b"text/event-stream"):
+            self._tap = StreamTap(self.active.hide_usage, self._transcript)
+        elif content_type.startswith(b"application/json"):
+            self._tap, self._length = BodyTap(self._transcript), answer.length
+        else:
+            self._length = answer.length
+
+    def received(self, data: bytes) -> None:
+        """Pass body bytes on."""
+        if self._refusal is not None or self._over:
+            return
+        self._heard_at = self.owner.clock()
+        if self._tap is not None:
+            data = self._tap.feed(data)
+        if not self.began:
+            self._begin(data)
+        elif data:
+            self.active.exchange.write(data)
+
+    def completed(self) -> None:
+        """The upstream's answer is whole."""
+        if self._over:
+            return
+        self._over = True
+        if self._refusal is not None:
+            self.owner.refused(self, *self._refusal)
+            return
+        rest = self._tap.rest() if self._tap is not None else b""
+        if not self.began:
+            self._length = len(rest)
+            self._begin(rest)
+        elif rest:
+            self.active.exchange.write(rest)
+        self.owner.ended(self, self._ended())
+
+    def lost(self, reason: Outcome) -> None:
+        """The upstream is gone, or never came."""
+        if self._over:
+            return
+        self._over = True
+        if self._refusal is not None:
+            self.owner.refused(self, *self._refusal)
+            return
+        if self.began and reason is outcome.DIED_BEFORE_START:
+            reason = outcome.DIED_MID_STREAM
+        self.owner.failed(self, reason)
+
+    def broke(self, error: Exception) -> None:
+        """Whatever it met while it read the answer: a bug of ours, and the end of this request."""
+        self._over = True
+        self.owner.fault(self.active, error)
+
+    def request(self, host: bytes) -> tuple[bytes, bytes]:
+        """Head and body as the upstream gets them. `host` is its `Host` header's value."""
+        body = self.active.body
+        return self.owner.upstream_head(self.active, host, len(body)), body
+
+    # -- for its owner
+
+    @property
+    def target(self) -> str:
+        """Who is asked."""
+        forward = self.active.forward
+        return forward.target if forward is not None else ""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine said so far of its usage."""
+        return self._tap.usage if self._tap is not None else None
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        tap, transcript = self._tap, self._transcript
+        return (0 if tap is None else tap.held_bytes) + (0 if transcript is None else transcript.held_bytes)
+
+    @property
+    def status(self) -> int:
+        """The upstream's status, 0 while unknown."""
+        return self._status
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is a stream of events, which can end with an error event."""
+        return isinstance(self._tap, StreamTap)
+
+    def start(self, address: Address) -> None:
+        """Get a connection."""
+        self.owner.pool.lend(address, self)
+
+    def abort(self) -> None:
+        """Stop the work upstream at once; tells nobody."""
+        self._over = True
+        if self._connection is not None and self._connection.attempt is self:
+            self._connection.abort()
+
+    def pause(self) -> None:
+        """The client is behind: stop reading upstream."""
+        self._paused = True
+        if self._connection is not None and self._connection.attempt is self:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        self._paused = False
+        self._heard_at = self.owner.clock()
+        if self._connection is not None and self._connection.attempt is self:
+            self._connection.resume()
+
+    # -- what its upstream knows of it
+
+    @property
+    def id(self) -> str:
+        """As the hop token names it."""
+        return f"{self.active.request.id}/{self.number}"
+
+    @property
+    def heard_at(self) -> float:
+        """When something of the answer came last; before that, when the attempt was made."""
+        return self._heard_at
+
+    @property
+    def inquiry(self) -> Inquiry:
+        """What is known of it where it is silent."""
+        known = self._inquiry = self._inquiry or Inquiry()
+        return known
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether its upstream, which should have it by now, is worth being asked about it."""
+        waits = not self._over and not self._paused and self._connection is not None
+        return waits and now - self._heard_at >= QUIET_S
+
+    def asked_about(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+        """What its upstream said when asked: see balance.inquiry."""
+        if self._over or self._paused:
+            return
+        if self._heard_at > asked_at:
+            self.inquiry.heard()
+            return
+        now = self.owner.clock()
+        if self.inquiry.lost(now - self._heard_at, quiet_s, way_s, now, began=self.began):
+            self._give_up(outcome.STALLED if self.began else outcome.LOST)
+
+    # -- upkeep
+
+    def check(self, now: float) -> None:
+        """Apply the time limits; called by the relay's sweep."""
+        silent_s, limits = now - self._heard_at, self.owner.pool.limits
+        if self._over or self._paused or self._connection is None:
+            return  # connecting has its own limit, and a slow client is not a slow upstream
+        if self.began:
+            self._pause_s = max(self._pause_s, self._silent_s if silent_s < self._silent_s else 0.0)
+            self._silent_s, most_s = silent_s, limits.between_bytes_s
+            if silent_s > (stall_s(self._pause_s, most_s) if self.owner.is_dark(self) else most_s):
+                self._give_up(outcome.STALLED)
+        elif self.active.request.stream:
+            if silent_s > limits.first_byte_s:
+                self._give_up(outcome.FIRST_BYTE_TIMEOUT)
+        elif silent_s > limits.whole_answer_s:
+            self._give_up(outcome.WHOLE_ANSWER_TIMEOUT)
+
+    def _give_up(self, reason: Outcome) -> None:
+        self.abort()
+        self.owner.failed(self, reason)
+
+    def _ended(self) -> machine.AttemptEnded:
+        fault = self._tap.fault if self._tap is not None else None
+        chain, said_bytes = self._transcript.result() if self._transcript is not None else ((), 0)
+        request_id, usage = self.active.request.id, self.usage
+        return machine.AttemptEnded(request_id, self.number, self._status, usage, fault, chain, said_bytes)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that still comes is of use."""
+        return self._over
+
+    def answer_with(self, other: Fetched) -> None:
+        """What another upstream said, whole, is this attempt's answer."""
+        self.abort()
+        self._status, self._tap, self._length = other.status, None, len(other.body)
+        self._onward = b"content-type: %b\r\n" % other.content_type if other.content_type else b""
+        self._begin(other.body)
+        self.owner.ended(self, self._ended())
+
+    def _begin(self, first: bytes) -> None:
+        self.began = True
+        if self.owner.began(self, self._status):
+            headers = self._onward + self.owner.answer_head(self.active, self.timing)
+            self.active.exchange.begin(self._status, headers, self._length, first)

@@ -1,0 +1,421 @@
+"""The upstream's side: keep-alive connections, and the pool that lends them.
+
+Invariants: a connection carries one attempt at a time; it is lent again only after a whole, well-framed answer to a
+request that was sent whole; bytes that nobody asked for close it; no address has more connections than its bound. A
+kept connection that turns out dead right after it was lent takes those that rested as long with it, so that whoever
+asks again gets one that is alive. Never retries anything: a request may have been seen, and machines count retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop.relay.http import head, tls
+from farhop.relay.http.body import EndlessBody, FramingError
+from farhop.relay.http.cork import Cork
+from farhop.relay.upstream import tunnel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Address
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.http.body import Body
+    from farhop.relay.http.head import AnswerHead
+
+
+class UpstreamLimits(msgspec.Struct, frozen=True):
+    """What an upstream may do, and how much of us one address gets. Seconds, counts and bytes.
+
+    A stream is silent while its prompt waits and is computed (`first_byte_s`), a whole answer until all of it is
+    generated (`whole_answer_s`): that says nothing of the upstream's health. Where the upstream is a tier, each limit
+    must leave it the time for its own: else whoever knows what happened never gets to say it.
+
+    A connection carries one stream, and a fresh one is opened only where none is at rest: `streams_max` bounds both.
+    """
+
+    connect_s: float = 3.0
+    first_byte_s: float = 120.0
+    whole_answer_s: float = 600.0
+    between_bytes_s: float = 60.0
+    idle_s: float = 50.0  # below the 60-75 s that servers commonly keep: we close first
+    idle_max: int = 256  # kept connections per upstream address
+    streams_max: int = 10_000  # per upstream address
+    headers_max: int = 200
+    head_bytes_max: int = 64 * 1024  # of heads, interim answers, trailers and chunk extensions without a body byte
+
+
+class UpstreamHandler(Protocol):
+    """Whoever a connection is lent to: one attempt, one probe."""
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        """The connection is yours: write the request."""
+
+    def answered(self, answer: AnswerHead) -> None:
+        """The answer's head is here."""
+
+    def received(self, data: bytes) -> None:
+        """Some of the answer's body."""
+
+    def completed(self) -> None:
+        """The answer is whole; the connection is no longer yours."""
+
+    def lost(self, reason: Outcome) -> None:
+        """The connection broke, or never came to be; it is no longer yours."""
+
+    def broke(self, error: Exception) -> None:
+        """You raised this at what the upstream said; the connection is no longer yours."""
+
+
+CROSSING_S = 1.0  # a round trip, which no wire or proxy makes longer: for a close that crosses a request
+_CLOSE_S = 1.0  # what closing every connection may take
+# A connection that did not come to be for want of descriptors, ports or memory here says nothing about the upstream.
+_OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to an upstream. `host` is its `Host` header's value."""
+
+    __slots__ = (
+        "_body",
+        "_ended",
+        "_head",
+        "_heard",
+        "_partial",
+        "_pool",
+        "_quiet_bytes",
+        "_transport",
+        "address",
+        "attempt",
+        "host",
+        "idle_since",
+        "lent_at",
+        "reused",
+    )
+
+    def __init__(self, pool: Pool, address: Address) -> None:
+        self._pool, self.address = pool, address
+        self.host = str(address).encode()
+        self._transport: asyncio.Transport | None = None
+        self.attempt: UpstreamHandler | None = None
+        self.reused = self._ended = False
+        self.idle_since = self.lent_at = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._partial = b""  # of a head that is not complete
+        self._head: AnswerHead | None = None
+        self._body: Body | None = None  # None once the head is here: the answer has none
+        self._heard = False
+        self._quiet_bytes = 0
+
+    @property
+    def usable(self) -> bool:
+        """Open, and not about to close."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def lend(self, attempt: UpstreamHandler) -> None:
+        """Give the connection to an attempt."""
+        self.attempt = attempt
+        attempt.connected(self)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes upstream."""
+        if self._transport is not None:
+            self._pool.cork.write(self._transport, data)
+
+    def pause(self) -> None:
+        """Stop reading: the client is behind."""
+        if self._transport is not None and not self._transport.is_closing() and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once and tell nobody: the engine sees its client leave."""
+        self.attempt = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
+        self._pool.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._pool.forget(self)
+        attempt, self.attempt = self.attempt, None
+        if attempt is None:
+            return
+        if isinstance(self._body, EndlessBody) and exc is None and self._ended:
+            self._complete(attempt)
+        elif self.reused and not self._heard and self._pool.died_at_rest(self):
+            attempt.lost(outcome.KEPT_CLOSED)
+        elif isinstance(exc, ssl.SSLError) and not self._heard:
+            self._pool.refused(
+                self.address, exc
+            )  # TLS 1.3: what it thinks of our certificate comes after the handshake
+            attempt.lost(outcome.CONNECT_FAILED)
+        else:
+            # Whether the client has seen a byte is the attempt's to know.
+            attempt.lost(outcome.DIED_BEFORE_START)
+
+    def eof_received(self) -> bool:
+        # Over TLS only a proper goodbye comes here: an end that anybody on the way could forge does not end a body.
+        self._ended = True
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        attempt = self.attempt
+        if attempt is None:
+            self.abort()
+            return
+        self._heard = True
+        try:
+            rest = self._read(data, attempt)
+        except (head.HeadError, FramingError):
+            self.abort()
+            attempt.lost(outcome.BAD_FRAMING)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever an answer brings about, somebody waits for an outcome
+            self.abort()
+            attempt.broke(error)
+            return
+        if rest is not None and self.attempt is attempt:
+            self._settle(attempt, keep=not rest)  # bytes behind a whole answer: nobody asked for those
+
+    def _read(self, data: bytes, attempt: UpstreamHandler) -> bytes | None:
+        """Pass on what is here. What is behind the answer once it is whole, None while it is not."""
+        answer = self._head
+        if answer is None:
+            if self._partial:
+                data = self._partial + data
+            answer, data = self._read_head(data)
+            if answer is None:
+                return None
+            attempt.answered(answer)
+            if self._body is None:
+                return data
+            if not data:
+                return None
+        assert self._body is not None
+        parts: list[bytes] = []
+        rest = self._body.feed(data, parts)
+        if parts:
+            self._quiet_bytes = 0
+            attempt.received(parts[0] if len(parts) == 1 else b"".join(parts))
+        elif rest is None:
+            self._bound_quiet(len(data))
+        return rest
+
+    def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
+        """The answer's head, None while it is not complete, and what is behind it. Raises HeadError."""
+        limits = self._pool.limits
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                if len(data) + self._quiet_bytes > limits.head_bytes_max or data[:7] != b"HTTP/1."[: len(data)]:
+                    raise head.HeadError(outcome.BAD_FRAMING, "what came is not the head of an answer")
+                self._partial = data
+                return None, b""
+            answer = head.answer(data[:end], limits.headers_max)
+            data = data[end + 4 :]
+            if answer.status >= 200:
+                break
+            # Interim answers (RFC 9110 §15.2) are for us, not for the client.
+            if answer.status == 101:
+                raise head.HeadError(outcome.BAD_FRAMING, "nobody asked for another protocol")
+            self._bound_quiet(end)
+        self._partial = b""
+        self._head, self._body = answer, answer.body
+        return answer, data
+
+    def _bound_quiet(self, size: int) -> None:
+        """Bounds interim answers, trailers and chunk extensions between two bytes of body."""
+        self._quiet_bytes += size
+        if self._quiet_bytes > self._pool.limits.head_bytes_max:
+            raise FramingError("too much framing without a body")
+
+    def _settle(self, attempt: UpstreamHandler, keep: bool) -> None:
+        self.attempt = None
+        transport = self._transport
+        if transport is not None:
+            # An answer may come before the request was sent whole: the rest of it must not open the next one.
+            if keep and self._head is not None and self._head.keep_alive and not transport.get_write_buffer_size():
+                self._reset()
+                self._pool.give_back(self)
+            else:
+                transport.close()
+        self._complete(attempt)
+
+    def _complete(self, attempt: UpstreamHandler) -> None:
+        try:
+            attempt.completed()
+        except Exception as error:  # noqa: BLE001 - as in data_received
+            attempt.broke(error)
+
+
+class Pool:
+    """Connections to every upstream address, kept while they are of use, and lent.
+
+    `context` gives the TLS context for the next connection to an address that wants one; `trouble` is told where TLS
+    failed, and why.
+    """
+
+    def __init__(
+        self,
+        limits: UpstreamLimits,
+        context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        trouble: Callable[[Address, str], None] = lambda _address, _why: None,
+    ) -> None:
+        self.limits = limits
+        self._context, self._trouble = context, trouble
+        self._idle: dict[Address, list[UpstreamConnection]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._all: set[UpstreamConnection] = set()
+        self._at: Counter[Address] = Counter()  # open, or being opened
+        self._loop = asyncio.get_running_loop()
+        self.cork = Cork(self._loop)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, lent or at rest."""
+        return len(self._all)
+
+    def lend(self, address: Address, attempt: UpstreamHandler) -> None:
+        """Lend a kept connection now, or a fresh one when it is there."""
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                connection.reused, connection.lent_at = True, self._loop.time()
+                connection.lend(attempt)
+                return
+        self.lend_fresh(address, attempt)
+
+    def lend_fresh(self, address: Address, attempt: UpstreamHandler) -> None:
+        """Connect, then lend."""
+        if self._at[address] >= self.limits.streams_max:
+            self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
+            return
+        self._at[address] += 1
+        task = self._loop.create_task(self._connect(address, attempt))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._tried, address))
+
+    def _tried(self, address: Address, task: asyncio.Task[None]) -> None:
+        """A connect is over, one that was cancelled before it began included."""
+        self._tasks.discard(task)
+        self._left(address)
+
+    async def _connect(self, address: Address, attempt: UpstreamHandler) -> None:
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                connection = await self._open(address)
+        except TimeoutError:
+            attempt.lost(outcome.CONNECT_TIMEOUT)
+        except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                self.refused(address, error)
+            attempt.lost(outcome.UPSTREAM_FULL if error.errno in _OURS else outcome.CONNECT_FAILED)
+        else:
+            if connection.usable:
+                connection.lend(attempt)
+            else:
+                attempt.lost(outcome.DIED_BEFORE_START)  # accepted, and closed at once
+
+    async def _open(self, address: Address) -> UpstreamConnection:
+        context = None if address.tls is None else self._context()
+        if address.via is not None:
+            return await tunnel.connect(address.via, address, lambda: UpstreamConnection(self, address), context)
+        _, connection = await self._loop.create_connection(
+            lambda: UpstreamConnection(self, address),
+            address.host,
+            address.port,
+            ssl=context,
+            server_hostname=address.tls,
+            ssl_shutdown_timeout=None if context is None else tls.SHUTDOWN_S,
+        )
+        return connection
+
+    def refused(self, address: Address, error: ssl.SSLError) -> None:
+        """TLS failed on the way to an address."""
+        self._trouble(address, tls.text_of(error))
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """Count a connection in."""
+        self._all.add(connection)
+        self._at[connection.address] += 1
+
+    def _left(self, address: Address) -> None:
+        self._at[address] -= 1
+        if not self._at[address]:
+            del self._at[address]
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        """Keep a connection for the next attempt, unless there are enough."""
+        if not connection.usable:
+            return
+        idle = self._idle.setdefault(connection.address, [])
+        if len(idle) >= self.limits.idle_max:
+            connection.abort()
+            return
+        connection.idle_since = self._loop.time()
+        connection.resume()
+        idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """Count a connection out."""
+        self._all.discard(connection)
+        self._left(connection.address)
+        idle = self._idle.get(connection.address)
+        if idle and connection in idle:
+            idle.remove(connection)
+        if not idle:
+            self._idle.pop(connection.address, None)
+
+    def died_at_rest(self, connection: UpstreamConnection) -> bool:
+        """Whether a connection that was lent again, and broke without a word, was most likely closed before: what the
+        other side had said of it was still on its way. Then those that rested as long may be gone as well."""
+        if self._loop.time() - connection.lent_at > CROSSING_S:
+            return False
+        for other in tuple(self._idle.get(connection.address, ())):
+            if other.idle_since <= connection.idle_since:
+                other.abort()
+        return True
+
+    def give_up(self, address: Address) -> None:
+        """Close what rests towards an address: its way there broke, and a connection may be dead without a word."""
+        for connection in tuple(self._idle.get(address, ())):
+            connection.abort()
+
+    def sweep(self, now: float) -> None:
+        """Close what has rested too long. `now` is the loop's time."""
+        for idle in tuple(self._idle.values()):
+            for connection in tuple(idle):
+                if now - connection.idle_since > self.limits.idle_s:
+                    connection.abort()
+
+    async def close(self) -> None:
+        """Close everything."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in tuple(self._all):
+            connection.abort()
+        end = self._loop.time() + _CLOSE_S
+        while self._all and self._loop.time() < end:
+            await asyncio.sleep(0.01)

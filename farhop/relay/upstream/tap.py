@@ -1,0 +1,155 @@
+"""Listening to an answer as it passes: whole events, the engine's usage, and whether it ends in an engine's error.
+
+Payload passes as received. Two things are held: an event not yet complete (so that a broken stream ends between
+events), and the usage chunk that only we asked for. A transcript, where there is one, gets whole events or the body.
+Never keeps an answer beyond what finding its usage needs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from farhop.relay.formats.openai import usage_of
+from farhop.relay.upstream import engine_faults
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Usage
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.formats.transcript import Transcript
+
+EVENT_BYTES_MAX = 256 * 1024  # an event longer than this passes in pieces: it is not usage, and memory is bounded
+BODY_BYTES_MAX = 256 * 1024  # of a longer body only the end is kept: where usage is the last member, it is found there
+TAIL_BYTES = 4 * 1024
+KEPT_BYTES_MAX = 16 * 1024  # of a segment's events, for the error that may be in it
+_END_BYTES_MAX = 4
+_END = b"\n\n"
+_ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
+_ERROR = b'"error"'
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+
+
+class StreamTap:
+    """For `text/event-stream`. `hide_usage`: the client did not ask for the usage chunk, so it does not see it.
+
+    `fault`, at the end, is what an error event said of the engine (farhop.relay.upstream.engine_faults). Such an event
+    is the last but
+    for `[DONE]`, so the last two segments' events are kept and looked at then: searching each would cost every chunk.
+    """
+
+    __slots__ = ("_before", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage")
+
+    def __init__(self, hide_usage: bool, transcript: Transcript | None = None) -> None:
+        self._hide, self._transcript = hide_usage, transcript
+        self._tail = bytearray()
+        self._searched = 0  # of it: no event ends before here
+        self._before = self._last = b""
+        self.usage: Usage | None = None
+        self.fault: Outcome | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._tail) + len(self._before) + len(self._last)
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes in, bytes to pass on (maybe none)."""
+        # Nearly always a segment is a whole number of events without usage: two comparisons, no copy.
+        if not self._tail and data.endswith(_END) and not _has_usage(data):
+            self._keep(data)
+            return data
+        return self._slow(data)
+
+    def _keep(self, events: bytes) -> None:
+        if self._transcript is not None:
+            self._transcript.feed(events)
+        # An error is small: of a long segment its end is enough.
+        self._before, self._last = self._last, events if len(events) <= KEPT_BYTES_MAX else events[-KEPT_BYTES_MAX:]
+
+    def _slow(self, data: bytes) -> bytes:
+        # However small the pieces, each byte is copied and searched once.
+        tail = self._tail
+        tail += data
+        events, start = [], 0
+        for end in _ANY_END.finditer(tail, max(0, self._searched - _END_BYTES_MAX + 1)):
+            events.append(bytes(tail[start : end.end()]))
+            start = end.end()
+        del tail[:start]
+        self._searched = len(tail)
+        if events:
+            self._keep(b"".join(events))
+        if len(tail) > EVENT_BYTES_MAX:
+            events.append(self._drain())
+            if self._transcript is not None:
+                self._transcript.miss()
+        return b"".join(event for event in events if not self._is_ours(event))
+
+    def _drain(self) -> bytes:
+        tail, self._tail, self._searched = bytes(self._tail), bytearray(), 0
+        return tail
+
+    def _is_ours(self, event: bytes) -> bool:
+        if not _has_usage(event):
+            return False
+        start = event.find(b"{")
+        usage = usage_of(event[start:].rstrip()) if start >= 0 else None
+        if usage is None:
+            return False
+        self.usage = usage
+        return self._hide and b'"choices":[]' in event.replace(b" ", b"")
+
+    def rest(self) -> bytes:
+        """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
+        tail = self._drain()
+        for segment in (self._before, self._last, tail):
+            if _ERROR in segment:  # in a text it would be escaped
+                for event in _ANY_END.split(segment):
+                    self.fault = engine_faults.in_event(event) or self.fault
+        self._before = self._last = b""
+        return b"" if self._is_ours(tail) else tail
+
+
+def _has_usage(data: bytes) -> bool:
+    """Some engines write `"usage":null` into every chunk: that is none."""
+    return b'"usage"' in data and _USAGE.search(data) is not None
+
+
+class BodyTap:
+    """For one JSON answer: keeps a bounded copy until its usage can be read. `fault`: a failure has another tap."""
+
+    __slots__ = ("_kept", "_size", "_transcript", "usage")
+
+    fault = None
+
+    def __init__(self, transcript: Transcript | None = None) -> None:
+        self._kept = bytearray()
+        self._transcript = transcript
+        self._size = 0
+        self.usage: Usage | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes in, the same bytes out."""
+        self._size += len(data)
+        kept = self._kept
+        kept += data
+        if self._size > BODY_BYTES_MAX and len(kept) > 2 * TAIL_BYTES:  # cut now and then, not at every piece
+            del kept[:-TAIL_BYTES]
+        return data
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._kept)
+
+    def rest(self) -> bytes:
+        """Read the usage; nothing is held back."""
+        if self._kept:
+            document = bytes(self._kept)
+            self._kept = bytearray()
+            if self._size > BODY_BYTES_MAX:
+                # Valid JSON again only if `usage` was a member of the outermost object: nobody's text can imitate it.
+                document = b"{" + document[document.rfind(b'"usage"') :]
+            elif self._transcript is not None:
+                self._transcript.read(document)
+            self.usage = usage_of(document)
+        return b""

@@ -1,0 +1,199 @@
+"""Callers by API key: who asks, whether this balancer may read what they ask, and under which law it then stands.
+
+A tenant whose law keeps its requests from being read here is sent to an entry that may (307) or refused, with the body
+unread. Keys come with the law: those that a new one does not name are unknown at once. Never widens: what a client asks
+for in `x-farhop-allow` and `x-farhop-timeout-ms` only narrows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+from farhop.identity.api_keys import Keyring, Principal
+from farhop.relay import answers
+from topology.law import Scope, narrowing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farhop.relay.answers import Reply
+    from farhop.relay.http.head import Head
+    from topology.law import Law
+    from topology.model import Topology
+
+NARROW_PLACES_MAX = 32
+NARROW_BYTES_MAX = 1024
+_PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SAYS = {
+    outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`",
+    outcome.UNKNOWN_KEY: "this API key is not known",
+}
+_TIMEOUT_DIGITS_MAX = 12
+_LOGGING = Scope.LOGGING  # to look up an enum's member is a call, and this is asked for every request
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
+
+    `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
+    with a hop token, and so may the SHA-256 of the one body that it lets in.
+    """
+
+    tenant: str
+    deadline_s: float
+    hint_scope: str
+    recorded: bool
+    priority: int = 0
+    key: str = ""
+    entry_region: str = ""
+    issuer: str = ""
+    attempt: str = ""
+    decision_id: str = ""
+    lawful: frozenset[str] | None = None
+    narrow: tuple[tuple[str, ...], ...] = ()
+    promised_ttft_ms: float | None = None
+    body_hash: bytes = b""
+    waited_s: float = 0.0
+
+
+class Authenticator(Protocol):
+    """What a listener's tier knows of callers."""
+
+    def caller(self, head: Head) -> Caller | Reply:
+        """Who asks, or why they may not."""
+
+    def models(self, caller: Caller) -> list[str]:
+        """The models this caller may use."""
+
+    def recorded(self, caller: Caller, model: str) -> bool:
+        """Whether spans and decisions of a request for this model may be kept here."""
+
+
+class KeyAuthenticator:
+    """The authenticator of a client listener standing in `region`. `law` and `offered` are read anew for each caller.
+
+    `offered` gives, for a set of regions, the models on offer there.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        law: Callable[[], Law],
+        offered: Callable[[frozenset[str]], Iterable[str]],
+        request_s: float,
+    ) -> None:
+        self._region, self._law, self._under = region, law, law()
+        self._keyring = Keyring(self._under.topology.key)
+        self._offered, self._request_s = offered, request_s
+        self._callers: dict[Principal, Caller] = {}  # under this law, of those who wish for nothing: as many as keys
+
+    def caller(self, head: Head) -> Caller | Reply:
+        """Who asks, or why they may not."""
+        law = self._law()
+        if law is not self._under:
+            self._keyring.replace(law.topology.key)
+            self._callers.clear()
+            self._under = law
+        known = head.known
+        principal = self._keyring.identify(known.get(b"authorization"))
+        if isinstance(principal, Outcome):
+            return answers.refusal(principal, _SAYS[principal])
+        if b"x-farhop-allow" in known or b"x-farhop-timeout-ms" in known:
+            return self._let_in(principal, head)
+        caller: Caller | Reply | None = self._callers.get(principal)
+        if caller is not None:
+            return caller
+        caller = self._let_in(principal, head)
+        if isinstance(caller, Caller):
+            self._callers[principal] = caller
+        return caller
+
+    def _let_in(self, principal: Principal, head: Head) -> Caller | Reply:
+        """The caller that this makes, with what the request's head wishes for; or why not."""
+        elsewhere = self._entry(principal.tenant, head.target)
+        if elsewhere is not None:
+            return elsewhere
+        wish = narrow_of(head.get(b"x-farhop-allow"))
+        if wish is None:
+            detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
+            return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
+        patience_s = self._patience_s(head.get(b"x-farhop-timeout-ms"))
+        if patience_s is None:
+            detail = "`x-farhop-timeout-ms` must be a whole number of milliseconds above 0"
+            return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-timeout-ms")
+        return self.trusted(principal.tenant, narrowing(principal.within, wish), principal.key_name, patience_s)
+
+    def _patience_s(self, given: bytes | None) -> float | None:
+        """How long the client will wait for the whole answer: what it says, or what we allow if that is less."""
+        if given is None:
+            return self._request_s
+        if not given.isdigit() or len(given) > _TIMEOUT_DIGITS_MAX or not int(given):
+            return None
+        return min(int(given) / 1e3, self._request_s)
+
+    def trusted(
+        self, tenant: str, narrow: tuple[tuple[str, ...], ...], key: str = "", patience_s: float | None = None
+    ) -> Caller:
+        """The caller for a tenant already identified (by key, or by an operator who asks on its behalf)."""
+        law = self._law()
+        known = law.topology.tenants.get(tenant)
+        return Caller(
+            tenant=tenant,
+            deadline_s=self._request_s if patience_s is None else patience_s,
+            hint_scope=hint_scope(law.topology, tenant),
+            recorded=recorded(law, tenant, "", narrow, self._region),
+            priority=known.priority if known is not None else 0,
+            key=key,
+            entry_region=self._region,
+            narrow=narrow,
+        )
+
+    def _entry(self, tenant: str, target: bytes) -> Reply | None:
+        """None if a balancer in this region may read the tenant's requests."""
+        law = self._law()
+        verdict = law.verdict(tenant, "", Scope.ENTRY)
+        why = verdict.why_not(self._region)
+        if why is None:
+            return None
+        world = law.topology
+        nearest = sorted(verdict.lawful, key=lambda name: (world.rtt_ms(self._region, name), name))
+        entry = next((url for name in nearest for url in world.regions[name].entry), None)
+        if entry is None:
+            return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
+        return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
+
+    def models(self, caller: Caller) -> list[str]:
+        """The models on offer in a region where this caller may use them."""
+        law = self._law()
+        everywhere = sorted(set(self._offered(frozenset(law.topology.regions))))
+        lawful = {m: law.verdict(caller.tenant, m, narrow=caller.narrow, key=caller.key).lawful for m in everywhere}
+        return [m for m in everywhere if m in self._offered(lawful[m])]
+
+    def recorded(self, caller: Caller, model: str) -> bool:
+        """Whether spans and decisions of a request for this model may be kept here."""
+        return recorded(self._law(), caller.tenant, model, caller.narrow, self._region)
+
+
+def hint_scope(topology: Topology, tenant: str) -> str:
+    """What separates this tenant's prefixes from others': nothing if it shares, else its name."""
+    known = topology.tenants.get(tenant)
+    return "" if known is not None and known.share_prefixes else f"tenant:{tenant}"
+
+
+def recorded(law: Law, tenant: str, model: str, narrow: tuple[tuple[str, ...], ...], region: str) -> bool:
+    """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model."""
+    return region in law.verdict(tenant, model, _LOGGING, narrow).lawful
+
+
+def narrow_of(value: bytes | None) -> tuple[str, ...] | None:
+    """The places in an `x-farhop-allow` header; None if it is malformed or too much for a hop token to carry on."""
+    if value is None:
+        return ()
+    places = tuple(place.strip(" \t") for place in value.decode("latin-1").split(","))
+    fits = len(value) <= NARROW_BYTES_MAX and len(places) <= NARROW_PLACES_MAX
+    return places if fits and all(map(_PLACE.fullmatch, places)) else None

@@ -1,0 +1,197 @@
+"""What the data plane of a process is made of: limits, TLS, the upstream pool, listeners, and what is shown of them.
+
+From a checked configuration to the parts it configures. Never decides a default: those stand with the fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from farhop.balance.limits import SlotLimit
+from farhop.config import ConfigError
+from farhop.relay.http.connection import ClientLimits
+from farhop.relay.http.tls import ListenerTls
+from farhop.relay.upstream.pool import Pool, UpstreamLimits
+from farhop.service.certificates import TlsError, system_context
+from farhop.service.tasks import Tasks
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from farhop.balance.limits import ByteBudget
+    from farhop.balance.machine import Address
+    from farhop.relay.formats.field_guard import Guard
+    from farhop.relay.http.listener import Listener
+    from farhop.service.certificates import Certificates, Files, TlsManager
+    from farhop.service.config import ConnectTls, Entry, Limits, Listen
+    from farhop.service.large_bodies import LargeBodyReader
+    from farhop.service.loop_lag import LoopLag
+    from farhop.telemetry.logs import Throttled
+    from farhop.telemetry.metrics import TierMetrics
+
+_JOIN_S = 5.0
+_DESCRIPTORS_ASIDE = 256  # etcd, gRPC, the admin port, logs, and connections that are turned away with an answer
+
+
+def client_limits(limits: Limits) -> ClientLimits:
+    """Bounds of the client's side."""
+    return ClientLimits(
+        head_bytes_max=limits.head_bytes_max,
+        headers_max=limits.headers_max,
+        body_bytes_max=limits.body_bytes_max,
+        connections_max=limits.connections_max,
+        connections_per_client_max=limits.connections_per_client_max,
+        idle_s=limits.idle_s,
+        drain_idle_s=limits.drain_idle_s,
+        head_s=limits.head_s,
+        body_s=limits.body_s,
+        upload_s=limits.upload_s,
+        upload_bytes_per_s_min=limits.upload_bytes_per_s_min,
+        send_s=limits.send_s,
+    )
+
+
+def upstream_limits(limits: Limits) -> UpstreamLimits:
+    """Bounds of the upstream's side."""
+    return UpstreamLimits(
+        connect_s=limits.connect_s,
+        first_byte_s=limits.first_byte_s,
+        whole_answer_s=limits.whole_answer_s,
+        between_bytes_s=limits.between_bytes_s,
+        idle_s=limits.upstream_idle_s,
+        idle_max=limits.upstream_idle_max,
+        streams_max=limits.streams_per_upstream_max,
+    )
+
+
+def context_of(certificates: Certificates | None) -> Callable[[], ssl.SSLContext]:
+    """What gives the TLS context for the next connection of ours."""
+    return system_context if certificates is None else certificates.context
+
+
+class TlsSetup:
+    """What a process needs for TLS: its certificates, and where failures are logged."""
+
+    def __init__(self, manager: TlsManager, metrics: TierMetrics, log: Throttled) -> None:
+        self.manager, self._metrics, self._log, self._tasks = manager, metrics, log, Tasks()
+        metrics.gauge(
+            "certificate_expiry_timestamp_seconds",
+            "When each certificate ends.",
+            manager.not_after,
+            "part",
+        )
+        metrics.gauge("certificate_stale", "1 if the files changed to what cannot be used.", manager.stale, "part")
+
+    def open(self) -> None:
+        """Begin to look at the files."""
+        self._tasks.start(self.manager.keep(), "look at the certificates")
+
+    async def close(self) -> None:
+        """Look no more."""
+        await self._tasks.close()
+
+    def certificates(self, part: str, files: Files) -> Certificates:
+        """The certificates of a part of the configuration. Raises ConfigError."""
+        try:
+            return self.manager.add(part, files)
+        except TlsError as error:
+            raise ConfigError(part, [str(error)]) from None
+
+    def upstream(self, part: str, given: ConnectTls | None) -> Certificates | None:
+        """For connections of ours; None where nothing is configured. Raises ConfigError."""
+        return None if given is None else self.certificates(part, given.files)
+
+    def pool(self, limits: Limits, certificates: Certificates | None) -> Pool:
+        """The pool of connections to upstreams; without certificates the system's authorities are believed."""
+        return Pool(upstream_limits(limits), context_of(certificates), self.trouble)
+
+    def listened(self, name: str, listen: Listen | None) -> Certificates | None:
+        """For a port that others come to; None where it is to speak plaintext. Raises ConfigError."""
+        if listen is None or listen.tls is None:
+            return None
+        return self.certificates(f"{name}.tls", listen.tls.files)
+
+    def listener(
+        self, name: str, listen: Listen | None, admits: Callable[[bytes | None], bool] | None = None
+    ) -> ListenerTls | None:
+        """As `listened`, for a listener, whose failed handshakes are counted and logged; `admits`: see ListenerTls."""
+        certificates = self.listened(name, listen)
+        if certificates is None or listen is None or listen.tls is None:
+            return None
+
+        def refused(reason: str) -> None:
+            self._metrics.handshake_refused(name, reason)
+            self._log.warning("TLS handshake refused", f"{name} {reason}", listener=name, reason=reason)
+
+        return ListenerTls(certificates.context, listen.tls.handshake_s, refused, admits)
+
+    def trouble(self, address: Address, why: str) -> None:
+        """TLS towards an upstream failed."""
+        self._log.warning("TLS upstream failed", str(address), upstream=str(address), problem=why)
+
+
+def slots(aside: int = 0) -> SlotLimit:
+    """How many client connections the process may have: each may need a descriptor upstream, too.
+
+    `aside` are the descriptors that something else of the process may take at a time.
+    """
+    return SlotLimit(max(1, (_descriptors() - aside - _DESCRIPTORS_ASIDE) // 2))
+
+
+def check_descriptors(limits: Limits, slots: SlotLimit, log: Throttled) -> None:
+    """Say so if not even one listener's connections fit."""
+    if slots.capacity < limits.connections_max:
+        problem = (
+            f"limits.connections_max {limits.connections_max} does not fit: with {_descriptors()} file descriptors at"
+            f" most {slots.capacity} clients are let in; raise the hard limit (ulimit -Hn, LimitNOFILE) or lower it"
+        )
+        log.warning("limits", problem=problem)
+
+
+def _descriptors() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool], settle_s: float = 0.0) -> int:
+    """Listen for clients; returns the port. A shared port is joined when work can be done, or after a while all the
+    same: the kernel would send this instance its share of clients before it knows anybody to send them to. One's own
+    port waits for `settle_s`: clients who went elsewhere when we were gone are better off there until then."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + (_JOIN_S if entry.reuse_port else settle_s)
+    while not ready() and loop.time() < end:
+        await asyncio.sleep(0.01)
+    return await listener.open(entry.host, entry.port, reuse_port=entry.reuse_port)
+
+
+def observe(
+    metrics: TierMetrics,
+    budget: ByteBudget,
+    requests: SlotLimit,
+    pool: Pool,
+    lag: LoopLag,
+    guard: Guard,
+    large: LargeBodyReader,
+    *listeners: Listener,
+) -> None:
+    """Show what the data plane holds and what it turned away unread, as both tiers do."""
+    gauge, counter = metrics.gauge, metrics.counter
+    gauge("buffered_bytes", "Request bytes held.", lambda: float(budget.used_bytes))
+    gauge("buffered_answer_bytes", "Answer bytes held, as last looked at.", lambda: float(budget.noted))
+    gauge("buffering_tenants", "Tenants with something buffered.", lambda: float(budget.holders))
+    gauge("request_slots_used", "Requests in flight, against limits.requests_max.", lambda: float(requests.used))
+    gauge("loop_lag_seconds", "The longest that the event loop was late in the last 15 s.", lag.worst_s)
+    counter("loop_late_seconds", "By how much it was late, in all.", lambda: lag.total_s)
+    gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
+    counter("unknown_body_fields", "Requests with a body field unknown here.", lambda: dict(guard.unknown), "field")
+    counter("large_bodies", "Bodies read in a process of their own, by how.", lambda: dict(large.counts), "how")
+    gauge("upstream_connections", "Open connections upstream.", lambda: float(pool.connections))
+
+    def clients() -> dict[str, float]:
+        return {listener.name: float(listener.connections) for listener in listeners}
+
+    gauge("connections", "Open connections of clients.", clients, "listener")
+    metrics.refused_unread = lambda: sum((li.refused for li in listeners), Counter())

@@ -1,0 +1,109 @@
+"""The last decisions, kept for `farhop explain` in a bounded ring. Never holds a prompt or an answer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from farhop.telemetry import context as trace_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Usage
+    from farhop.balance.outcome import Outcome
+    from farhop.telemetry.attributes import Value
+
+DECISIONS_MAX = 10_000
+
+
+class Reasons(Protocol):
+    """What a tier says of its decisions."""
+
+    def attributes(self, decision: Any) -> dict[str, Value]:
+        """Of it, what goes on the span."""
+
+    def record(self, decision: Any) -> dict[str, Any]:
+        """Of it, what `explain` shows."""
+
+    def predicted_hit_tokens(self, decision: Any) -> float:
+        """How much of the prompt was expected to be cached where it went."""
+
+    def hit_source(self, decision: Any) -> str:
+        """What that rested on: one of telemetry.metrics.HIT_SOURCES."""
+
+    def predicted_ttft_ms(self, decision: Any) -> float | None:
+        """How long the first token was expected to take from there."""
+
+
+class Record(msgspec.Struct, frozen=True, eq=False):
+    """A request that is over, as the decisions keep it: called, it is spelled out for `explain`.
+
+    Of the request only this: the ring holds many records, and a chain or a stranger's long name is large. Few objects,
+    since each is given back long after it was last touched.
+    """
+
+    decision_id: str
+    traceparent: bytes
+    at_ns: int
+    tenant: str
+    model: str
+    prompt_bytes: int
+    outcome: Outcome
+    status: int
+    ttft_ms: float | None
+    duration_ms: float
+    attempts: list[tuple[str, str]]
+    usage: Usage | None
+    decision: Any
+    reasons: Reasons
+
+    def __call__(self) -> dict[str, Any]:
+        usage = self.usage
+        return {
+            "decision": self.decision_id,
+            "trace_id": trace_context.trace_id(self.traceparent),
+            "at_unix_ms": self.at_ns // 1_000_000,
+            "tenant": self.tenant,
+            "model": self.model,
+            "prompt_bytes": self.prompt_bytes,
+            "outcome": self.outcome.reason,
+            "status": self.status,
+            "ttft_ms": self.ttft_ms,
+            "duration_ms": self.duration_ms,
+            "attempts": [{"target": target, "outcome": how} for target, how in self.attempts],
+            "usage": None
+            if usage is None
+            else {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "cached_tokens": usage.cached_tokens,
+            },
+            "reasons": self.reasons.record(self.decision) if self.decision is not None else None,
+        }
+
+
+class Decisions:
+    """Records by decision id; the oldest goes first. A record is a function, called only if somebody asks."""
+
+    __slots__ = ("_most", "_records")
+
+    def __init__(self, most: int = DECISIONS_MAX) -> None:
+        self._most = most
+        self._records: OrderedDict[str, Callable[[], dict[str, Any]]] = OrderedDict()
+
+    def put(self, decision_id: str, record: Callable[[], dict[str, Any]]) -> None:
+        """Keep a record."""
+        self._records[decision_id] = record
+        if len(self._records) > self._most:
+            self._records.popitem(last=False)
+
+    def get(self, decision_id: str) -> dict[str, Any] | None:
+        """The record as JSON-ready data; None if it is unknown or long ago."""
+        record = self._records.get(decision_id)
+        return record() if record is not None else None
+
+    def __len__(self) -> int:
+        return len(self._records)

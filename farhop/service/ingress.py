@@ -1,0 +1,409 @@
+"""The way in, the same in both tiers: path, caller, body, and out of them the Request that the machine decides by.
+
+Who may come in is the authenticator's to say (an API key, a hop token); everything after that is one code, so that
+both tiers see the same prompt, chain and tokens. Never forwards anything itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
+
+from farhop.balance import outcome
+from farhop.balance.machine import Request
+from farhop.balance.prefix import chain
+from farhop.identity import redirect_token
+from farhop.relay import answers
+from farhop.relay.formats import bodies, openai, paths
+from farhop.relay.formats.field_guard import DEFAULT
+from farhop.relay.formats.paths import Kind, PathRefusal
+from farhop.relay.formats.transcript import continuation
+from farhop.service.authenticator import Caller
+from farhop.service.large_bodies import LARGE_BYTES, Job
+from farhop.service.request_telemetry import RequestContext
+from farhop.service.routing_keys import VERSION_HEADER
+from farhop.service.tokenizer import INLINE_BYTES_MAX
+
+if TYPE_CHECKING:
+    import asyncio
+    from random import Random
+
+    from farhop.balance.machine import Tokens
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.answers import Reply
+    from farhop.relay.formats.field_guard import Guard
+    from farhop.relay.formats.prompt import Prompt
+    from farhop.relay.http.exchange import Exchange
+    from farhop.relay.http.head import Head
+    from farhop.relay.relay import Relay
+    from farhop.service.authenticator import Authenticator
+    from farhop.service.clock import Clock
+    from farhop.service.large_bodies import LargeBodyReader, ParsedBody
+    from farhop.service.request_telemetry import RequestTelemetry
+    from farhop.service.routing_keys import HeaderMatchReader, SessionReader
+    from farhop.service.tokenizer import Tokenizers
+
+_MODELS = Kind.MODELS  # to look up an enum's member is a call, and this is asked for every request
+
+
+class Advisor(Protocol):
+    """Who answers `POST /v1/route`."""
+
+    def advise(self, request: Request, context: RequestContext, head: Head) -> Reply:
+        """Where the request would go now. Nothing is sent."""
+
+
+class Ingress:
+    """What a listener does with its requests (exchange.RequestHandler).
+
+    `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone may be asked for here,
+    too. `guard` says what engines may be sent. `to_engines`: they are asked from here, so that what they answer is of
+    use, as they hold it behind its prompt, and what they cache is kept apart. Bodies above LARGE_BYTES are read by
+    `large`, where there is one. `signs`: the hash of what is sent on is wanted, too."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        *,
+        telemetry: RequestTelemetry,
+        clock: Clock,
+        rng: Random,
+        session: SessionReader | None = None,
+        header_matches: HeaderMatchReader | None = None,
+        tokenizers: Tokenizers | None = None,
+        advisor: Advisor | None = None,
+        guard: Guard = DEFAULT,
+        large: LargeBodyReader | None = None,
+        to_engines: bool = False,
+        signs: bool = False,
+    ) -> None:
+        self._advisor, self._guard, self._to_engines, self._signs = advisor, guard, to_engines, signs
+        self._authenticator, self._telemetry, self._clock, self._rng = authenticator, telemetry, clock, rng
+        self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
+        self.relay: Relay | None = None
+
+    def head(self, exchange: Exchange) -> Reply | None:
+        """Everything that can be said before the body is read."""
+        context = exchange.context = self._telemetry.begin()
+        reply = self._judge(exchange, context)
+        if reply is not None:
+            self._telemetry.turned_away(context, reply.outcome, reply.status)
+        else:
+            exchange.on_abandoned = partial(self._telemetry.turned_away, context)
+        return reply
+
+    def _judge(self, exchange: Exchange, context: RequestContext) -> Reply | None:
+        head = exchange.head
+        if redirect_token.PARAMETER in head.target:
+            head.target, token = redirect_token.parted(head.target)  # nobody behind us is to see it
+            if token is not None:
+                head.known[redirect_token.HEADER] = token
+        asked = paths.advised(head.path) if self._advisor is not None else None
+        if asked is not None:
+            context.advised, head.path = True, asked
+        kind = paths.classify(head.method, head.path)
+        if context.advised and kind is Kind.MODELS:
+            kind = PathRefusal(outcome.PATH_NOT_ALLOWED, "only inference paths have a route")
+        if isinstance(kind, PathRefusal):
+            extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
+            return answers.refusal(kind.outcome, kind.detail, extra=extra)
+        if head.known.get(b"content-encoding", b"identity") != b"identity":
+            detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
+            return answers.refusal(outcome.MALFORMED_HTTP, detail)
+        caller = self._authenticator.caller(head)
+        head.known.pop(b"authorization", None)  # it has said who asks: nobody needs to hold it any longer
+        if not isinstance(caller, Caller):
+            return caller
+        context.kind, context.caller, exchange.tenant = kind, caller, caller.tenant
+        self._telemetry.admitted(context, head, outside=not exchange.is_hop)
+        if caller.attempt:
+            self._telemetry.came(context, caller)
+        context.decision_id = caller.decision_id or f"{self._rng.getrandbits(64):016x}"
+        if not caller.recorded:
+            self._telemetry.mute(context)
+        return None
+
+    def arrived(self, exchange: Exchange) -> None:
+        """The body is here: answer from the view, or start relaying."""
+        context: RequestContext = exchange.context
+        try:
+            reply = self._proceed(exchange, context)
+        except Exception:
+            self._telemetry.turned_away(context, outcome.INTERNAL, answers.status_of(outcome.INTERNAL))
+            raise  # the connection answers it and has it logged
+        if reply is not None:
+            self._telemetry.turned_away(context, reply.outcome, reply.status)
+            exchange.reply(reply)
+
+    def _proceed(self, exchange: Exchange, context: RequestContext) -> Reply | None:
+        """Start relaying, or say what to answer instead."""
+        caller = context.caller
+        kind = context.kind
+        assert caller is not None  # `head` let it pass
+        assert kind is not None
+        assert self.relay is not None
+        if self._large is not None and len(exchange.body) > LARGE_BYTES and kind is not _MODELS:
+            _ReadingApart(self, exchange, context).begin(self._large)
+            return None
+        if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
+            return _other_body()
+        if kind is _MODELS:
+            return _model_list(self._authenticator.models(caller))
+        try:
+            head = exchange.head
+            version = head.known.get(VERSION_HEADER)
+            request, prompt = self.compose(caller, kind, exchange.body, head.path, head.onward, version)
+        except bodies.BodyError as error:
+            return answers.refusal(error.outcome, error.detail, param=error.param)
+        return self._understood(exchange, context, request, prompt)
+
+    def _understood(
+        self, exchange: Exchange, context: RequestContext, request: Request, prompt: Prompt,
+        onward: bytes | None = None, since: float = 0.0,
+    ) -> Reply | None:  # fmt: skip
+        """The request is read. `onward` is the body as it is sent on, if that is known; `since` as for `_start`."""
+        kind, caller = context.kind, context.caller
+        assert caller is not None
+        assert kind is not None
+        # A model may have a rule of its own, and its name is known only now.
+        if context.recorded and not self._authenticator.recorded(caller, request.model):
+            self._telemetry.mute(context)
+        if context.advised:
+            assert self._advisor is not None
+            return self._advisor.advise(request, context, exchange.head)
+        if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
+            self._start(exchange, request, prompt, since, onward)
+        elif len(exchange.body) <= INLINE_BYTES_MAX:
+            self._start(exchange, self.spelled(caller, kind, request, prompt, exchange.body), prompt)
+        else:
+            _Reading(self, exchange, request, prompt, onward, since).begin(self._tokenizers, kind)
+        return None
+
+    def _start(
+        self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0, onward: bytes | None = None
+    ) -> None:
+        """Start relaying; `since` when it would have begun, had its prompt not been read before, else 0."""
+        assert self.relay is not None
+        context: RequestContext = exchange.context
+        assert context.caller is not None  # `head` let it pass
+        assert context.kind is not None
+        if onward is None:
+            salt = self._salt(context.caller, context.kind, prompt)
+            onward = openai.change(exchange.body, prompt, salt).of(exchange.body)
+        more = continuation(prompt, request.chain, _seed(context.caller, prompt)) if self._to_engines else None
+        self.relay.start(
+            exchange,
+            request,
+            onward,
+            hide_usage=prompt.hide_usage,
+            context=context,
+            arrived_at=since,
+            continuation=more,
+        )
+
+    def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
+        return openai.salt_of(kind, prompt, caller.hint_scope if self._to_engines else None)
+
+    def spelled(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
+        """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
+        if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
+            return request
+        tokens = self._tokenizers.now(kind, request.model, body, self._salt(caller, kind, prompt))
+        return replace(request, tokens=tokens) if tokens is not None else request
+
+    def _broke(self, exchange: Exchange) -> None:
+        """A bug, past the connection's own last line of defence."""
+        reply = answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")
+        self._telemetry.turned_away(exchange.context, outcome.INTERNAL, reply.status)
+        if exchange.is_open and not exchange.started:
+            exchange.reply(reply)
+
+    def compose(
+        self,
+        caller: Caller,
+        kind: Kind,
+        body: bytes,
+        path: bytes = b"",
+        headers: bytes = b"",
+        version: bytes | None = None,
+    ) -> tuple[Request, Prompt]:
+        """The machine's Request for a body (as bodies.read takes it); `version` is the header that asks for one.
+
+        Raises bodies.BodyError.
+        """
+        prompt = bodies.read(kind, body, path, headers, self._guard)
+        return self._request(caller, prompt, body, headers, version, self._clock.now()), prompt
+
+    def _request(
+        self, caller: Caller, prompt: Prompt, body: bytes, headers: bytes, version: bytes | None, arrived_at: float,
+        session: bytes | None = None,
+    ) -> Request:  # fmt: skip
+        """The machine's Request; `session` is what the body's field for it says, if that was read before."""
+        header_matches = self._header_matches
+        return Request(
+            # Not the decision's id: a region may see one decision twice, after a failure on the way.
+            id=f"{self._rng.getrandbits(64):016x}",
+            tenant=caller.tenant,
+            model=prompt.model,
+            prompt_bytes=len(prompt.canonical) + prompt.unspelled_bytes,
+            body_bytes=len(body),
+            body_hash=xxh3_64_intdigest(body),
+            chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
+            deadline=arrived_at + caller.deadline_s,
+            max_tokens=prompt.max_tokens,
+            stream=prompt.stream,
+            priority=caller.priority,
+            key=caller.key,
+            entry_region=caller.entry_region,
+            issuer=caller.issuer,
+            lawful=caller.lawful,
+            narrow=caller.narrow,
+            promised_ttft_ms=caller.promised_ttft_ms,
+            waited_s=caller.waited_s,
+            divisible=prompt.divisible,
+            session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
+            version=header_matches.version(prompt.model, version) if header_matches is not None else "",
+            header_matches=header_matches.header_matches(prompt.model, headers) if header_matches is not None else (),
+        )
+
+
+class _Waiting:
+    """A request that is read elsewhere: until it can be relayed."""
+
+    def __init__(self, ingress: Ingress, exchange: Exchange) -> None:
+        self._ingress, self._exchange = ingress, exchange
+        self._future: asyncio.Future[Any] | None = None
+
+    def client_left(self) -> None:
+        """See exchange.ExchangeCallbacks."""
+        self._give_up(outcome.CLIENT_LEFT, 0)
+
+    def stopped(self) -> None:
+        """See exchange.ExchangeCallbacks."""
+        reply = answers.stopping()
+        self._give_up(reply.outcome, reply.status)
+        self._exchange.reply(reply)
+
+    def _give_up(self, reason: Outcome, status: int) -> None:
+        self._exchange.callbacks = None
+        if self._future is not None:
+            self._future.cancel()
+        self._ingress._telemetry.turned_away(self._exchange.context, reason, status)
+
+    def pause(self) -> None:
+        """See exchange.ExchangeCallbacks. Nothing is written yet."""
+
+    def resume(self) -> None:
+        """See exchange.ExchangeCallbacks."""
+
+
+class _ReadingApart(_Waiting):
+    """A request whose body is large."""
+
+    def __init__(self, ingress: Ingress, exchange: Exchange, context: RequestContext) -> None:
+        super().__init__(ingress, exchange)
+        self._context, self._since = context, ingress._clock.now()
+
+    def begin(self, large: LargeBodyReader) -> None:
+        """Have it read."""
+        ingress, head, kind, caller = self._ingress, self._exchange.head, self._context.kind, self._context.caller
+        assert caller is not None
+        assert kind is not None
+        guard, session = ingress._guard, ingress._session
+        job = Job(
+            kind,
+            head.path,
+            head.onward,
+            tuple(guard.media_hosts),
+            guard.refuses_unknown,
+            caller.hint_scope if ingress._to_engines else None,
+            bool(caller.body_hash),
+            ingress._signs,
+            session.field if session is not None else "",
+        )
+        self._future = large.later(job, self._exchange.body)
+        self._exchange.callbacks = self
+        self._future.add_done_callback(self._over)
+
+    def _over(self, future: asyncio.Future[ParsedBody]) -> None:
+        if future.cancelled():
+            return
+        if self._exchange.callbacks is not self:
+            future.exception()  # it is nobody's any more
+            return
+        self._exchange.callbacks = None
+        try:
+            reply = self._parsed(future.result())
+        except Exception:
+            self._ingress._broke(self._exchange)
+            raise  # the loop's handler has it logged
+        if reply is not None:
+            self._ingress._telemetry.turned_away(self._context, reply.outcome, reply.status)
+            self._exchange.reply(reply)
+
+    def _parsed(self, parsed: ParsedBody) -> Reply | None:
+        ingress, exchange, caller = self._ingress, self._exchange, self._context.caller
+        assert caller is not None
+        for name in parsed.unknown:
+            ingress._guard.count(name)
+        if caller.body_hash and parsed.sha256 != caller.body_hash:
+            return _other_body()
+        if parsed.prompt is None:
+            refused = parsed.refusal()
+            return answers.refusal(refused.outcome, refused.detail, param=refused.param)
+        head, body, self._context.body_sha256 = exchange.head, exchange.body, parsed.onward_sha256
+        version = head.known.get(VERSION_HEADER)
+        request = ingress._request(caller, parsed.prompt, body, head.onward, version, self._since, parsed.session)
+        return ingress._understood(exchange, self._context, request, parsed.prompt, parsed.change.of(body), self._since)
+
+
+class _Reading(_Waiting):
+    """A request whose prompt is being tokenized."""
+
+    def __init__(
+        self, ingress: Ingress, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None = None,
+        since: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(ingress, exchange)
+        self._request, self._prompt, self._onward, self._since = request, prompt, onward, since
+
+    def begin(self, tokenizers: Tokenizers, kind: Kind) -> None:
+        """Start, now or when it is read."""
+        exchange, model, self._since = self._exchange, self._request.model, self._since or self._ingress._clock.now()
+        context: RequestContext = exchange.context
+        assert context.caller is not None  # `head` let it pass
+        salt = self._ingress._salt(context.caller, kind, self._prompt)
+        self._future = tokenizers.later(kind, model, exchange.body, salt, self._read)
+        if self._future is None:
+            self._ingress._start(exchange, self._request, self._prompt, onward=self._onward)
+        else:
+            exchange.callbacks = self
+
+    def _read(self, tokens: Tokens | None) -> None:
+        if self._exchange.callbacks is not self:
+            return
+        self._exchange.callbacks = None
+        try:
+            request = replace(self._request, tokens=tokens) if tokens is not None else self._request
+            self._ingress._start(self._exchange, request, self._prompt, self._since, self._onward)
+        except Exception:
+            self._ingress._broke(self._exchange)
+            raise  # the loop's handler has it logged
+
+
+def _other_body() -> Reply:
+    return answers.refusal(outcome.HOP_FORGED, "the hop token was signed for another body")
+
+
+def _seed(caller: Caller, prompt: Prompt) -> int:
+    return chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
+
+
+def _model_list(models: list[str]) -> Reply:
+    data = [{"id": model, "object": "model", "created": 0, "owned_by": "farhop"} for model in models]
+    return answers.Reply(200, msgspec.json.encode({"object": "list", "data": data}), outcome.SERVED)

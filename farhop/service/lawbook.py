@@ -1,0 +1,411 @@
+"""Which law is in force in this process: the topology's at first, then the newest that it was ever given.
+
+A law comes from a hub, from this process's own disk, or from a balancer that goes by a later one. Invariants: the epoch
+only moves forward, whatever etcd holds after a wipe or a restore, and through restarts, too, where there is a disk to
+keep the newest on: until a law of that epoch is here nothing is lawful; a document that is not signed as configured,
+does not parse, or speaks of what this world lacks changes nothing: the last good law stands; whatever is passed over is
+counted, logged and shown; losing etcd changes nothing. A hub that holds an older law than ours, or none, is given ours,
+by compare-and-set. Authors' clocks are shown and never compared. Never decides about a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop.store.contract import LAW_KEY, ChangeKind, StoreError
+from farhop.store.envelope import NO_KEYS, EnvelopeError
+from farhop.store.merge import stamp
+from farhop.store.state import StateError
+from topology import policy
+from topology.law import Law
+from topology.problems import Problem, TopologyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from farhop.store.contract import Change, Store
+    from farhop.store.envelope import Keys
+    from farhop.store.state import StateDir
+    from farhop.telemetry.logs import Throttled
+    from farhop.telemetry.metrics import TierMetrics
+    from topology.policy import Policy
+
+INLINE_BYTES_MAX = 16 * 1024  # read at once, in some 20 ms; a larger one beside the loop, which goes on meanwhile
+PROBLEMS_TOLD_MAX = 20
+BEGIN_S = 5.0
+MEND_S = 0.2  # somebody else may be mending the hub just now: up to so long, at random
+MEND_AGAIN_S = 5.0
+AHEAD_MAX = 64
+STATE_NAME = "law"
+_HUB = "etcd"
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """A law as it was written, and as read; `key` is whose signature it bears."""
+
+    written: bytes
+    policy: Policy
+    key: str
+
+
+class _Hub:
+    """What one hub holds (b"": nothing), and what is wrong with that. `behind`: it wants our law."""
+
+    __slots__ = ("answered", "behind", "lost", "revision", "seen", "trouble")
+
+    def __init__(self) -> None:
+        self.seen, self.revision = b"", 0
+        self.lost: str | None = None
+        self.answered = self.behind = False
+        self.trouble: tuple[str, ...] = ()
+
+
+class LawBook:
+    """See the module's head. `law` is the topology's, whose map stays; `adopt` is given each new one.
+
+    `stores` are the hubs, each by itself and with documents as they were written. `refused` counts what is not
+    believed, by reason. `keys` say whose signature counts. `state` is where the newest law is kept; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, Store],
+        law: Law,
+        adopt: Callable[[Law], None],
+        refused: Callable[[str], None],
+        log: Throttled | None = None,
+        *,
+        keys: Keys = NO_KEYS,
+        state: StateDir | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self._stores, self._adopt, self._refused, self._log = stores, adopt, refused, log
+        self._keys, self._state, self._rng = keys, state, rng
+        self.law, self._world = law, law.topology
+        self._held: _Read | None = None
+        self._source = f"topology {self._world.name}"
+        self._floor = 0  # nothing is lawful here before a law of this epoch is in force
+        self._hubs = {name: _Hub() for name in (stores or (_HUB,))}
+        self._ahead: dict[str, int] = {}
+        self._trouble: tuple[str, ...] = ()  # of the disk
+        self._unkept = b""  # what the disk did not take: it is offered again
+        self._all_answered, self._uneven = asyncio.Event(), asyncio.Event()
+        self._taking = asyncio.Lock()  # one at a time is written to the disk: the last one must be the newest
+
+    # -- starting
+
+    def remember(self) -> None:
+        """Before anything else: the law that this process last went by. Blocks for as long as the disk takes."""
+        if self._state is None:
+            return
+        try:
+            kept = self._state.load(STATE_NAME)
+        except StateError as error:
+            self._withhold(self.law.epoch + 1, [str(error)])  # there was a law that went before the topology's
+            return
+        if kept is None:
+            return
+        epoch = stamp(kept.document)[0]
+        if epoch < self.law.epoch:
+            return  # the topology's file is newer
+        judged = self._judge(kept.document)
+        if isinstance(judged, _Read):
+            if self._is_news(judged):
+                self._take_in(judged, "its own disk")
+        elif epoch > self.law.epoch:
+            self._withhold(epoch, [f"the law of epoch {epoch} on disk: {one}" for one in _problems(judged)])
+
+    def _withhold(self, epoch: int, problems: list[str]) -> None:
+        """There was a law of this epoch and it cannot be had: no older one takes its place."""
+        self._floor, self._trouble = epoch, self._shortened(problems)
+        self.law = Law(replace(self._world, epoch=epoch, tenants={}, models={}))
+        self._source = "nowhere: nothing is lawful until the law that was in force is here again, or a later one"
+        self._say("law withheld", problems)
+        self._adopt(self.law)
+
+    async def begun(self) -> None:
+        """Until every hub has answered; not for long, as one may have gone at this very moment."""
+        with contextlib.suppress(TimeoutError):  # then what is known is in force until it does
+            await asyncio.wait_for(self._all_answered.wait(), BEGIN_S)
+
+    # -- hubs
+
+    async def follow(self) -> None:
+        """Until cancelled, or the stores are closed."""
+        async with asyncio.TaskGroup() as group:
+            mending = group.create_task(self._mend(), name="bring hubs up to date")
+            following = [group.create_task(self._follow(name, store)) for name, store in self._stores.items()]
+            await asyncio.wait(following)
+            mending.cancel()
+
+    async def _follow(self, name: str, store: Store) -> None:
+        async with contextlib.aclosing(store.watch(LAW_KEY)) as changes:
+            async for change in changes:
+                if self._news(change, name):
+                    async with self._taking:
+                        self._compare(name, await self._judged(self._hubs[name].seen))
+                if all(hub.answered for hub in self._hubs.values()):
+                    self._all_answered.set()
+
+    def changed(self, change: Change, hub: str = _HUB) -> None:
+        """Take one step of a hub's watch, at once."""
+        if self._news(change, hub):
+            judged = self._judge(self._hubs[hub].seen)
+            if self._is_news(judged):
+                self._keep(self._hubs[hub].seen)
+                if self._unkept:
+                    self._uneven.set()
+            self._compare(hub, judged)
+
+    def _news(self, change: Change, name: str) -> bool:
+        """Whether another document stands there now."""
+        hub = self._hubs[name]
+        if change.kind is ChangeKind.LOST:
+            hub.lost, hub.answered = change.why, True
+            return False
+        first = change.kind is ChangeKind.SNAPSHOT and not hub.answered
+        if change.kind is ChangeKind.SNAPSHOT:
+            hub.lost, hub.answered = None, True
+        law = next((entry for entry in change.written if entry.key == LAW_KEY), None)
+        if law is None and not change.ended((LAW_KEY,)):
+            return False
+        before, hub.seen, hub.revision = hub.seen, *((law.value, law.revision) if law is not None else (b"", 0))
+        return first or hub.seen != before  # else it is listed anew after a gap
+
+    def _judge(self, written: bytes) -> _Read | TopologyError | EnvelopeError | None:
+        """What a document says, if it counts; None for nothing."""
+        if not written:
+            return None
+        try:
+            opened = self._keys.open(LAW_KEY, written)
+            return _Read(written, policy.read(opened.document, self._world, LAW_KEY), opened.key)
+        except (TopologyError, EnvelopeError) as error:
+            return error
+
+    async def _judged(self, written: bytes) -> _Read | TopologyError | EnvelopeError | None:
+        """The same, beside the loop where that takes long; and what is to be in force is on disk first."""
+        large = len(written) > INLINE_BYTES_MAX
+        judged = await asyncio.to_thread(self._judge, written) if large else self._judge(written)
+        if self._is_news(judged) and self._state is not None:
+            await asyncio.to_thread(self._keep, written)
+            if self._unkept:
+                self._uneven.set()
+        return judged
+
+    def _is_news(self, judged: _Read | TopologyError | EnvelopeError | None) -> bool:
+        """Whether it is to be in force."""
+        if not isinstance(judged, _Read):
+            return False
+        epoch, held = judged.policy.epoch, self.law.topology
+        if epoch != self.law.epoch or self._floor:
+            return epoch >= self.law.epoch
+        same = judged.policy.tenants == held.tenants and judged.policy.models == held.models
+        return same and (self._held is None or (bool(judged.key) and not self._held.key))
+
+    def _compare(self, name: str, judged: _Read | TopologyError | EnvelopeError | None) -> None:
+        """A hub holds this now: it is later than ours, or ours, or it should be."""
+        hub, epoch = self._hubs[name], self.law.epoch
+        where = f"hub {name}" if len(self._hubs) > 1 else "etcd"
+        hub.trouble, hub.behind = (), False
+        if judged is None or self._is_older(hub.seen):
+            hub.behind = self._held is not None
+            remedy = "ours is put there" if hub.behind else "set what is to hold anew"
+            if judged is not None or hub.seen:
+                other = f"a law of epoch {stamp(hub.seen)[0]}, older than this"
+                self._pass_over(hub, "law_older", [f"{where} holds {other}; {remedy}"])
+            elif hub.behind:
+                self._pass_over(hub, "law_gone", [f"{where} holds no law any more; {remedy}, of epoch {epoch}"])
+        elif isinstance(judged, EnvelopeError):
+            self._pass_over(hub, f"law_{judged.reason}", [f"{where}: {judged}; sign it with `farhop law sign`"])
+        elif isinstance(judged, TopologyError):
+            self._pass_over(hub, "law_malformed", _problems(judged))
+        elif self._is_news(judged):
+            self._take_in(judged, where)
+        elif not self._is_ours(judged):
+            problem = f"{where} holds another law of epoch {epoch}, too; set what is to hold under a new epoch"
+            self._pass_over(hub, "law_differs", [problem])
+        if hub.behind:
+            self._uneven.set()
+
+    def _is_older(self, written: bytes) -> bool:
+        """Whether it says itself that it is older than ours. Of what cannot be read nobody knows."""
+        return bool(written) and 0 < stamp(written)[0] < self.law.epoch
+
+    def _is_ours(self, read: _Read) -> bool:
+        held = self.law.topology
+        return read.policy.epoch == self.law.epoch and (
+            read.policy.tenants == held.tenants and read.policy.models == held.models
+        )
+
+    def _take_in(self, read: _Read, source: str) -> None:
+        if read.policy.epoch > self.law.epoch or self._floor:
+            self.law = Law(read.policy.over(self._world))
+        self._held, self._source, self._floor = read, source, 0
+        self._ahead = {who: epoch for who, epoch in self._ahead.items() if epoch > self.law.epoch}
+        if self._log is not None:
+            said = {"epoch": read.policy.epoch, "author": read.policy.author, "why": read.policy.why}
+            self._log.warning("law in force", str(read.policy.epoch), **said)
+        self._adopt(self.law)
+        for hub in self._hubs.values():
+            # Whoever sets a law writes it to one hub after the other: that one is late is no trouble yet.
+            if hub.answered and hub.lost is None and (not hub.seen or self._is_older(hub.seen)):
+                hub.behind = True
+                self._uneven.set()
+
+    def _keep(self, written: bytes) -> None:
+        """On disk, before anybody goes by it: then no start goes below it. Blocks."""
+        if self._state is None:
+            return
+        try:
+            self._state.save(STATE_NAME, written)
+            self._trouble, self._unkept = (), b""
+        except StateError as error:
+            self._unkept = written
+            self._trouble = (f"a restart may fall back to an earlier law: {error}",)
+            self._refused("law_not_kept")
+            self._say("law not kept", list(self._trouble))
+
+    async def _mend(self) -> None:
+        """Give our law to hubs that lack it, and to the disk, for as long as this process lives."""
+        while True:
+            await self._uneven.wait()
+            self._uneven.clear()
+            await asyncio.sleep(self._rng.uniform(0.0, MEND_S) if self._rng is not None else MEND_S)
+            await self.mend()
+            if self._unkept or any(hub.behind for hub in self._hubs.values()):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._uneven.wait(), MEND_AGAIN_S)
+                self._uneven.set()
+
+    async def mend(self) -> None:
+        """Give our law to hubs that lack it: who is first there is right, the others see it and have no more to do. And
+        to the disk, where it did not take it."""
+        async with self._taking:
+            if self._unkept:
+                await asyncio.to_thread(self._keep, self._unkept)
+        for name, hub in self._hubs.items():
+            if hub.behind and hub.lost is None and self._held is not None:
+                await self._put(name, hub, self._held.written)
+
+    async def _put(self, name: str, hub: _Hub, written: bytes) -> None:
+        try:
+            await self._stores[name].put(LAW_KEY, written, expect_revision=hub.revision)
+        except StoreError as error:  # somebody was faster, which the watch will see; or it cannot be, until it can
+            self._say("law not put", [f"hub {name}: {error}"])
+        else:
+            self._say("law put", [f"hub {name} was given the law of epoch {self.law.epoch}"])
+
+    # -- balancers
+
+    def named(self, who: str, epoch: int) -> bool:
+        """Somebody goes by a law of this epoch; whether that is later than ours, so that it should be asked for."""
+        if epoch <= self.law.epoch and not self._floor:
+            self._ahead.pop(who, None)
+            return False
+        if who in self._ahead or len(self._ahead) < AHEAD_MAX:
+            self._ahead[who] = epoch
+        return True
+
+    def left(self, who: str) -> None:
+        """Somebody is gone, whatever law it went by."""
+        self._ahead.pop(who, None)
+
+    def may_believe(self, *, proven: bool) -> bool:
+        """Whether a law that a balancer gives us can count: by its signature, where a key is configured; else only from
+        one that is `proven` by mutual TLS to be who it is."""
+        return proven or self._keys.asks(LAW_KEY)
+
+    async def offer(self, written: bytes, who: str, *, proven: bool) -> bool:
+        """A balancer gives us its law; whether it is in force now."""
+        if not self.may_believe(proven=proven):
+            self._refused("law_unproven")
+            self._say("law passed over", [f"{who} offered one: no key is configured to know it by, and no mutual TLS"])
+            return False
+        async with self._taking:
+            judged = await self._judged(written)
+            if not isinstance(judged, _Read):
+                self._refused("law_offered_malformed")
+                self._say("law passed over", [f"{who} offered one: {one}" for one in _problems(judged)])
+            elif self._is_news(judged):
+                self._take_in(judged, who)
+                return True
+        return False
+
+    async def exchanged(self, epoch: int, written: bytes, who: str, *, proven: bool) -> tuple[int, bytes]:
+        """A balancer's law is of this epoch, and it gives it to us if it knows ours to be earlier: ours, in turn."""
+        if written:
+            await self.offer(written, who, proven=proven)
+        self.named(who, epoch)
+        return self.law.held_epoch, self.document_after(epoch)
+
+    def document_after(self, epoch: int) -> bytes:
+        """The law in force as it was written, if it is later than this; b"" where it is not, or none was ever set."""
+        return self._held.written if self._held is not None and self.law.epoch > epoch else b""
+
+    # -- saying so
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        """All that is wrong."""
+        ahead = [f"{who} goes by a law of epoch {epoch}, which is not here yet" for who, epoch in self._ahead.items()]
+        hubs = [problem for hub in self._hubs.values() for problem in hub.trouble]
+        return (*self._trouble, *hubs, *sorted(ahead))
+
+    def _pass_over(self, hub: _Hub, reason: str, problems: list[str]) -> None:
+        """Loudly: the last good law stands."""
+        hub.trouble = self._shortened(problems)
+        self._refused(reason)
+        if self._log is not None:
+            self._log.error("law passed over", reason, reason=reason, in_force=self.law.epoch, problems=hub.trouble)
+
+    def _say(self, event: str, problems: list[str]) -> None:
+        if self._log is not None:
+            shown = self._shortened(problems)
+            self._log.warning(event, event, in_force=self.law.epoch, problems=shown)
+
+    def _shortened(self, problems: list[str]) -> tuple[str, ...]:
+        more = len(problems) - PROBLEMS_TOLD_MAX
+        return (*problems[:PROBLEMS_TOLD_MAX], *((f"and {more} more",) if more > 0 else ()))
+
+    def status(self) -> dict[str, Any]:
+        """The law in force, where it came from, and what is wrong with what stands in etcd, for people."""
+        read = self._held.policy if self._held is not None and not self._floor else None
+        lost = [hub.lost if len(self._hubs) == 1 else f"{n}: {hub.lost}" for n, hub in self._hubs.items() if hub.lost]
+        said: dict[str, Any] = {
+            "epoch": self.law.epoch,
+            "source": self._source,
+            "revision": None if read is None else self._revision(),
+            "trouble": list(self.trouble),
+            "etcd_out_of_reach": "; ".join(filter(None, lost)) if len(lost) == len(self._hubs) else None,
+            "signed_by": (self._held.key or None) if self._held is not None else None,
+            "must_be_signed": self._keys.asks(LAW_KEY),
+            "kept_on_disk": self._state is not None and not self._trouble,
+        }
+        signed = ("author", "why", "at")
+        return {**said, **{name: None if read is None else getattr(read, name) for name in signed}}
+
+    def _revision(self) -> int | None:
+        """That of the first hub which holds the law in force."""
+        held = self._held.written if self._held is not None else b""
+        return next((hub.revision for hub in self._hubs.values() if hub.seen == held), None)
+
+    def document(self) -> dict[str, Any]:
+        """The law in force, whole. Of keys it holds the hashes."""
+        return {**self.status(), **policy.document_of(self.law.topology)}
+
+    def observe(self, metrics: TierMetrics) -> None:
+        """Show it."""
+        metrics.gauge("law_epoch", "Epoch of the law in force.", lambda: float(self.law.epoch))
+        metrics.gauge("law_rejected", "1 if etcd holds what cannot be the law.", lambda: float(bool(self.trouble)))
+
+
+def _problems(judged: _Read | TopologyError | EnvelopeError | None) -> list[str]:
+    if isinstance(judged, TopologyError):
+        return [str(problem) for problem in judged.problems]
+    return [str(judged) if judged is not None else str(Problem("", "empty", "set a law"))]

@@ -1,0 +1,67 @@
+"""Who is at the other end of a connection to a control or tier port, by mutual TLS.
+
+What a caller may see and say follows from the name in its certificate and from nothing that it says of itself. Where a
+port asks for no certificates (loopback, or `insecure`) nobody is proven, and callers are taken at their word. Never
+decides what a tier or region may do: the services ask for what they need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from cryptography import x509
+
+from farhop.identity import certificate_names
+
+if TYPE_CHECKING:
+    from farhop.identity.certificate_names import Peer, Tier
+    from farhop.service.config import Listen
+
+
+class PeerAuthenticator:
+    """The callers of one port. `mutual`: each must bring a certificate, and its name in this trust domain counts."""
+
+    def __init__(self, trust_domain: str, *, mutual: bool) -> None:
+        self._trust_domain, self.mutual = trust_domain, mutual
+
+    async def proven(self, context: Any, tier: Tier | None = None, region: str | None = None) -> Peer | None:
+        """Who calls over gRPC; None where nobody need prove it.
+
+        Aborts the call (PERMISSION_DENIED) of whoever is not of this tier and region, as far as those are given.
+        """
+        if not self.mutual:
+            return None
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        peer = certificate_names.read([name.decode("utf-8", "replace") for name in names], self._trust_domain)
+        if peer is None:
+            await self._deny(context, "names no balancer of this trust domain; issue one with: farhop certs issue")
+        elif tier not in (None, peer.tier) or region not in (None, peer.region):
+            wanted = " ".join((tier or "any", "balancer of region", region or "any"))
+            await self._deny(context, f"is that of the {peer.tier} balancer of region {peer.region}, not a {wanted}")
+        return peer
+
+    async def _deny(self, context: Any, why: str) -> None:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"the certificate {why}")
+
+    def admits(self, tier: Tier, certificate: bytes | None) -> bool:
+        """Whether a verified certificate (DER) is that of a balancer of this tier."""
+        peer = None if certificate is None else certificate_names.read(_uris(certificate), self._trust_domain)
+        return peer is not None and peer.tier == tier
+
+
+ANY_PEER = PeerAuthenticator(certificate_names.TRUST_DOMAIN, mutual=False)
+
+
+def peer_authenticator_of(listen: Listen, trust_domain: str) -> PeerAuthenticator:
+    """Those of a port as configured."""
+    return PeerAuthenticator(trust_domain, mutual=listen.tls is not None and listen.tls.client_ca_file is not None)
+
+
+def _uris(certificate: bytes) -> list[str]:
+    try:
+        extensions = x509.load_der_x509_certificate(certificate).extensions
+        found = extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return []
+    return found.value.get_values_for_type(x509.UniformResourceIdentifier)

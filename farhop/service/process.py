@@ -1,0 +1,109 @@
+"""The life of a balancer's process: start, say so, serve until told to stop, stop in order.
+
+A fault of the configuration or the surroundings is one line on stderr and exit code 2, never a stack trace. Whatever
+was opened is closed, and what closing meets never hides why it had to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import uvloop
+
+from farhop.config import ConfigError
+from farhop.relay.http.listener import PortTakenError
+from farhop.store.contract import StoreError
+from farhop.telemetry import logs
+from topology.problems import TopologyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A request makes some hundred objects and no cycles: collecting after every 700, the default, finds nothing.
+_GC_ALLOCATIONS = 50_000
+
+# What an operator can mend: said in a line.
+_FAULT_EVERY_S = 10.0
+_FAULTS = (ConfigError, TopologyError, PortTakenError, StoreError, logs.LogError)
+
+
+class Balancer(Protocol):
+    """A tier, assembled."""
+
+    async def open(self) -> str:
+        """Start everything; returns the line that says what listens where."""
+
+    async def close(self) -> None:
+        """Drain and stop everything, in order."""
+
+
+def run(name: str, make: Callable[[], Balancer]) -> None:
+    """Run a balancer until SIGTERM or SIGINT. SystemExit(2) on a fault of configuration or surroundings."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # the soft one, 1024 by default, is for select(2)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(name, make))
+    except _FAULTS as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+async def _serve(name: str, make: Callable[[], Balancer]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_logged(name, loop))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    balancer = make()
+    try:
+        line = await _unless(stop, balancer)
+    except BaseException:
+        await _close_anyway(name, balancer)
+        raise
+    if line is not None:
+        print(f"{name}: {line}", flush=True)
+        gc.freeze()  # what start-up made stays: the collector need not walk it again
+        gc.set_threshold(_GC_ALLOCATIONS)
+        await stop.wait()
+    await balancer.close()
+
+
+def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """What nobody caught is logged with its trace, but not at the rate at which somebody can bring it about."""
+    log = logs.Throttled(logs.get(name), _FAULT_EVERY_S, loop.time)
+
+    def handle(_loop: asyncio.AbstractEventLoop, given: dict[str, Any]) -> None:
+        error = given.get("exception")
+        what = str(given.get("message", "unhandled"))
+        key = f"{what} {type(error).__name__}"
+        if isinstance(error, BaseException):
+            log.error("uncaught", key, what=what, error=type(error).__name__, exc_info=error)
+        else:
+            log.error("uncaught", key, what=what)
+
+    return handle
+
+
+async def _unless(stop: asyncio.Event, balancer: Balancer) -> str | None:
+    """Open it; None if it was told to stop before it had."""
+    opening, stopping = asyncio.create_task(balancer.open()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return opening.result() if opening.done() else None
+    finally:
+        opening.cancel()
+        stopping.cancel()
+        await asyncio.wait((opening, stopping))
+
+
+async def _close_anyway(name: str, balancer: Balancer) -> None:
+    try:
+        await balancer.close()
+    except Exception as error:  # noqa: BLE001 - on the way out because of another error, which must be the one told
+        logs.get(name).error("closing failed", error=type(error).__name__, exc_info=error)

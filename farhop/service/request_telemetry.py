@@ -1,0 +1,357 @@
+"""What is seen of a request from outside its machine: spans, metrics, the decision record. The same in both tiers.
+
+A tier hands in what to say of its decisions. Never changes a request, never holds a prompt; what a tenant's law keeps
+from being recorded here is muted before anything is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Source
+from farhop.service.decisions import Record
+from farhop.telemetry import attributes as a
+from farhop.telemetry import context as trace_context
+from farhop.telemetry.spans import RequestTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from farhop.balance.machine import Request, Usage
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.active import ActiveRequest, Attempt
+    from farhop.relay.formats.paths import Kind
+    from farhop.relay.http.head import Head
+    from farhop.service.authenticator import Caller
+    from farhop.service.clock import Clock
+    from farhop.service.decisions import Decisions, Reasons
+    from farhop.telemetry.attributes import Value
+    from farhop.telemetry.logs import Throttled
+    from farhop.telemetry.metrics import TierMetrics
+    from farhop.telemetry.spans import Span, Tracing
+
+MODEL_CHARS_MAX = 128
+_UNTRACED = RequestTrace(b"", None)
+_WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
+
+
+class RequestContext:
+    """A client's request beside the relay: who asks, since when, its open spans.
+
+    `advised`: a decision is asked for, and nothing is to be sent.
+    """
+
+    __slots__ = (
+        "active",
+        "advised",
+        "arrived_at",
+        "attempts",
+        "body_sha256",
+        "caller",
+        "decided",
+        "decision_id",
+        "kind",
+        "over",
+        "recorded",
+        "relay_span",
+        "since",
+        "trace",
+    )
+
+    def __init__(self, trace: RequestTrace, now: float) -> None:
+        self.trace, self.arrived_at, self.since = trace, now, now
+        self.recorded = True
+        self.over = False
+        self.advised = False
+        self.decided: Any = None  # the last decision that has a span
+        self.caller: Caller | None = None
+        self.kind: Kind | None = None
+        self.decision_id = ""
+        self.body_sha256 = b""  # of the body as it is sent on, once it was wanted
+        self.relay_span: Span | None = None
+        self.active: ActiveRequest | None = None  # while it is relayed
+        self.attempts: list[tuple[str, str]] = []  # (target, how it ended)
+
+
+class RequestTelemetry:
+    """Sees every request of one tier. `name` is the root span's (`farhop.global`, `farhop.regional`), `decide` that of
+    a decision. Of requests whose clients ask to have them traced, `traced_per_s_max` are; the others go by our own
+    sampling."""
+
+    def __init__(
+        self,
+        name: str,
+        decide: str,
+        *,
+        tracing: Tracing,
+        metrics: TierMetrics,
+        decisions: Decisions,
+        clock: Clock,
+        rng: Random,
+        reasons: Reasons,
+        traced_per_s_max: float = 100.0,
+    ) -> None:
+        self._name, self._decide = name, decide
+        self._asks_per_s, self._asks, self._asked_at = traced_per_s_max, traced_per_s_max, 0.0
+        self._tracing, self._metrics, self._decisions = tracing, metrics, decisions
+        self._clock, self._rng, self._reasons = clock, rng, reasons
+        # Whether a request for this model may be recorded here by the law of now; the tier sets it.
+        self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
+        self._hops: dict[
+            tuple[str, str], RequestContext
+        ] = {}  # by issuer and its name for the attempt: from head to end
+
+    # -- before it is relayed
+
+    def begin(self) -> RequestContext:
+        """A head is here. Nothing is traced of those who are not let in."""
+        self._metrics.begun()
+        return RequestContext(_UNTRACED, self._clock.now())
+
+    def admitted(self, context: RequestContext, head: Head, *, outside: bool) -> None:
+        """It is known who asks. Whoever comes from `outside` may have only so many requests traced by asking for it."""
+        parent, known = head.known.get(b"traceparent"), head.known
+        if parent is not None and outside and trace_context.asks(parent) and not self._may_ask(context.arrived_at):
+            parent = trace_context.unasked(parent)
+        context.trace = self._tracing.begin(
+            parent, known.get(b"tracestate"), self._name, self._clock.wall_ns(context.arrived_at), self._rng
+        )
+
+    def _may_ask(self, now: float) -> bool:
+        """A bucket that holds a second's worth."""
+        self._asks = min(self._asks_per_s, self._asks + (now - self._asked_at) * self._asks_per_s)
+        self._asked_at = now
+        if self._asks < 1.0:
+            return False
+        self._asks -= 1.0
+        return True
+
+    def came(self, context: RequestContext, caller: Caller) -> None:
+        """It is an attempt of another balancer, which may ask later whether it is here."""
+        self._hops[caller.issuer, caller.attempt] = context
+
+    def quiet_s(self, issuer: str, attempt: str) -> float | None:
+        """Seconds since something of this attempt's answer, or it, came to us; None if it is not here, or is over."""
+        context = self._hops.get((issuer, attempt))
+        if context is None:
+            return None
+        run = context.active.attempt if context.active is not None else None
+        return self._clock.now() - (context.arrived_at if run is None else run.heard_at)
+
+    def mute(self, context: RequestContext) -> None:
+        """The law keeps records of this request away from here."""
+        context.recorded = False
+        context.trace.mute()
+
+    def turned_away(self, context: RequestContext, reason: Outcome, status: int) -> None:
+        """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
+        if reason.source is Source.LAW:
+            self.mute(context)  # who may not be read here is not recorded here either
+        self._finish(context, reason, status, self._clock.now())
+
+    def advised(self, context: RequestContext, request: Request, decision: Any) -> None:
+        """A decision was asked for; it is answered, and nothing is sent."""
+        now = self._clock.now()
+        if context.trace.sampled:
+            since_ns, now_ns = self._clock.wall_ns(context.since), self._clock.wall_ns(now)
+            context.trace.child(self._decide, since_ns, now_ns, self._reasons.attributes(decision))
+        self._keep(context, request, decision, outcome.ADVISED, 200, now)
+
+    # -- while it is relayed
+
+    def upstream_context(self, context: RequestContext) -> bytes:
+        """Trace context header lines for the attempt under way."""
+        span = context.relay_span or context.trace
+        state = context.trace.tracestate
+        tail = b"tracestate: " + state + b"\r\n" if state else b""
+        return b"traceparent: " + span.traceparent + b"\r\n" + tail
+
+    def forwarded(self, active: ActiveRequest) -> None:
+        """An attempt is on its way: the decision behind it is a span of its own, and so is the attempt."""
+        context: RequestContext = active.context
+        context.active = active
+        if context.trace.sampled:
+            self._decided(active, context, active.forwarded_at)
+            context.relay_span = context.trace.open("farhop.relay", self._clock.wall_ns(active.forwarded_at))
+
+    def _decided(self, active: ActiveRequest, context: RequestContext, now: float) -> None:
+        """The spans of what led to a decision just taken: the wait in the queue, if any, and the decision itself."""
+        now_ns = self._clock.wall_ns(now)
+        if active.hold_from is not None:
+            context.trace.child(f"{self._name}.queue", self._clock.wall_ns(active.hold_from), now_ns)
+            context.since = now
+            active.hold_from = None
+        if active.reasons is not None and active.reasons is not context.decided:
+            said = self._reasons.attributes(active.reasons)
+            context.trace.child(self._decide, self._clock.wall_ns(context.since), now_ns, said)
+            context.decided = active.reasons
+
+    def spilled(self, to: str) -> None:
+        """An attempt went past a region that is hot or not fully returned to."""
+        self._metrics.spilled(to)
+
+    def versioned(self, active: ActiveRequest, version: str, split: str, status: int) -> None:
+        """A request that is over was served in this version of its model, which it got by this word of a split."""
+        ttft_s = active.began_at - active.context.arrived_at if active.began_at and active.status < 400 else None
+        self._metrics.versioned(version, split, status, ttft_s)
+
+    def attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
+        """An attempt ended."""
+        context: RequestContext = active.context
+        target, span = attempt.target, context.relay_span
+        self._metrics.attempted(target, reason)
+        context.attempts.append((target, reason.reason))
+        context.relay_span = None
+        if not context.trace.sampled:
+            return
+        context.since = self._clock.now()
+        if span is None:
+            return
+        said: dict[str, Value] = {a.ATTEMPT: attempt.number, a.OUTCOME: reason.reason}
+        if attempt.status:
+            said[a.STATUS] = attempt.status
+        failed = reason is not outcome.SERVED
+        span.end(self._clock.wall_ns(context.since), said, reason.reason if failed else None)
+
+    def concluded(self, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None) -> None:
+        """The request is over."""
+        context: RequestContext = active.context
+        if context.over:
+            return
+        now = self._clock.now()
+        if (
+            context.recorded
+            and context.caller is not None
+            and not self.may_record(context.caller, active.request.model)
+        ):
+            self.mute(context)  # the law changed while it was under way
+        if usage is not None:
+            self._metrics.used(usage)
+            if usage.cached_tokens is not None and active.reasons is not None:
+                reasons, decision = self._reasons, active.reasons
+                predicted = reasons.predicted_hit_tokens(decision)
+                self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
+        if context.trace.sampled:
+            self._decided(active, context, now)  # one that sent it nowhere, or that a later one overtook
+        ttft_ms = (active.began_at - context.arrived_at) * 1e3 if active.began_at else None
+        self._keep(context, active.request, active.reasons, reason, status, now, usage, ttft_ms)
+        self._finish(context, reason, status, now, active, usage)
+
+    def _request_attributes(self, active: ActiveRequest, usage: Usage | None) -> dict[str, Value]:
+        request, context = active.request, active.context
+        said: dict[str, Value] = {
+            a.OPERATION: context.kind or "",
+            a.REQUEST_MODEL: request.model,
+            a.REQUEST_STREAM: request.stream,
+            a.TENANT: request.tenant,
+            a.DECISION: context.decision_id,
+            a.PROMPT_BYTES: request.prompt_bytes,
+            a.ATTEMPTS: len(context.attempts),
+        }
+        if usage is not None:
+            said |= {a.INPUT_TOKENS: usage.prompt_tokens, a.OUTPUT_TOKENS: usage.completion_tokens}
+            if usage.cached_tokens is not None:
+                said[a.CACHED_TOKENS] = usage.cached_tokens
+        return said
+
+    def _finish(
+        self,
+        context: RequestContext,
+        reason: Outcome,
+        status: int,
+        now: float,
+        active: ActiveRequest | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        if context.over:
+            return
+        context.over, context.active = True, None
+        if context.caller is not None and context.caller.attempt:
+            self._hops.pop((context.caller.issuer, context.caller.attempt), None)
+        ttft_s = tpot_s = None
+        target = ""
+        # An engine's error comes fast: as a first token it would make a broken replica look quick.
+        if active is not None and active.began_at and active.status < 400:
+            ttft_s = active.began_at - context.arrived_at
+            target = active.forward.target if active.forward is not None else ""
+            if active.request.stream:  # an answer in one piece does not show its first token
+                self._compare(active)
+                if usage is not None and usage.completion_tokens > 1 and reason is outcome.SERVED:
+                    tpot_s = (now - active.began_at) / (usage.completion_tokens - 1)
+        self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target)
+        if not context.trace.sampled:
+            return
+        said = self._request_attributes(active, usage) if active is not None else {}
+        said |= {a.OUTCOME: reason.reason, a.STATUS: status}
+        if ttft_s is not None:
+            said[a.TTFT_MS] = ttft_s * 1e3
+        context.trace.end(self._clock.wall_ns(now), said, None if reason in _WELL else reason.reason)
+
+    def _compare(self, active: ActiveRequest) -> None:
+        """The promise that the choice rested on against what came of it."""
+        promised_ms = None if active.reasons is None else self._reasons.predicted_ttft_ms(active.reasons)
+        if promised_ms is not None:
+            self._metrics.promised(promised_ms, (active.began_at - active.forwarded_at) * 1e3)
+
+    def _keep(
+        self,
+        context: RequestContext,
+        request: Request,
+        decision: Any,
+        reason: Outcome,
+        status: int,
+        now: float,
+        usage: Usage | None = None,
+        ttft_ms: float | None = None,
+    ) -> None:
+        if not context.recorded:
+            return
+        arrived_at = context.arrived_at
+        # Of the request only this: the ring holds many records, and a chain or a stranger's long name is large.
+        record = Record(
+            decision_id=context.decision_id,
+            traceparent=context.trace.traceparent,
+            at_ns=self._clock.wall_ns(arrived_at),
+            tenant=request.tenant,
+            model=request.model[:MODEL_CHARS_MAX],
+            prompt_bytes=request.prompt_bytes,
+            outcome=reason,
+            status=status,
+            ttft_ms=ttft_ms,
+            duration_ms=(now - arrived_at) * 1e3,
+            attempts=context.attempts,
+            usage=usage,
+            decision=decision,
+            reasons=self._reasons,
+        )
+        self._decisions.put(context.decision_id, record)
+
+
+class InstrumentedTier:
+    """The part of a relay's Tier that only watches. A tier adds the headers it writes."""
+
+    def __init__(self, telemetry: RequestTelemetry, log: Throttled) -> None:
+        self.telemetry, self._log = telemetry, log
+
+    def forwarded(self, active: ActiveRequest) -> None:
+        """See relay.Tier."""
+        self.telemetry.forwarded(active)
+
+    def attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
+        """See relay.Tier."""
+        self.telemetry.attempt_over(active, attempt, reason)
+
+    def concluded(self, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None) -> None:
+        """See relay.Tier."""
+        self.telemetry.concluded(active, reason, status, usage)
+
+    def redirect_url(self, active: ActiveRequest, base: str) -> str:  # noqa: ARG002 - a tier that redirects has its own
+        """See relay.Tier."""
+        return base
+
+    def fault(self, active: ActiveRequest | None, error: Exception) -> None:
+        """A bug in the machine: its trace goes to the log, never to a client."""
+        trace_id = active.context.trace.trace_id if active is not None else ""
+        self._log.error("the machine failed", type(error).__name__, exc_info=error, trace_id=trace_id)

@@ -1,0 +1,138 @@
+"""By what a request may be routed beside its prompt: its session, the header matches of a split's rules, a version.
+
+Only what somebody asks for is looked at. What the client calls its session is a hash from here on, of the tenant and
+the name; the text of a match is the operator's: neither enters a log, a span or a record as the client wrote it. Never
+refuses a request: what cannot be read is not there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import HeaderMatch
+
+NAME_BYTES_MAX = 1024  # of a session's name; a longer one counts by its beginning
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text = msgspec.json.Decoder(str)
+VERSION_HEADER = b"x-farhop-version"
+_VERSION = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class SessionReader:
+    """Looks in the header, then the cookie, then the body's field; "" of either is not looked for.
+
+    `wanted` says whether anybody asks for sessions now: if not, nothing is read.
+    """
+
+    def __init__(self, header: str, cookie: str, field: str, wanted: Callable[[], bool]) -> None:
+        self._header = b"%b: " % header.lower().encode() if header else b""
+        self._cookie = cookie.encode() + b"=" if cookie else b""
+        self._field, self._quoted = field, b'"%b"' % field.encode()
+        self._wanted = wanted
+
+    @property
+    def field(self) -> str:
+        """The field of a body to look in now; "" if none."""
+        return self._field if self._wanted() else ""
+
+    def read(self, tenant: str, body: bytes, headers: bytes, said: bytes | None = None) -> int:
+        """The session's hash, 0 without one. `headers` are lines `name: value` with names in lower case; `said` is what
+        the body's field says, where that was read before."""
+        if not self._wanted():
+            return 0
+        name = self._in_header(headers) or self._in_cookie(headers)
+        if not name:
+            name = self._in_body(body) if said is None else said
+        if not name:
+            return 0
+        return xxh3_64_intdigest(b"%d:%b%b" % (len(tenant), tenant.encode(), name[:NAME_BYTES_MAX])) or 1
+
+    def _in_header(self, headers: bytes) -> bytes:
+        return next(iter(values(headers, self._header)), b"")
+
+    def _in_cookie(self, headers: bytes) -> bytes:
+        return cookie(headers, self._cookie) if self._cookie else b""
+
+    def _in_body(self, body: bytes) -> bytes:
+        return in_body(body, self._field) if self._field and self._quoted in body else b""
+
+
+def in_body(body: bytes, field: str) -> bytes:
+    """What a body's field says, as far as it counts; b"" without it."""
+    try:
+        value = _fields.decode(body).get(field)
+        return _text.decode(value).encode()[:NAME_BYTES_MAX] if value is not None else b""
+    except (ValueError, RecursionError):  # not JSON, no object, no text, or text that cannot be spelled
+        return b""
+
+
+def cookie(headers: bytes, name: bytes) -> bytes:
+    """The value of the first cookie of this name, given with its `=`; b"" without one. `headers` as for `values`."""
+    for line in values(headers, b"cookie: "):
+        for pair in line.split(b";"):
+            pair = pair.strip()
+            if pair.startswith(name):
+                return pair[len(name) :].strip(b'"')
+    return b""
+
+
+def values(headers: bytes, name: bytes) -> list[bytes]:
+    """The values of the lines that begin with `name` and its colon. `headers` are lines with names in lower case."""
+    if not name or name not in headers:
+        return []
+    return [line[len(name) :] for line in headers.split(b"\r\n") if line.startswith(name)]
+
+
+class Wanted(Protocol):
+    """Whoever decides by them."""
+
+    def header_matches(self, model: str) -> tuple[HeaderMatch, ...]:
+        """What is to be looked for in the head of a request for this model."""
+
+    def may_pin(self, model: str) -> bool:
+        """Whether a request for this model may ask for a version."""
+
+
+class AnyVersion:
+    """Whoever does not decide by them, and passes on what is asked for."""
+
+    def header_matches(self, _model: str) -> tuple[HeaderMatch, ...]:
+        """See Wanted."""
+        return ()
+
+    def may_pin(self, _model: str) -> bool:
+        """See Wanted."""
+        return True
+
+
+class HeaderMatchReader:
+    """Reads heads for `wanted`."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+
+    def header_matches(self, model: str, headers: bytes) -> tuple[HeaderMatch, ...]:
+        """The wanted matches that the request bears. `headers` are lines `name: value` with names in lower case."""
+        wanted = self._wanted.header_matches(model)
+        return tuple(one for one in wanted if _bears(one, headers)) if wanted else ()
+
+    def version(self, model: str, asked: bytes | None) -> str:
+        """The version asked for by `x-farhop-version`; "" without one, or where none may be asked for."""
+        if asked is None or not self._wanted.may_pin(model):
+            return ""
+        return asked.decode("ascii") if _VERSION.fullmatch(asked) else ""
+
+
+def _bears(wanted: HeaderMatch, headers: bytes) -> bool:
+    name, value = wanted.name.encode(), wanted.value.encode()
+    if wanted.kind == "header":
+        return value in values(headers, name + b": ")
+    return cookie(headers, name + b"=") == value

@@ -1,0 +1,155 @@
+"""Operators' overrides as they stand in etcd: a region drained or biased, a tenant or a model pinned to a region.
+
+Each is under a lease and goes by itself with it; `at` is for people and never compared with another host's clock. A
+drain and a bias stand under their region, a pin under whom it is for. Refused whole (DocumentError) or trusted whole.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+
+from farhop.store.contract import OVERRIDE_PREFIX, STEER_PREFIX, override_key
+from farhop.store.documents.document import DocumentError, check_text, read
+
+DOCUMENT_LIMIT_BYTES = 16 * 1024
+REGION_LIMIT = 128  # characters, as in a report
+NAME_LIMIT = 256  # of a tenant's or a model's name
+WHY_LIMIT = 256
+AUTHOR_LIMIT = 128
+FOR_LIMIT_S = 7 * 86_400.0  # a drain for longer is a change of the topology
+OVER_LIMIT_S = 3600.0
+BIAS_LIMIT_MS = 60_000.0
+
+
+class _Leased(msgspec.Struct, frozen=True, kw_only=True):
+    """What all say. `for_s` is the life of the lease it is written under, counted from `at` (UTC)."""
+
+    region: str
+    why: str
+    author: str
+    at: Annotated[datetime, Meta(tz=True)]
+    for_s: float
+
+    @property
+    def until(self) -> datetime:
+        """When the lease ends, give or take etcd's second. For people."""
+        return self.at + timedelta(seconds=self.for_s)
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        raise NotImplementedError
+
+
+class DrainOverride(_Leased, frozen=True, kw_only=True, tag="drain", tag_field="action"):
+    """Send no new work to `region`.
+
+    `over_s` is the pace: the share of new requests that may still go there falls to nothing over so many seconds,
+    by each balancer's own clock from when it first saw this. 0: at once.
+    """
+
+    over_s: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return override_key(self.region)
+
+
+class BiasOverride(_Leased, frozen=True, kw_only=True, tag="bias", tag_field="action"):
+    """`region` counts as so many milliseconds worse (below 0: better) for every global balancer."""
+
+    ms: float
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return bias_key(self.region)
+
+
+class PinOverride(_Leased, frozen=True, kw_only=True, tag="pin", tag_field="action"):
+    """What `tenant` asks, or what is asked for `model` (one of the two), goes to `region` while that may and can serve.
+
+    `strict`: and nowhere else.
+    """
+
+    tenant: str = ""
+    model: str = ""
+    strict: bool = False
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return pin_key(self.tenant, self.model)
+
+
+RoutingOverride: TypeAlias = BiasOverride | PinOverride
+Override: TypeAlias = DrainOverride | BiasOverride | PinOverride
+
+_drain = msgspec.json.Decoder(DrainOverride)
+_routing: msgspec.json.Decoder[RoutingOverride] = msgspec.json.Decoder(BiasOverride | PinOverride)
+
+
+def bias_key(region: str) -> str:
+    """Where the bias of a region stands."""
+    return f"{STEER_PREFIX}bias/{quote(region, safe='')}"
+
+
+def pin_key(tenant: str, model: str) -> str:
+    """Where the pin of a tenant stands or, without one, of a model. Names may hold anything, as models' do."""
+    kind, name = ("tenant", tenant) if tenant else ("model", model)
+    return f"{STEER_PREFIX}pin/{kind}/{quote(name, safe='')}"
+
+
+def region_of(key: str) -> str | None:
+    """The region that a drain's key names; None for any other key."""
+    region = key.removeprefix(OVERRIDE_PREFIX)
+    return region if region and "/" not in region and override_key(region) == key else None
+
+
+def encode(override: Override) -> bytes:
+    """The override as JSON. Raises DocumentError for one its reader would refuse."""
+    check(override)
+    return msgspec.json.encode(msgspec.structs.replace(override, at=override.at.astimezone(UTC)))
+
+
+def decode_drain(document: bytes) -> DrainOverride:
+    """The drain in a JSON document of at most 16 KiB. Raises DocumentError."""
+    override = read(_drain, document, "override", DOCUMENT_LIMIT_BYTES)
+    check(override)
+    return override
+
+
+def decode_routing(document: bytes) -> RoutingOverride:
+    """The bias or pin in a JSON document of at most 16 KiB. Raises DocumentError."""
+    override = read(_routing, document, "override", DOCUMENT_LIMIT_BYTES)
+    check(override)
+    return override
+
+
+def check(override: Override) -> None:
+    """Raise DocumentError at the first field outside its domain."""
+    for field, limit in (("region", REGION_LIMIT), ("why", WHY_LIMIT), ("author", AUTHOR_LIMIT)):
+        check_text(field, getattr(override, field), limit)
+    if not 1.0 <= override.for_s <= FOR_LIMIT_S:  # NaN is refused, too
+        raise DocumentError("for_s", f"{override.for_s} is outside 1..{FOR_LIMIT_S:g} seconds")
+    if override.at.tzinfo is None or not 1970 < override.at.year < 9000:
+        raise DocumentError("at", "must be a time with its zone, in this era")
+    if isinstance(override, DrainOverride):
+        if "/" in override.region:
+            raise DocumentError("region", "must not contain '/'")
+        if not (math.isfinite(override.over_s) and 0.0 <= override.over_s <= OVER_LIMIT_S):
+            raise DocumentError("over_s", f"{override.over_s} is outside 0..{OVER_LIMIT_S:g} seconds")
+    elif isinstance(override, BiasOverride):
+        if not -BIAS_LIMIT_MS <= override.ms <= BIAS_LIMIT_MS:
+            raise DocumentError("ms", f"{override.ms} is outside -{BIAS_LIMIT_MS:g}..{BIAS_LIMIT_MS:g}")
+    elif bool(override.tenant) == bool(override.model):
+        raise DocumentError("tenant", "give either a tenant or a model")
+    else:
+        check_text("tenant" if override.tenant else "model", override.tenant or override.model, NAME_LIMIT)

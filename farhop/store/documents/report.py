@@ -1,0 +1,277 @@
+"""A regional balancer's report of its capacity: as a value, as JSON for etcd, and as a protobuf message for gRPC.
+
+A report is refused whole (DocumentError) or trusted whole: a value outside its domain never gets in, from either path.
+Field names are the proto's names, so that what etcdctl shows and what gRPC carries are one vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+from farhop_wire import region_pb2
+
+from farhop.store.documents.document import DocumentError, check_size, check_text, read
+
+DOCUMENT_LIMIT_BYTES = 256 * 1024  # etcd takes 1.5 MiB a request; a region's report is a few KiB
+MODELS_LIMIT = 256
+ACCEPTED_LIMIT = 4096  # global balancers
+GPU_TYPES_LIMIT = 32
+KNOWN_MAX = 4096  # names and addresses that were looked at before: the same ones come 20 times a second
+BASES_LIMIT = 32  # of one model
+TEXT_LIMIT = 256  # characters in a name
+COUNT_LIMIT = 2**53  # the largest run of integers that every JSON reader keeps exactly
+WAIT_LIMIT_MS = 86_400_000.0  # a day: beyond it somebody's clock or unit is wrong
+RATE_LIMIT_MS = 60_000.0  # a minute for one token
+INCARNATION_LIMIT = 2**63 - 1  # int64 on the wire
+CLOCK_LIMIT_MS = 1e15
+BYTES_PER_TOKEN_LIMIT = 4096.0
+USED_LIMIT = 1e6
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})):([0-9]{1,5})")
+# It becomes part of a header, so it holds nothing but a host and a port.
+CLIENT_URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]{2,64}\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::[0-9]{1,5})?")
+
+
+class ModelReport(msgspec.Struct, frozen=True):
+    """Capacity of one model and version at one balancer instance. Tokens are the model's own, slots are sequences.
+
+    Replicas, slots, KV tokens, in flight and `headroom_foreign_tokens` (prompt tokens taken from other regions) are of
+    the replicas this instance owns; queue and `wait_ms` (until a new request's prefill would begin) are its own.
+    `usable_share` (0..1) is what health, slow start and draining leave of all replicas it can send to, whoever owns
+    them; `used_share` (0 and up) is their requests per slot, or the share of KV tokens taken, whichever is more.
+    `tpot_ms` is with one request more, `batch_interference_ms` what each request adds to every token of all others at
+    its replica.
+    `bases` are the models whose rules bind this one, too; `base_unknown`: it is an adapter of a base nobody knows.
+    """
+
+    model: str
+    replicas_ready: int
+    replicas_total: int
+    slots_total: int
+    slots_free: int
+    kv_tokens_total: int
+    kv_tokens_free: int
+    wait_ms: float
+    prefill_ms_per_token: float
+    tpot_ms: float
+    bytes_per_token: float
+    version: str = ""
+    in_flight: int = 0
+    queued_requests: int = 0
+    queued_tokens: int = 0
+    usable_share: float = 1.0
+    headroom_foreign_tokens: int = 0
+    used_share: float = 0.0
+    batch_interference_ms: float = 0.0
+    base_unknown: bool = False
+    gpu_types: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+
+
+class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One regional balancer instance's report. Ordered by (incarnation, seq), never by a wall clock.
+
+    `clock_ms` is the sender's own monotonic clock in ms. `accepted_bytes` maps a global balancer to the prompt bytes of
+    its requests that this instance has accepted since it started (bytes, since both tiers count them alike).
+    `client_url` is where clients that are redirected find this instance; "" where none are. `law_epoch` is that of the
+    law in force there; 0: an older build, which does not say.
+    """
+
+    region: str
+    instance: str
+    incarnation: int
+    seq: int
+    clock_ms: float
+    tier_address: str
+    control_address: str
+    admin_address: str = ""
+    draining: bool = False
+    models: tuple[ModelReport, ...] = ()
+    accepted_bytes: dict[str, float] = {}
+    client_url: str = ""
+    law_epoch: int = 0
+
+
+_DECODER = msgspec.json.Decoder(RegionReport)
+_REPORT_OF, _MODEL_OF = attrgetter(*RegionReport.__struct_fields__), attrgetter(*ModelReport.__struct_fields__)
+
+
+def encode(report: RegionReport) -> bytes:
+    """The report as JSON, fields in the order above. Raises DocumentError for a report its reader would refuse."""
+    check(report)
+    document = msgspec.json.encode(report)
+    check_size(len(document), DOCUMENT_LIMIT_BYTES)
+    return document
+
+
+def decode(document: bytes) -> RegionReport:
+    """The report in a JSON document of at most 256 KiB. Fields it does not know are ignored: newer balancers may add.
+
+    Raises DocumentError, naming the field, for anything absurd.
+    """
+    report = read(_DECODER, document, "report", DOCUMENT_LIMIT_BYTES)
+    check(report)
+    return report
+
+
+def to_wire(report: RegionReport) -> region_pb2.Report:
+    """The same report as the protobuf message. Raises DocumentError as `encode` does."""
+    check(report)
+    fields = {name: getattr(report, name) for name in report.__struct_fields__ if name != "models"}
+    models = [region_pb2.ModelCapacity(**msgspec.structs.asdict(model)) for model in report.models]
+    return region_pb2.Report(models=models, **fields)
+
+
+def from_wire(message: region_pb2.Report) -> RegionReport:
+    """The report in a protobuf message. Raises DocumentError as `decode` does."""
+    if len(message.models) > MODELS_LIMIT:  # before copying, not after
+        raise DocumentError("models", f"{len(message.models)} entries, at most {MODELS_LIMIT}")
+    fields = dict(zip(RegionReport.__struct_fields__, _REPORT_OF(message), strict=True))
+    fields["models"] = tuple([_model_from_wire(model) for model in message.models])
+    fields["accepted_bytes"] = dict(message.accepted_bytes)
+    report = RegionReport(**fields)
+    check(report)
+    return report
+
+
+def check(report: RegionReport) -> None:
+    """Raise DocumentError at the first field outside its domain."""
+    _check_name("region", report.region)
+    _check_name("instance", report.instance)
+    _check_number("incarnation", report.incarnation, INCARNATION_LIMIT)
+    _check_number("seq", report.seq)
+    _check_number("clock_ms", report.clock_ms, CLOCK_LIMIT_MS)
+    check_address("tier_address", report.tier_address)
+    check_address("control_address", report.control_address)
+    if report.admin_address:
+        check_address("admin_address", report.admin_address)
+    _check_number("law_epoch", report.law_epoch)
+    if report.client_url and not CLIENT_URL.fullmatch(report.client_url):
+        raise DocumentError("client_url", f"{report.client_url[:64]!r} is not http(s)://host[:port]")
+    _check_length("models", len(report.models), MODELS_LIMIT)
+    _check_length("accepted_bytes", len(report.accepted_bytes), ACCEPTED_LIMIT)
+    for balancer, tokens in report.accepted_bytes.items():
+        if not (0 < len(balancer) <= TEXT_LIMIT and balancer.isprintable() and 0.0 <= tokens <= COUNT_LIMIT):
+            _check_text("accepted_bytes", balancer)
+            _check_number(f"accepted_bytes[{balancer}]", tokens)
+    seen: set[tuple[str, str]] = set()
+    for index, model in enumerate(report.models):
+        if not _sound(model):
+            _check_model(f"models[{index}]", model)
+        if (model.model, model.version) in seen:
+            raise DocumentError(f"models[{index}].model", f"{model.model!r} is reported twice for one version")
+        seen.add((model.model, model.version))
+
+
+# Each number of a model and the most it may be. Every one of them is finite and not negative.
+_MOST = {
+    **dict.fromkeys(
+        (
+            "replicas_ready", "replicas_total", "slots_total", "slots_free", "kv_tokens_total", "kv_tokens_free",
+            "in_flight", "queued_requests", "queued_tokens", "headroom_foreign_tokens",
+        ), COUNT_LIMIT,
+    ),
+    "wait_ms": WAIT_LIMIT_MS,
+    "prefill_ms_per_token": RATE_LIMIT_MS,
+    "tpot_ms": RATE_LIMIT_MS,
+    "bytes_per_token": BYTES_PER_TOKEN_LIMIT,
+    "usable_share": 1.0,
+    "used_share": USED_LIMIT,
+    "batch_interference_ms": RATE_LIMIT_MS,
+}  # fmt: skip
+_PARTS = (("replicas_ready", "replicas_total"), ("slots_free", "slots_total"), ("kv_tokens_free", "kv_tokens_total"))
+
+
+def _sound(model: ModelReport) -> bool:
+    """Whether every field is within its domain: one expression for what nearly every report is, 20 times a second.
+
+    What is not is looked through again, field by field, for its name.
+    """
+    most, name = COUNT_LIMIT, model.model
+    return (
+        0 < len(name) <= TEXT_LIMIT
+        and name.isprintable()
+        and not model.version
+        and not model.bases
+        and len(model.gpu_types) <= GPU_TYPES_LIMIT
+        and all(0 < len(kind) <= TEXT_LIMIT and kind.isprintable() for kind in model.gpu_types)
+        and 0 <= model.replicas_ready <= model.replicas_total <= most
+        and 0 <= model.slots_free <= model.slots_total <= most
+        and 0 <= model.kv_tokens_free <= model.kv_tokens_total <= most
+        and 0 <= model.in_flight <= most
+        and 0 <= model.queued_requests <= most
+        and 0 <= model.queued_tokens <= most
+        and 0 <= model.headroom_foreign_tokens <= most
+        and 0.0 <= model.wait_ms <= WAIT_LIMIT_MS
+        and 0.0 <= model.prefill_ms_per_token <= RATE_LIMIT_MS
+        and 0.0 <= model.tpot_ms <= RATE_LIMIT_MS
+        and 0.0 < model.bytes_per_token <= BYTES_PER_TOKEN_LIMIT
+        and 0.0 <= model.usable_share <= 1.0
+        and 0.0 <= model.used_share <= USED_LIMIT
+        and 0.0 <= model.batch_interference_ms <= RATE_LIMIT_MS
+    )
+
+
+def _check_model(path: str, model: ModelReport) -> None:
+    _check_text(f"{path}.model", model.model)
+    if model.version:
+        _check_text(f"{path}.version", model.version)
+    for name, limit in _MOST.items():
+        _check_number(f"{path}.{name}", getattr(model, name), limit)
+    if model.bytes_per_token <= 0:
+        raise DocumentError(f"{path}.bytes_per_token", "must be above 0")
+    for part, whole in _PARTS:
+        some, most = getattr(model, part), getattr(model, whole)
+        if some > most:
+            raise DocumentError(f"{path}.{part}", f"{some} is more than {whole} {most}")
+    for name, listed, most in (("gpu_types", model.gpu_types, GPU_TYPES_LIMIT), ("bases", model.bases, BASES_LIMIT)):
+        _check_length(f"{path}.{name}", len(listed), most)
+        for text in listed:
+            _check_text(f"{path}.{name}", text)
+
+
+def _model_from_wire(message: region_pb2.ModelCapacity) -> ModelReport:
+    fields: list[Any] = [*_MODEL_OF(message)]
+    fields[-2:] = map(tuple, fields[-2:])
+    return ModelReport(*fields)  # by position: by name takes half as long again
+
+
+@lru_cache(KNOWN_MAX)
+def _is_name(value: str) -> bool:
+    return _NAME.fullmatch(value) is not None
+
+
+@lru_cache(KNOWN_MAX)
+def _is_address(value: str) -> bool:
+    match = _ADDRESS.fullmatch(value)
+    return match is not None and 0 < int(match[1]) < 65536
+
+
+def _check_name(field: str, value: str) -> None:
+    if not _is_name(value):
+        raise DocumentError(field, f"{value[:64]!r} is not a name of letters, digits, '.', '_', '-', at most 128 long")
+
+
+def _check_text(field: str, value: str) -> None:
+    check_text(field, value, TEXT_LIMIT, blank=True)
+
+
+def check_address(field: str, value: str) -> None:
+    """Raise DocumentError unless `value` is host:port, an IPv6 host in brackets."""
+    if not _is_address(value):
+        raise DocumentError(field, f"{value[:64]!r} is not host:port (IPv6 as [host]:port), port 1 to 65535")
+
+
+def _check_length(field: str, length: int, limit: int) -> None:
+    if length > limit:
+        raise DocumentError(field, f"{length} entries, at most {limit}")
+
+
+def _check_number(field: str, value: float, limit: float = COUNT_LIMIT) -> None:
+    if not 0 <= value <= limit:  # NaN is refused, too
+        raise DocumentError(field, f"{value} is outside 0..{limit}")

@@ -1,0 +1,90 @@
+"""Documents that are followed: what a watch says stands there, read.
+
+Invariants: a document that cannot be believed leaves what its key said before, and is counted; a document ends with its
+key, by a deletion or a snapshot that lacks it; one that is listed anew after a gap is not read again; losing etcd
+changes nothing. Never writes, and never decides what a document means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from farhop.store.contract import Change, Store
+
+T = TypeVar("T")
+
+
+class Refused(ValueError):  # noqa: N818 -- says what is the case
+    """A document that is not believed. `reason` is one word of few, for counting; the text says why."""
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(message or reason)
+        self.reason = reason
+
+
+async def follow(store: Store, prefix: str, take: Callable[[Change], object]) -> None:
+    """Give `take` every step of the watch of `prefix`, until cancelled or the store is closed."""
+    async with contextlib.aclosing(store.watch(prefix)) as changes:
+        async for change in changes:
+            take(change)
+
+
+class Documents(Generic[T]):
+    """The documents of one watch. `read(key, value)` makes one, or raises ValueError: Refused, to give a reason.
+
+    `refused` counts those not believed, by reason: `<what>_malformed` if none was given. `key`: only the document that
+    stands there counts; other keys may begin with it. `problems`: by key, why what stands there now is not believed.
+    """
+
+    def __init__(
+        self, read: Callable[[str, bytes], T], refused: Callable[[str], None], what: str, key: str | None = None
+    ) -> None:
+        self._read, self._refused, self._what, self._key = read, refused, what, key
+        self._standing: dict[str, tuple[bytes, T]] = {}
+        self.problems: dict[str, str] = {}
+
+    def take(self, change: Change) -> dict[str, T | None]:
+        """Take one step. Returns what is another document now, by key, and None for what is gone: those first."""
+        changed: dict[str, T | None] = dict.fromkeys(change.ended(self._standing))
+        for key in changed:
+            del self._standing[key]
+        for key in change.ended(self.problems):
+            del self.problems[key]
+        for entry in change.written:
+            key, value = entry.key, entry.value
+            if self._key not in (None, key):
+                continue
+            if key in self._standing and self._standing[key][0] == value:
+                self.problems.pop(key, None)
+                continue
+            try:
+                document = self._read(key, value)
+            except ValueError as error:
+                self.problems[key] = str(error)
+                self._refused(error.reason if isinstance(error, Refused) else f"{self._what}_malformed")
+                continue
+            self.problems.pop(key, None)
+            self._standing[key] = value, document
+            changed[key] = document
+        return changed
+
+    def get(self, key: str) -> T | None:
+        """The document that stands there; None if none does."""
+        return self._standing[key][1] if key in self._standing else None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._standing
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._standing))
+
+    def __len__(self) -> int:
+        return len(self._standing)
+
+    def values(self) -> list[T]:
+        """All, in the order of their keys."""
+        return [self._standing[key][1] for key in self]

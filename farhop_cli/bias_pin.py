@@ -1,0 +1,122 @@
+"""`farhop bias` and `farhop pin`: where requests go, for a while. A pin that the law would pass over is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.store.contract import STEER_PREFIX
+from farhop.store.documents import overrides as documents
+from farhop.store.documents.document import DocumentError
+from farhop.store.documents.overrides import BiasOverride, PinOverride
+from farhop_cli import leased
+from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.law import in_force
+from farhop_cli.standing import Item, Noun, Standing
+from topology.law import Law
+from topology.problems import quoted
+
+if TYPE_CHECKING:
+    from farhop.store.contract import Store
+    from farhop_cli.fleet import Fleet, Status
+    from farhop_cli.options import Where
+    from topology.model import Topology
+
+ONE_OF = "give either --tenant or --model"
+
+
+def set_bias(region: str, ms: float, why: str, by: str | None, length: str, where: Where) -> int:
+    """Make a region count as worse or better than it is; the exit code."""
+    document = BiasOverride(region=region, ms=ms, **leased.signature(why, by, length))
+    value = _encoded(document)
+    return leased.put(BIAS, where.fleet(region), document.key, {"region": region}, value, document.for_s, where)
+
+
+def unset_bias(region: str, where: Where) -> int:
+    """Take the bias back; the exit code."""
+    return leased.unset(BIAS, where.fleet(region), documents.bias_key(region), {"region": region}, where)
+
+
+def set_pin(
+    region: str, tenant: str, model: str, strict: bool, why: str, by: str | None, length: str, where: Where
+) -> int:
+    """Pin a tenant's or a model's requests to a region; the exit code."""
+    signature = leased.signature(why, by, length)
+    document = PinOverride(region=region, tenant=tenant, model=model, strict=strict, **signature)
+    value = _encoded(document)
+    here = where.fleet(region)
+
+    async def check(store: Store) -> None:
+        _lawful(document, await in_force(store, here.topology))
+
+    return leased.put(PIN, here, document.key, _whom(tenant, model), value, document.for_s, where, check)
+
+
+def unset_pin(tenant: str, model: str, where: Where) -> int:
+    """Take the pin back; the exit code."""
+    if bool(tenant) == bool(model):
+        fail(ONE_OF)
+    return leased.unset(PIN, where.fleet(), documents.pin_key(tenant, model), _whom(tenant, model), where)
+
+
+def _encoded(document: BiasOverride | PinOverride) -> bytes:
+    try:
+        return documents.encode(document)
+    except DocumentError as error:
+        leased.refused(error, {"tenant": ONE_OF})
+        raise
+
+
+def _lawful(pin: PinOverride, topology: Topology | None) -> None:
+    """End the command for a pin that would never have an effect."""
+    if topology is None or not pin.tenant:
+        return
+    if pin.tenant not in topology.tenants:
+        fail(f"--tenant: {quoted(pin.tenant)} is no tenant of topology {quoted(topology.name)}")
+    clause = Law(topology).verdict(pin.tenant, "").why_not(pin.region)
+    if clause is not None:
+        fail(f"{pin.region} is not lawful for {pin.tenant} ({clause}); a pin cannot change that", NEGATIVE)
+
+
+def _whom(tenant: str, model: str) -> dict[str, str]:
+    return {"tenant": tenant} if tenant else {"model": model}
+
+
+def _read(_key: str, document: bytes) -> Standing:
+    one = documents.decode_routing(document)
+    if isinstance(one, BiasOverride):
+        item = Item({"region": one.region}, {"ms": one.ms})
+    else:
+        item = Item(_whom(one.tenant, one.model), {"region": one.region, "strict": one.strict})
+    return Standing((item,), one.author, one.why, one.at, one.until)
+
+
+def _bias_line(says: Any) -> str:
+    ms = says.get("ms", 0.0) if isinstance(says, dict) else 0.0
+    return f"counts as {abs(ms):g} ms {'worse' if ms >= 0 else 'better'} than it is"
+
+
+def _pin_line(says: Any) -> str:
+    named = says if isinstance(says, dict) else {}
+    return f"to {named.get('region')}, {'and nowhere else' if named.get('strict') else 'while it serves'}"
+
+
+async def _followed(here: Fleet, _region: str, before: Standing | None, after: Standing | None) -> int:
+    one = after or before
+    if one is None or not one.items:
+        return len(here.admins)  # what could not be read nobody followed
+    return sum(_says(status, one) is (after is not None) for status in await here.statuses())
+
+
+def _says(status: Status, one: Standing) -> bool:
+    (item,) = one.items
+    region = item.whom.get("region") or item.says["region"]
+    own = {"region": region, "author": one.author, "why": one.why}
+    listed = status.get("operator_overrides")
+    return any(
+        isinstance(shown, dict) and all(shown.get(name) == value for name, value in own.items())
+        for shown in (listed if isinstance(listed, list) else ())
+    )
+
+
+BIAS = Noun("bias", f"{STEER_PREFIX}bias/", "no region is biased", _read, _bias_line, leased.everybody, _followed)
+PIN = Noun("pin", f"{STEER_PREFIX}pin/", "nothing is pinned", _read, _pin_line, leased.everybody, _followed)

@@ -1,0 +1,67 @@
+"""What drains, biases and pins share: a document each, under a lease of its length, so that it ends by itself."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from farhop.store.documents.document import DocumentError
+from farhop_cli import standing
+from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.options import duration_s
+from farhop_cli.standing import Change, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from farhop.store.contract import Store
+    from farhop_cli.fleet import Fleet
+    from farhop_cli.options import Where
+    from farhop_cli.standing import Noun
+
+
+def signature(why: str, by: str | None, length: str) -> dict[str, Any]:
+    """The fields that every such document has."""
+    for_s = duration_s("--for", length)
+    return {"why": why, "author": by or standing.author_here(), "at": datetime.now(UTC), "for_s": for_s}
+
+
+def refused(error: DocumentError, texts: Mapping[str, str]) -> None:
+    """End the command, naming the option."""
+    option = {"author": "--by", "why": "--why", "ms": "--ms"}.get(error.field, error.field)
+    known = {"for_s": "--for: give 1s to 7d", **texts}
+    fail(known.get(error.field, f"{option}: {error.message}"))
+
+
+def put(
+    noun: Noun,
+    here: Fleet,
+    key: str,
+    whom: Mapping[str, str],
+    document: bytes,
+    for_s: float,
+    where: Where,
+    check: Callable[[Store], Awaitable[None]] | None = None,
+    notes: Sequence[str] = (),
+) -> int:
+    """Write it in the place of what stands there, readable or not; the exit code."""
+    scope = (name if kind == "region" else f"--{kind} {name}" for kind, name in whom.items())
+    sooner = f"it ends by itself; sooner with: farhop {noun.name} unset {' '.join(scope)}"
+    return standing.change(
+        noun, here, Change(key, "", whom, lambda _: document, for_s, check, (*notes, sooner)), where
+    )  # fmt: skip
+
+
+def unset(noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: Where, notes: Sequence[str] = ()) -> int:
+    """Take it away; the exit code. Ends the command if nothing stands there."""
+
+    def make(before: Standing | None) -> None:
+        if before is None:
+            fail(f"{standing.title(whom)}: no {noun.name} stands there; nothing was changed", NEGATIVE)
+
+    return standing.change(noun, here, Change(key, "", whom, make, notes=notes), where)
+
+
+def everybody(here: Fleet, _region: str) -> int:
+    """All global balancers follow these."""
+    return len(here.admins)

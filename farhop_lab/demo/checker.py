@@ -1,0 +1,114 @@
+"""What every part of the demo stands on: a running world, clients that ask it, and lines that say what was seen.
+
+Every line shows what was expected beside what was seen. Never claims what it did not see.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+
+from farhop_lab.world.client import Delta, Result, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farhop_lab.world.world import World
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One line of the demo."""
+
+    part: str
+    what: str
+    expected: str
+    seen: str
+    held: bool
+
+
+class Checker:
+    """A running world, and the checks made on it so far."""
+
+    def __init__(self, world: World, say: Callable[[str], None]) -> None:
+        self.world, self.say = world, say
+        self.checks: list[Check] = []
+        self.names = list(world.regions)
+
+    def check(self, part: str, what: str, expected: str, seen: str, held: bool) -> None:
+        """One line."""
+        self.checks.append(Check(part, what, expected, seen, held))
+        mark = "ok  " if held else "FAIL"
+        self.say(f"{mark} ({part}) {what:<56} expected: {expected:<34} seen: {seen}")
+
+    async def ask(self, region: str, tenant: str, text: str, **options: Any) -> Result:
+        """One chat request, and its end."""
+        return (await self.stream(region, tenant, text, **options))[1]
+
+    async def stream(
+        self,
+        region: str,
+        tenant: str,
+        text: str,
+        *,
+        max_tokens: int = 24,
+        headers: dict[str, str] | None = None,
+        entries: Sequence[str] = (),
+        begun: list[None] | None = None,
+        history: Sequence[dict[str, str]] = (),
+    ) -> tuple[int, Result]:
+        """Pieces received, and the end. `begun` is told of the first piece; `entries` are tried after the region's."""
+        body = {
+            "model": self.world.settings.model,
+            "messages": [*history, {"role": "user", "content": text}],
+            "max_tokens": max_tokens,
+            "min_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        trusted = [run.entry for run in self.world.regions.values()]
+        first = self.world.regions[region].entry
+        pieces = 0
+        result: Result | None = None
+        async for event in ask([first, *entries], f"sk-farhop-{tenant}", body, headers=headers, trusted=trusted):
+            if isinstance(event, Delta):
+                pieces += 1
+                if pieces == 1 and begun is not None:
+                    begun.append(None)
+            elif isinstance(event, Result):
+                result = event
+        assert result is not None  # the client's promise
+        return pieces, result
+
+    async def prompt_tokens(self, regions: Sequence[str]) -> float:
+        """Prompt tokens that the engines of these regions have ever taken."""
+        total = 0.0
+        async with aiohttp.ClientSession() as session:
+            for name in regions:
+                for url in self.world.regions[name].engine_urls:
+                    async with session.get(f"{url}/metrics") as page:
+                        for line in (await page.text()).splitlines():
+                            if line.startswith("vllm:prompt_tokens_total"):
+                                total += float(line.split()[-1])
+        return total
+
+    async def status(self, admin: str) -> dict[str, Any]:
+        """A balancer's own view of things."""
+        async with aiohttp.ClientSession() as session, session.get(f"{admin}/status") as answer:
+            document: dict[str, Any] = await answer.json()
+            return document
+
+
+def region_of(result: Result) -> str:
+    """Where it was served, or its status."""
+    return result.headers.get("x-farhop-region", f"none ({result.status})") if result.ok else _trouble(result)
+
+
+def _trouble(result: Result) -> str:
+    return f"{result.status} {result.error.code if result.error is not None else ''}"
+
+
+def code_of(result: Result) -> str:
+    """Status and error code."""
+    return f"{result.status} {result.error.code if result.error is not None else 'none'}"

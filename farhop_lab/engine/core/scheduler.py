@@ -1,0 +1,364 @@
+"""The engine's scheduler, as vLLM V1 does it: continuous batching, chunked prefill, prefix reuse, preemption.
+
+Pure: no clock, no IO. Live server and simulator drive the same object: `step(now)` decides a whole forward pass, the
+driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Where nobody hears every token, those that
+merely decode are passed over (`decodes`), and `calm` and `leap` do in one go what so many steps would have done.
+Invariants:
+- a step computes at most `prefill_tokens_per_step` tokens (decodes included) for at most `sequences_max` sequences;
+- while there is work every step makes progress: what is submitted fits the KV cache alone, and the oldest goes first
+  (only where blocks held for other engines fill the cache does a step go by idle);
+- a batch uses no more adapters than fit it; a preempted sequence keeps its place before all that came later;
+- a sequence is waiting, running or gone; it holds blocks only while running;
+- at least the last prompt token is computed, never taken from the cache.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop_lab.engine.core.adapters import Adapters
+from farhop_lab.engine.core.decodes import BY_ORDER, Decodes
+from farhop_lab.engine.core.held import Held
+from farhop_lab.engine.core.kv import PagedCache
+
+if TYPE_CHECKING:
+    from farhop_lab.engine.core.kv_log import KvLog
+    from farhop_lab.engine.core.profiles import Profile
+    from farhop_lab.engine.core.sequence import Sequence
+
+FINISHED_REASONS = ("stop", "length", "abort")
+IDLE_STEP_MS = 1.0  # at least: a driver must not spin while nothing can be done
+
+
+class EngineFullError(Exception):
+    """The waiting line is at its bound."""
+
+
+class Emission(msgspec.Struct, frozen=True):
+    """One token of one sequence, due when the step's time has passed. `finished` is stop, length or None."""
+
+    id: str
+    text: str
+    finished: str | None
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One forward pass: how long it takes and what comes out at its end."""
+
+    duration_ms: float
+    emissions: list[Emission]
+    prefill_tokens: int
+    decode_sequences: int
+
+
+class Counters(msgspec.Struct):
+    """Totals since the engine started; they only grow. Prefix figures are tokens, counted at first admission."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISHED_REASONS, 0))
+
+
+class EngineCore:
+    """One replica's scheduler and KV cache. All times are of the driver's own monotonic clock, in seconds. Unless
+    `each_token` is heard, steps emit the first and the last token of an answer, and of the others those they please.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        waiting_max: int = 8192,
+        adapters: Adapters | None = None,
+        each_token: bool = True,
+        log: KvLog | None = None,
+    ) -> None:
+        self.profile, self.adapters = profile, adapters or Adapters()
+        self.log = log
+        self.kv = PagedCache(profile.kv_blocks, log)
+        self.held = Held(self.kv)
+        self.counters = Counters()
+        self._waiting_max = waiting_max
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # who is stepped, oldest first
+        self._decodes = Decodes(profile.block_tokens)  # who is passed over
+        self._passes_over = not each_token and profile.block_tokens > 1
+        self._admissions = 0
+        self._live: dict[str, Sequence] = {}
+        self._leaving: list[Sequence] = []  # finished by the step under way, theirs until it is over
+        self._blocked = False  # nobody who waits could be admitted by the last step, nor since
+
+    @property
+    def waiting(self) -> int:
+        """Sequences not in a batch: new or preempted."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch, the ones that the step under way finishes included."""
+        return len(self._running) + len(self._decodes) + len(self._leaving)
+
+    @property
+    def batch(self) -> list[Sequence]:
+        """Who is in the batch, oldest first; to look at."""
+        return sorted((*self._running, *self._decodes.caught_up()), key=BY_ORDER)
+
+    @property
+    def line(self) -> deque[Sequence]:
+        """Who waits, in order; to look at."""
+        return self._waiting
+
+    def adapters_of(self, *, running: bool) -> list[str]:
+        """The adapters of sequences in the batch, or of those that wait, by name."""
+        those = (*self._running, *self._decodes) if running else self._waiting
+        return sorted({one.adapter for one in those if one.adapter})
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._live)
+
+    @property
+    def full(self) -> bool:
+        """Whether the waiting line is at its bound, so that `submit` would refuse."""
+        return len(self._waiting) >= self._waiting_max
+
+    def submit(self, sequence: Sequence, now: float) -> None:
+        """Put a sequence at the end of the line. EngineFullError past the bound, ValueError for an id in use."""
+        if self.full:
+            raise EngineFullError(f"{len(self._waiting)} requests are waiting; try another replica")
+        if sequence.id in self._live:
+            raise ValueError(f"id: {sequence.id} is in use")
+        sequence.submitted_at = now
+        self._blocked = False
+        self._live[sequence.id] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, id: str) -> bool:  # noqa: A002
+        """Forget a sequence and free its blocks at once. False where it is not live (unknown or finished)."""
+        sequence = self._live.pop(id, None)
+        if sequence is None:
+            for leaving in self._leaving:
+                leaving.keeps &= leaving.id != id  # whoever it was for will never hear where it is
+            return False
+        if sequence in self._decodes:
+            self._decodes.leave(sequence)
+        elif sequence in self._running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        self._blocked = False
+        self.kv.release(sequence.table)
+        self._end(sequence, "abort")
+        return True
+
+    def settle(self) -> None:
+        """The step's time has passed: what it finished leaves. Harmless when there is nothing to settle."""
+        for sequence in self._leaving:
+            if sequence.keeps:
+                self.held.keep(sequence, self.profile.block_tokens)
+            self.kv.release(sequence.table)
+        if self._leaving:
+            self._blocked = False
+        self._leaving.clear()
+
+    def step(self, now: float) -> Step:
+        """Decide one forward pass beginning at `now`. Without work: an empty step of 0 ms."""
+        self.settle()
+        if not self._live:
+            return Step(0.0, [], 0, 0)
+        budget = self.profile.prefill_tokens_per_step
+        scheduled: list[tuple[Sequence, int]] = []
+        if self._decodes and self._may_pass(budget):
+            budget, preempted = self._schedule_beside(budget - len(self._decodes), scheduled), False
+        else:
+            budget, preempted = self._schedule_running(budget, scheduled)
+        admitted, passing = len(scheduled), len(self._decodes)
+        loading_ms = self._admit(budget, scheduled, now) if self._waiting and not preempted else 0.0
+        self._blocked = not preempted and len(scheduled) == admitted
+        if not scheduled and not passing and self.held:
+            return Step(max(IDLE_STEP_MS, self.profile.step_ms(0, 0)), [], 0, 0)
+        assert scheduled or passing, "work without progress"
+        decodes = sum(1 for sequence, tokens in scheduled if tokens == 1 and sequence.output_tokens)
+        prefill_tokens = sum(tokens for _, tokens in scheduled) - decodes
+        decodes += passing
+        emissions = self._compute(scheduled)
+        self.counters.steps += 1
+        return Step(self.profile.step_ms(prefill_tokens, decodes) + loading_ms, emissions, prefill_tokens, decodes)
+
+    def calm(self, most: int) -> int:
+        """How many steps from now on (at most `most`) would write one token for each running sequence and do nothing
+        else: admit nobody, end nobody, preempt nobody. Each takes `step_ms(0, running)`."""
+        if not self._decodes or self._running or self._leaving or self.held or (self._waiting and not self._blocked):
+            return 0
+        most = min(most, self._decodes.ahead)
+        return most if most > 0 and self._decodes.needs(most) <= self.kv.available else 0
+
+    def leap(self, steps: int) -> None:
+        """Do so many steps, no more than `calm` has told."""
+        decodes, kv = self._decodes, self.kv
+        for _ in range(steps):
+            for sequence in decodes.edges():
+                decodes.grant(sequence, kv)
+            decodes.passed()
+        self.counters.steps += steps
+        self.counters.generation_tokens += steps * len(decodes)
+
+    def _may_pass(self, budget: int) -> bool:
+        """Whether who decodes may be passed over in this step: there are tokens and blocks for everybody. Those who are
+        due are stepped; all are, where not."""
+        decodes, running, size = self._decodes, self._running, self.profile.block_tokens
+        if due := decodes.due():
+            for sequence in due:
+                decodes.leave(sequence)
+            running += due
+            running.sort(key=BY_ORDER)
+        left = budget - len(decodes) - len(running)
+        short = len(decodes.edges())
+        for sequence in running:
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            short += -(-(sequence.computed_tokens + tokens) // size) - sequence.table.blocks
+        if left > 0 and short <= self.kv.available:
+            return True
+        running += decodes.disband()
+        running.sort(key=BY_ORDER)
+        return False
+
+    def _schedule_beside(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> int:
+        """As `_schedule_running`, while others are passed over: there are blocks for everybody (`_may_pass`)."""
+        decodes, edges = self._decodes, self._decodes.edges()
+        for sequence in sorted((*edges, *self._running), key=BY_ORDER) if edges else self._running:
+            if sequence in decodes:
+                decodes.grant(sequence, self.kv)
+                continue
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            granted = self._grant(sequence, tokens)
+            assert granted, "the blocks were counted"
+            scheduled.append((sequence, tokens))
+            budget -= tokens
+        return budget
+
+    def _schedule_running(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> tuple[int, bool]:
+        """Give each running sequence, oldest first, its next tokens; preempt from the young end where KV runs out."""
+        at = 0
+        preempted = False
+        running, grant, size = self._running, self._grant, self.profile.block_tokens
+        while at < len(running) and budget:
+            sequence = running[at]
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            # One token inside a block neither needs one nor fills one: nearly every token of every decode.
+            if tokens > 1 or not 0 < sequence.computed_tokens % size < size - 1:
+                while not grant(sequence, tokens):
+                    preempted = True
+                    if self._preempt_last() is sequence:
+                        return budget, preempted
+            scheduled.append((sequence, tokens))
+            budget -= tokens
+            at += 1
+        return budget, preempted
+
+    def _preempt_last(self) -> Sequence:
+        """Send the last admitted back to the head of the line; all it computed is forgotten but what stays cached."""
+        victim = self._running.pop()
+        self.kv.release(victim.table)
+        victim.computed_tokens = 0
+        self._waiting.appendleft(victim)
+        self.counters.preemptions += 1
+        return victim
+
+    def _admit(self, budget: int, scheduled: list[tuple[Sequence, int]], now: float) -> float:
+        """First come, first served: the head of the line waits for blocks, and everybody behind it waits with it; who
+        waits for room for its adapter lets others pass. Returns the milliseconds that loading adapters takes."""
+        passed: list[Sequence] = []
+        used = {sequence.adapter for sequence in (*self._running, *self._decodes) if sequence.adapter}
+        loading_ms = 0.0
+        room = self.profile.sequences_max - len(self._decodes)
+        while self._waiting and budget and len(self._running) < room:
+            sequence = self._waiting[0]
+            if not self.adapters.fits(sequence.adapter, used):
+                passed.append(self._waiting.popleft())
+                continue
+            reusable = sequence.block_names((sequence.total_tokens - 1) // self.profile.block_tokens)
+            depth = self.kv.match(reusable)
+            self.kv.share(sequence.table, reusable[:depth])
+            sequence.computed_tokens = depth * self.profile.block_tokens
+            tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
+            if not self._grant(sequence, tokens):
+                self.kv.release(sequence.table)
+                sequence.computed_tokens = 0
+                break
+            self._waiting.popleft()
+            self._running.append(sequence)
+            if sequence.adapter:
+                loading_ms += self.adapters.use(sequence.adapter, used)
+                used.add(sequence.adapter)
+            self._admitted(sequence, now)
+            scheduled.append((sequence, tokens))
+            budget -= tokens
+        self._waiting.extendleft(reversed(passed))
+        return loading_ms
+
+    def _admitted(self, sequence: Sequence, now: float) -> None:
+        """Note an admission; a preempted sequence comes back without being counted again."""
+        self._admissions += 1
+        sequence.order = self._admissions
+        if sequence.queued_until is None:
+            sequence.queued_until = now
+            sequence.cached_tokens = sequence.computed_tokens
+            self.counters.prefix_queries += sequence.prompt_tokens
+            self.counters.prefix_hits += sequence.cached_tokens
+
+    def _grant(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for the next `tokens`. Those they will fill become reusable at once, as vLLM names them on scheduling:
+        whoever is scheduled after runs in the same pass or a later one."""
+        size = self.profile.block_tokens
+        table = sequence.table
+        computed = sequence.computed_tokens + tokens
+        short = -(-computed // size) - table.blocks
+        if short > 0 and not self.kv.grow(table, short):
+            return False
+        full, held = computed // size, len(table.full)
+        if full > held:
+            fresh = [self.kv.fill(table, name) for name in sequence.block_names(full, since=held)]
+            if self.log is not None:
+                self.log.stored(sequence, held, fresh)
+        return True
+
+    def _compute(self, scheduled: list[tuple[Sequence, int]]) -> list[Emission]:
+        """Advance what was scheduled; a sequence whose whole text is computed yields its next token."""
+        emissions: list[Emission] = []
+        counters, decodes, passes_over = self.counters, self._decodes, self._passes_over and self.log is None
+        counters.generation_tokens += len(decodes)
+        decodes.passed()
+        left = False
+        for sequence, tokens in scheduled:
+            sequence.computed_tokens += tokens
+            if sequence.computed_tokens < sequence.total_tokens:
+                continue
+            if not sequence.output_tokens:
+                counters.prompt_tokens += sequence.prompt_tokens
+            text = sequence.write_token()
+            counters.generation_tokens += sequence.output_tokens > 0
+            finished = sequence.finished
+            emissions.append(Emission(sequence.id, text, finished))
+            if finished is not None:
+                left = True
+                self._leaving.append(sequence)
+                del self._live[sequence.id]
+                self._end(sequence, finished)
+            elif passes_over:
+                left |= decodes.join(sequence)
+        if left:
+            self._running = [one for one in self._running if one.finished is None and one not in decodes]
+        return emissions
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        sequence.finished = reason
+        self.counters.finished[reason] += 1

@@ -1,0 +1,211 @@
+"""One request inside the engine: its text so far, how much of that is computed, and where its answer stops.
+
+Pure. Invariants: 0 <= computed_tokens <= total_tokens; total_tokens == prompt_tokens + output_tokens; text that might
+turn out to be part of a stop string is held back, so what was emitted is never taken back; what is written ahead
+(`foresee`) is what would have been written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from farhop_lab.engine.core.kv import BlockTable
+from farhop_lab.engine.core.text import TOKEN_BYTES, TextWriter, token_count
+
+if TYPE_CHECKING:
+    from farhop_lab.engine.core.profiles import Profile
+
+FORESEEN = 32  # tokens written ahead at once: most answers are longer, few much shorter
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a request asks for. `max_tokens` None means up to the end of the context. `stop` are texts, cut before.
+
+    `adapter` names a LoRA adapter, "" is the model itself. `generates` False: one pass over the prompt is all
+    (embeddings, rankings), and no token comes of it. `ids`: the prompt's tokens, TOKEN_BYTES each, where a tokenizer
+    says what they are; then `piece_ids` are those of the pieces that answers are made of. Without, a token is up to
+    TOKEN_BYTES bytes of the text itself. `keeps`: another engine will fetch the
+    prompt's KV when it ends.
+    """
+
+    prompt: bytes
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    cache_salt: str = ""
+    generates: bool = True
+    adapter: str = ""
+    ids: bytes = b""
+    piece_ids: Mapping[bytes, bytes] = {}
+    keeps: bool = False
+
+
+class TextModel(msgspec.Struct, frozen=True):
+    """What a model says and how long: the model's name keeps its KV apart, the seed and the mean shape its answers."""
+
+    model: str
+    seed: int = 0
+    answer_tokens_mean: float = 200.0
+
+
+class Sequence:
+    """A request from submission to end. Only the engine core writes to it; anybody may read."""
+
+    __slots__ = (
+        "_ahead",
+        "_block_bytes",
+        "_held",
+        "_hold",
+        "_piece_ids",
+        "_stop",
+        "_writer",
+        "adapter",
+        "cache_salt",
+        "cached_tokens",
+        "chain",
+        "computed_tokens",
+        "finished",
+        "id",
+        "ignore_eos",
+        "keeps",
+        "max_tokens",
+        "min_tokens",
+        "order",
+        "output_tokens",
+        "prompt_tokens",
+        "queued_until",
+        "stop_reason",
+        "submitted_at",
+        "table",
+        "text",
+        "total_tokens",
+    )
+
+    def __init__(self, id: str, wanted: Wanted, text_model: TextModel, profile: Profile) -> None:  # noqa: A002
+        self.id, self.adapter, self.keeps = id, wanted.adapter, wanted.keeps
+        self.text = bytearray(wanted.ids or wanted.prompt)
+        self.prompt_tokens = self.total_tokens = token_count(wanted.ids or wanted.prompt)
+        self.cache_salt = wanted.cache_salt
+        self._piece_ids = wanted.piece_ids
+        self.max_tokens = _max_tokens(wanted, self.prompt_tokens, profile.context_tokens)
+        self.min_tokens = wanted.min_tokens
+        self.ignore_eos = wanted.ignore_eos
+        self.output_tokens = self.computed_tokens = self.cached_tokens = 0
+        self.order = 0  # among those admitted
+        self.submitted_at = 0.0
+        self.queued_until: float | None = None
+        self.finished: str | None = None
+        self.stop_reason: str | None = None
+        self.table = BlockTable()
+        self._block_bytes = profile.block_tokens * TOKEN_BYTES
+        # The first link carries what keeps caches apart; full blocks follow as they are known.
+        self.chain: list[int] = [
+            xxh3_64_intdigest(f"{wanted.adapter or text_model.model}\0{wanted.cache_salt}".encode())
+        ]
+        self._writer = TextWriter(wanted.prompt, text_model.seed, text_model.answer_tokens_mean)
+        self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
+        self._stop = wanted.stop
+        self._hold = max(map(len, wanted.stop), default=1) - 1
+        self._held = ""
+
+    def block_names(self, blocks: int, *, since: int = 0) -> list[int]:
+        """Names of the first `blocks` blocks but for `since`; fewer where the text is shorter. A name covers all text
+        before it too."""
+        chain, size, text = self.chain, self._block_bytes, self.text
+        known = len(chain) - 1
+        blocks = min(blocks, len(text) // size)
+        if known < blocks:
+            name, append = chain[-1], chain.append
+            for start in range(known * size, blocks * size, size):
+                name = xxh3_64_intdigest(text[start : start + size], name)
+                append(name)
+        return chain[since + 1 : blocks + 1]
+
+    def write_token(self) -> str:
+        """Write one token of the answer; return the text that may be shown now. Sets `finished` at the end."""
+        if not self.max_tokens:
+            self.finished = "stop"
+            return ""
+        if self._ahead:
+            piece = self._ahead.popleft()
+        else:
+            piece = self._writer.write(may_end=not self.ignore_eos and self.output_tokens >= self.min_tokens)
+        self.output_tokens += 1
+        self.total_tokens += 1
+        if not piece:  # the end token: it takes a step and counts, and has no text
+            self.finished = "stop"
+            return self._held
+        self.text += self._piece_ids.get(piece, piece.rjust(TOKEN_BYTES, b"\0")) if self._piece_ids else piece
+        shown = piece.decode("ascii")
+        if self._stop:
+            shown = self._show(shown)
+        if self.finished is None and self.output_tokens >= self.max_tokens:
+            self.finished = "length"
+            shown += self._held
+        return shown
+
+    def foresee(self, tokens: int) -> int:
+        """How many of the next `tokens` tokens (at most) do not end the answer; 0 where that cannot be told ahead.
+        Where the end is a matter of chance, that takes writing ahead, so that fewer may be known."""
+        if self._stop or self._piece_ids:
+            return 0
+        tokens = min(tokens, self.max_tokens - 1 - self.output_tokens)
+        if self.ignore_eos:
+            return max(0, tokens)
+        tokens, ahead = min(tokens, FORESEEN), self._ahead
+        if len(ahead) < tokens and (not ahead or ahead[-1]):
+            ends_from = max(0, self.min_tokens - self.output_tokens - len(ahead))
+            ahead.extend(self._writer.write_on(FORESEEN - len(ahead), ends_from))
+        known = len(ahead) - 1 if ahead and not ahead[-1] else len(ahead)
+        return max(0, min(tokens, known))
+
+    def advance(self, tokens: int) -> None:
+        """Write that many tokens, which `foresee` has told of. Their computation is the engine's business."""
+        if ahead := self._ahead:
+            pieces = [ahead.popleft() for _ in range(min(tokens, len(ahead)))]
+            pieces += self._writer.write_on(tokens - len(pieces), tokens)
+        else:
+            pieces = self._writer.write_on(tokens, tokens)
+        self.text += b"".join(pieces)
+        self.output_tokens += tokens
+        self.total_tokens += tokens
+
+    def _show(self, piece: str) -> str:
+        """Hold back as much as could begin a stop string: a match can only lie in what is held plus the new piece."""
+        text = self._held + piece
+        self._held = ""
+        if self.output_tokens > self.min_tokens:
+            found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+            if found:
+                at, self.stop_reason = min(found)
+                self.finished = "stop"
+                return text[:at]
+        cut = max(0, len(text) - self._hold)
+        self._held = text[cut:]
+        return text[:cut]
+
+
+def _max_tokens(wanted: Wanted, prompt_tokens: int, context_tokens: int) -> int:
+    """Tokens the answer may have. ValueError in vLLM's words where prompt and answer cannot fit the context."""
+    if not prompt_tokens:
+        raise ValueError("prompt: it is empty; at least one token is needed")
+    asked = wanted.max_tokens if wanted.generates else 0
+    if asked is None and prompt_tokens < context_tokens:
+        asked = context_tokens - prompt_tokens
+    if asked is None or prompt_tokens + asked > context_tokens:
+        raise ValueError(
+            f"This model's maximum context length is {context_tokens} tokens. However, you requested "
+            f"{prompt_tokens + (asked or 0)} tokens ({prompt_tokens} in the messages, {asked or 0} in the completion). "
+            "Please reduce the length of the messages or completion."
+        )
+    if asked < 1 and wanted.generates:
+        raise ValueError(f"max_tokens must be at least 1, got {asked}.")
+    if not 0 <= wanted.min_tokens <= asked:
+        raise ValueError(f"min_tokens must be between 0 and max_tokens={asked}, got {wanted.min_tokens}.")
+    return asked

@@ -1,0 +1,273 @@
+"""Request bodies as vLLM takes them, and the one form the engine needs: a rendered prompt and how the answer stops.
+
+Pure. Never guesses: what this engine cannot do (logprobs, echo) is refused by name; sampling fields it has no
+use for are accepted and ignored. Every refusal is a `RefusedError` that names the field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+from msgspec.structs import replace
+
+from farhop_lab.engine.core.sequence import Wanted
+from farhop_lab.engine.core.text import TOKEN_BYTES
+
+IMAGE_TOKENS = 576  # what a 336-pixel image costs in LLaVA-1.5: 24 x 24 patches
+STOPS_MAX = 16
+ANSWERS_MAX = 64
+STOP_CHARS_MAX = 256
+COMPLETION_MAX_TOKENS = 16  # the API's default for /v1/completions; chat has none
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error. `status` is HTTP's, `kind` is the body's `type`."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> bytes:
+        """The error as vLLM words it."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options` of the API."""
+
+    include_usage: bool | None = False
+
+
+class Part(msgspec.Struct):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+
+
+class Message(msgspec.Struct):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[Part] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """`kv_transfer_params` of vLLM's NIXL connector: to a prefill, what it is; to a decode, where its KV is."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str | None = None
+    remote_block_ids: list[int] | None = None
+    remote_request_id: str | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
+    tp_size: int | None = None
+
+
+class Bootstrap(msgspec.Struct, frozen=True):
+    """`bootstrap_*` of SGLang: the room at a prefill's bootstrap port where two engines meet."""
+
+    host: str
+    port: int
+    room: int
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: str | list[str] | None = None
+    n: int | None = 1
+    cache_salt: str | None = None
+    kv_transfer_params: Transfer | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
+
+
+class ChatBody(_Body):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = msgspec.field(default_factory=list)
+    tools: list[Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class CompletionBody(_Body):
+    """POST /v1/completions. A prompt is a text, or a list of token ids; a list of prompts may hold one."""
+
+    prompt: str | list[Any] = ""
+    logprobs: int | None = None
+    echo: bool | None = False
+    suffix: str | None = None
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted.
+
+    `fetch`: where the prompt's KV may be fetched from; `bootstrap`: where it must be, by those who divide work so.
+    """
+
+    wanted: Wanted
+    model: str | None
+    stream: bool
+    include_usage: bool
+    role: str | None
+    n: int = 1
+    fetch: Transfer | None = None
+    bootstrap: Bootstrap | None = None
+
+
+_T = TypeVar("_T")
+_CHAT = msgspec.json.Decoder(ChatBody)
+_COMPLETION = msgspec.json.Decoder(CompletionBody)
+
+
+def parse_chat(body: bytes) -> Call:
+    """A chat request, its template applied. RefusedError where it is malformed or asks for what there is not."""
+    chat = decoded(_CHAT, body)
+    if not chat.messages:
+        raise refusal("messages", "it is missing or empty; give at least one message")
+    if chat.logprobs:
+        raise refusal("logprobs", "this engine has none; leave it out")
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise refusal(
+            "continue_final_message",
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+        )
+    role = "assistant" if chat.add_generation_prompt else chat.messages[-1].role
+    asked = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
+    return _call(chat, render_chat(chat), asked, role)
+
+
+def parse_completion(body: bytes) -> Call:
+    """A completion request. RefusedError where it is malformed or asks for what there is not."""
+    completion = decoded(_COMPLETION, body)
+    if completion.logprobs is not None:
+        raise refusal("logprobs", "this engine has none; leave it out")
+    if completion.echo:
+        raise refusal("echo", "this engine does not echo; leave it out")
+    if completion.suffix:
+        raise refusal("suffix", "suffix is not currently supported")
+    asked = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
+    call = _call(completion, prompt := prompt_bytes(completion.prompt), asked, None)
+    return replace(call, wanted=replace(call.wanted, ids=prompt)) if _is_ids(completion.prompt) else call
+
+
+def render_chat(chat: ChatBody) -> bytes:
+    """The text the model sees: tools, then each message in its frame, then the frame of the answer, left open.
+
+    With `continue_final_message` the last message's own frame is left open instead, so that the model writes on in it.
+    """
+    parts: list[str] = []
+    if chat.tools:
+        parts.append("<|tools|>\n")
+        parts.extend(msgspec.json.encode(tool, order="sorted").decode() + "\n" for tool in chat.tools)
+        parts.append("<|end|>\n")
+    for at, message in enumerate(chat.messages):
+        parts += (f"<|{message.role}|>\n", _content(message, at), "<|end|>\n")
+    if chat.continue_final_message:
+        parts.pop()
+    elif chat.add_generation_prompt:
+        parts.append("<|assistant|>\n")
+    return "".join(parts).encode("utf-8", "surrogatepass")
+
+
+def _content(message: Message, at: int) -> str:
+    content = message.content or ""
+    if not isinstance(content, str):
+        content = "".join(_part(part, f"messages[{at}].content") for part in content)
+    if message.tool_calls:
+        content += msgspec.json.encode(message.tool_calls, order="sorted").decode()
+    return content
+
+
+def _part(part: Part, where: str) -> str:
+    if part.type == "text" and part.text is not None:
+        return part.text
+    if part.type == "image_url" and part.image_url is not None:
+        # As many tokens as an image costs, named by what it shows: equal images share their KV.
+        digest = xxhash.xxh3_64_hexdigest(msgspec.json.encode(part.image_url, order="sorted"))
+        return digest * (IMAGE_TOKENS * TOKEN_BYTES // len(digest))
+    raise refusal(where, f"a part of type {part.type!r} is not supported or is empty; use text or image_url")
+
+
+def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:
+    """One prompt: a text or a list of token ids, or a list that holds one of these. RefusedError otherwise."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt.encode("utf-8", "surrogatepass")
+    if not prompt or any(type(token) is not int or not 0 <= token < 2**32 for token in prompt):
+        raise refusal(param, "give one text, one list of token ids, or a list holding one of these")
+    return b"".join(token.to_bytes(TOKEN_BYTES, "big") for token in prompt)
+
+
+def _is_ids(prompt: str | list[Any]) -> bool:
+    return isinstance(prompt, list) and not isinstance(prompt[0], str)
+
+
+def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) -> Call:
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= ANSWERS_MAX:
+        raise refusal("n", f"n must be at least 1 and at most {ANSWERS_MAX}, got {n}.")
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stop) > STOPS_MAX or any(not 0 < len(text) <= STOP_CHARS_MAX for text in stop):
+        raise refusal("stop", f"give at most {STOPS_MAX} texts of 1 to {STOP_CHARS_MAX} characters")
+    if body.stream_options and not body.stream:
+        raise refusal("stream_options", "Stream options can only be defined when `stream=True`.")
+    if max_tokens is not None and max_tokens < 1:
+        raise refusal("max_tokens", f"max_tokens must be at least 1, got {max_tokens}.")
+    transfer = body.kv_transfer_params or Transfer()
+    if transfer.do_remote_decode and n > 1:
+        raise refusal("n", "n must be 1 where another engine decodes: one answer, one place for its KV")
+    wanted = Wanted(
+        prompt=prompt,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+        stop=tuple(stop),
+        cache_salt=body.cache_salt or "",
+        keeps=transfer.do_remote_decode,
+    )
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    fetch = transfer if transfer.do_remote_prefill else None
+    return Call(wanted, body.model, bool(body.stream), usage, role, n, fetch, _bootstrap(body))
+
+
+def _bootstrap(body: _Body) -> Bootstrap | None:
+    host, port, room = body.bootstrap_host, body.bootstrap_port, body.bootstrap_room
+    return Bootstrap(host, port, room) if host is not None and port is not None and room is not None else None
+
+
+def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """The body in its shape. RefusedError naming the field."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        _, _, path = str(error).partition("`$.")
+        raise RefusedError(str(error), param=path.rstrip("`") or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusedError(f"The request body is not valid JSON: {error}") from None
+
+
+def refusal(param: str, why: str) -> RefusedError:
+    """A field that this engine cannot take, by its name."""
+    return RefusedError(why if param in why else f"{param}: {why}", param=param)

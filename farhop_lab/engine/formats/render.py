@@ -1,0 +1,160 @@
+"""Answers as vLLM writes them: one JSON document, or server-sent events framed as HTTP/1.1 chunks.
+
+Pure, and lean: a token's chunk is three byte strings joined. Invariant: one event per HTTP chunk, one token per event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequence_
+
+    from farhop_lab.engine.core.sequence import Sequence
+
+_encode = msgspec.json.encode
+_PIECE_CHARS = 4  # nearly every token's text: its frame is prepared once
+
+
+def frame(event: bytes) -> bytes:
+    """One HTTP/1.1 chunk."""
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+DONE = frame(b"data: [DONE]\n\n")
+
+
+def broken(message: str) -> bytes:
+    """What ends a stream whose engine failed, as vLLM ends it; not framed."""
+    error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
+    return b"data: " + _encode({"error": error}) + b"\n\ndata: [DONE]\n\n"
+
+
+def usage(*sequences: Sequence) -> dict[str, Any]:
+    """The `usage` object: tokens of prompt and answers, and how many of the prompt's came from the cache.
+
+    Of several answers to one prompt the prompt counts once.
+    """
+    first, output_tokens = sequences[0], sum(sequence.output_tokens for sequence in sequences)
+    return {
+        "prompt_tokens": first.prompt_tokens,
+        "total_tokens": first.prompt_tokens + output_tokens,
+        "completion_tokens": output_tokens,
+        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+    }
+
+
+class Rendering(Protocol):
+    """How one request's tokens become bytes."""
+
+    def opening(self) -> bytes:
+        """What comes before the first token of a stream."""
+
+    def token(self, text: str) -> bytes:
+        """The chunk of one token."""
+
+    def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
+        """The chunk of the last token, and what ends the stream."""
+
+    def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
+        """Each answer's text and sequence as one document."""
+
+
+class Answer:
+    """How one request is answered. `role` None: a completion, else a chat in which that role speaks.
+
+    `beside` gives the renderings of its further answers; the stream ends with the last of them to end.
+    """
+
+    __slots__ = (
+        "_created", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_open", "_role", "_tail",
+        "kv_transfer_params",
+    )  # fmt: skip
+
+    def __init__(self, id: str, model: str, created: int, role: str | None, index: int = 0) -> None:  # noqa: A002
+        self._id, self._model, self._created, self._role, self._index = id, model, created, role, index
+        self._ended: list[Sequence] = []
+        self.kv_transfer_params: dict[str, Any] | None = None  # where another engine finds the prompt's KV
+        self._open = [1]
+        mark = "\0"
+        event = self._event([self._choice(mark, None, None)])
+        head, tail = event.split(_encode(mark)[1:-1])
+        self._head, self._tail = head, tail
+        self._head_framed = b"%x\r\n" % (len(head) + _PIECE_CHARS + len(tail)) + head
+
+    def beside(self, index: int) -> Answer:
+        """How another answer to the same prompt is rendered, in the same stream."""
+        other = Answer(self._id, self._model, self._created, self._role, index)
+        other._ended, other._open = self._ended, self._open
+        self._open[0] += 1
+        return other
+
+    def opening(self) -> bytes:
+        """What comes before the first token: a chat says who speaks."""
+        if self._role is None:
+            return b""
+        delta = {"role": self._role, "content": ""}
+        return frame(self._event([{"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}]))
+
+    def token(self, text: str) -> bytes:
+        """The chunk of one token. Its text is the model's own, which needs no escaping (see text.py)."""
+        if len(text) == _PIECE_CHARS:
+            return self._head_framed + text.encode("ascii") + self._tail + b"\r\n"
+        return frame(self._head + text.encode("ascii") + self._tail)
+
+    def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
+        """The chunk of the last token, with the reason for the end; of the last answer also what ends the stream: the
+        usage if asked for, then [DONE]."""
+        out = frame(self._event([self._choice(text, sequence.finished, sequence.stop_reason)]))
+        self._ended.append(sequence)
+        if len(self._ended) < self._open[0]:
+            return out
+        if include_usage:
+            out += frame(self._event([], usage(*self._ended)))
+        return out + DONE
+
+    def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
+        """See Rendering."""
+        chat = self._role is not None
+        document = {
+            "id": self._id,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._said(at, text, sequence) for at, (text, sequence) in enumerate(answers)],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": usage(*(sequence for _, sequence in answers)),
+            "kv_transfer_params": self.kv_transfer_params,
+        }
+        return _encode(document)
+
+    def _said(self, index: int, text: str, sequence: Sequence) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index}
+        if self._role is not None:
+            message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None, "tool_calls": []}
+            choice["message"] = message | {"reasoning_content": None}
+        else:
+            choice["text"] = text
+        return choice | {"logprobs": None, "finish_reason": sequence.finished, "stop_reason": sequence.stop_reason}
+
+    def _choice(self, text: str, finished: str | None, stop_reason: str | None) -> dict[str, Any]:
+        if self._role is None:
+            choice: dict[str, Any] = {"index": self._index, "text": text, "logprobs": None, "finish_reason": finished}
+            return choice | {"stop_reason": stop_reason}
+        choice = {"index": self._index, "delta": {"content": text}, "logprobs": None, "finish_reason": finished}
+        return choice if finished is None else choice | {"stop_reason": stop_reason}
+
+    def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
+        document: dict[str, Any] = {
+            "id": self._id,
+            "object": "text_completion" if self._role is None else "chat.completion.chunk",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        if used is not None or self._role is None:  # vLLM writes a null usage into completions, none into chats
+            document["usage"] = used
+        return b"data: " + _encode(document) + b"\n\n"

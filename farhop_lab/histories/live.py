@@ -1,0 +1,59 @@
+"""Histories of live processes: `python -m farhop_lab.histories.live` is the `farhop` command, its machine recorded.
+
+Opt-in, and nothing of it is in the product: the lab starts its processes so where FARHOP_LAB_PROGRAM names this module,
+and each writes its histories to the folder FARHOP_HISTORIES_TO when it ends (not if it is killed). With
+`pytest -p farhop_lab.histories.live` the machines that tests make themselves are recorded, too.
+
+    FARHOP_LAB_PROGRAM=farhop_lab.histories.live FARHOP_HISTORIES_TO=folder pytest tests/drills/test_pairs.py
+    python -m farhop_lab.histories keep folder drill-pairs
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from farhop_lab.histories import names
+from farhop_lab.histories.tape import Room, Tape, write
+
+TO, CALLS_MAX = "FARHOP_HISTORIES_TO", 20_000
+
+
+def record(folder: Path) -> Room:
+    """Every machine made in this process from now on is recorded, and written when it ends."""
+    room = Room()
+    for one in room.patches():
+        one.start()
+    for kind in names.MACHINES:
+        kind.__init__ = _recorded(kind.__init__, room)
+    atexit.register(_write, room, folder)
+    return room
+
+
+def _recorded(begin: Any, room: Room) -> Any:
+    def begun(flow: Any, config: Any, law: Any, rng: Any, of_tenant: Any, *more: Any) -> None:  # noqa: ARG001
+        # Dice of its own: those of its process are thrown for other things, too.
+        seed = f"live {len(room.tapes)}"
+        begin(flow, config, law, names.dice(seed), of_tenant, *more)
+        genesis = names.as_it_began(flow, config, law, seed, of_tenant, *more)
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].partition(" ")[0]
+        name = f"{genesis[0]} {config.region} {getattr(config, 'instance', '')} {test}".strip()
+        room.add(Tape(name, genesis, calls_max=CALLS_MAX), flow)
+
+    return begun
+
+
+def _write(room: Room, folder: Path) -> None:
+    write(folder / f"{os.getpid()}.history", room.tapes)
+
+
+if os.environ.get(TO):
+    record(Path(os.environ[TO]))
+
+if __name__ == "__main__":
+    sys.argv[0] = "farhop"
+    runpy.run_module("farhop_cli", run_name="__main__")

@@ -1,0 +1,215 @@
+"""Records what is done to machines and what comes of it, where their driver does it. Never decides.
+
+A history holds how its machine began, and then one entry for each thing done to it: which (`names.CALLS`), when, with
+what, and what came of that. What a machine does to itself while it handles an event is no entry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from farhop_lab.histories import names
+from farhop_lab.histories.codec import Writer, dump, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+GENESIS, CALL, NOW = range(3)
+GIVEN, CAME = 10, 30  # plus the call
+
+
+class Tape:
+    """One history under way. After `calls_max` entries it takes no more."""
+
+    def __init__(
+        self, name: str, genesis: tuple[Any, ...], made: Mapping[int, int] | None = None, calls_max: int = 1 << 62
+    ) -> None:
+        self.name, self.count, self._max = name, 0, calls_max
+        self.flow: Any = None
+        self._writer = Writer(names.TAGS, names.tag_of, made)
+        self._writer.put(genesis, GENESIS)
+        self._busy = False
+        self._works = 0
+
+    @property
+    def taking(self) -> bool:
+        """Whether what happens now is an entry."""
+        return not self._busy and self.count < self._max
+
+    def call(self, call: int, now: float, given: Any) -> None:
+        """Something is done to the machine. What comes of it goes to `came`."""
+        self._writer.put(call, CALL)
+        self._writer.put(now, NOW)
+        self._writer.put(given, GIVEN + call)
+
+    def came(self, call: int, what: Any) -> None:
+        """What came of it: the entry is whole."""
+        self._writer.put(what, CAME + call)
+        self.count += 1
+
+    def packed(self) -> list[Any]:
+        """Plain data."""
+        return [self.name, self.count, self._writer.packed()]
+
+    # -- where drivers meet machines
+
+    def watch(self, flow: Any) -> Any:
+        """The machine, recorded from now on; itself."""
+        self.flow, handle = flow, flow.handle
+
+        def recorded(event: Any, now: float) -> Any:
+            if not self.taking:
+                return handle(event, now)
+            self.call(names.HANDLE, now, event)
+            self._busy = True
+            try:
+                commands = handle(event, now)
+            finally:
+                self._busy = False
+            self.came(names.HANDLE, commands)
+            return commands
+
+        flow.handle = recorded
+        if names.is_global(flow):
+            flow.consider = self._considered(flow.consider)
+        return flow
+
+    def _considered(self, consider: Any) -> Any:
+        """Whoever asks what would be decided draws from the machine's dice."""
+
+        def recorded(request: Any, now: float, within: Any = None, without: Any = frozenset()) -> Any:
+            if not self.taking:
+                return consider(request, now, within, without)
+            self.call(names.CONSIDER, now, (request, within, without))
+            decision = consider(request, now, within, without)
+            self.came(names.CONSIDER, names.reasons_of(decision))
+            return decision
+
+        return recorded
+
+    def work(self, call: int, now: float, given: Any, work: Iterator[None]) -> Iterator[None]:
+        """What is done in turns, recorded turn by turn."""
+        if not self.taking:
+            yield from work
+            return
+        self.call(call, now, given)
+        self.came(call, None)
+        number, self._works = self._works, self._works + 1
+        while True:
+            taking = self.taking
+            if taking:
+                self.call(names.STEP, now, number)
+            try:
+                next(work)
+            except StopIteration:
+                came = names.DONE
+            except names.Gap:
+                if taking:
+                    self.came(names.STEP, names.GAP)
+                raise
+            else:
+                came = names.GOES_ON
+            if taking:
+                self.came(names.STEP, came)
+            if came == names.DONE:
+                return
+            yield
+
+
+class Room:
+    """The machines that are recorded in this process, and what reaches them beside their events. `patches` is to be
+    in force while they are made and run. `report_every_s`: how often a report is kept to be compared."""
+
+    def __init__(self, report_every_s: float = 1.0) -> None:
+        self.tapes: list[Tape] = []
+        self._every_s = report_every_s
+        self._by_trie: dict[int, Tape] = {}
+        self._by_flow: dict[int, Tape] = {}
+        self._reported: dict[int, float] = {}
+        self._begun: dict[int, int] = {}
+
+    def add(self, tape: Tape, flow: Any) -> Any:
+        """Record this machine from now on; itself."""
+        self.tapes.append(tape)
+        self._by_flow[id(flow)] = tape
+        if names.is_global(flow):
+            self._by_trie[id(flow.trie)] = tape
+        return tape.watch(flow)
+
+    def patches(self) -> list[Any]:
+        """Where prefix streams and reports are."""
+        streams, reporter = names.KnownPrefixes, names.RegionReporter
+        begin, adopt, tidy, build = streams.begin, streams.adopt, streams.tidy, reporter.build
+
+        def tape_of(prefixes: Any) -> Tape | None:
+            tape = self._by_trie.get(id(prefixes._trie))
+            return tape if tape is not None and tape.taking else None
+
+        def begun(prefixes: Any, name: tuple[str, str]) -> Any:
+            stream, tape = begin(prefixes, name), tape_of(prefixes)
+            if tape is None:
+                return stream
+            tape.call(names.BEGIN, 0.0, name)
+            tape.came(names.BEGIN, (stream.known_incarnation, stream.known_seq))
+            number = self._begun.get(id(tape), 0)
+            self._begun[id(tape)] = number + 1
+            return _Stream(tape, number, stream)
+
+        def adopted(prefixes: Any, law_epoch: int) -> None:
+            tape = tape_of(prefixes)
+            if tape is not None:
+                tape.call(names.ADOPT, 0.0, law_epoch)
+                tape.came(names.ADOPT, None)
+            adopt(prefixes, law_epoch)
+
+        def tidied(prefixes: Any, now: float) -> Iterator[None]:
+            tape, work = tape_of(prefixes), tidy(prefixes, now)
+            return work if tape is None else tape.work(names.TIDY, now, None, work)
+
+        def built(reporter: Any) -> Any:
+            tape, now = self._by_flow.get(id(reporter._flow)), reporter._clock()
+            if tape is None or not tape.taking:
+                return build(reporter)
+            last = self._reported.get(id(reporter), 0.0)
+            due = now >= last + self._every_s
+            if not due and not names.reading_writes(tape.flow, now):
+                return build(reporter)
+            self._reported[id(reporter)] = now if due else last
+            tape.call(names.REPORT, now, due)
+            report = build(reporter)
+            tape.came(names.REPORT, names.told(report) if due else None)
+            return report
+
+        return [
+            patch.object(streams, "begin", begun),
+            patch.object(streams, "adopt", adopted),
+            patch.object(streams, "tidy", tidied),
+            patch.object(reporter, "build", built),
+        ]
+
+
+class _Stream:
+    def __init__(self, tape: Tape, number: int, stream: Any) -> None:
+        self._tape, self._number, self._stream = tape, number, stream
+        self.known_incarnation, self.known_seq = stream.known_incarnation, stream.known_seq
+
+    def take(self, message: Any) -> Iterator[None]:
+        return self._tape.work(names.TAKE, 0.0, (self._number, message), self._stream.take(message))
+
+    def ended(self, now: float) -> None:
+        if self._tape.taking:
+            self._tape.call(names.ENDED, now, self._number)
+            self._tape.came(names.ENDED, None)
+        self._stream.ended(now)
+
+
+def write(path: Path, tapes: Iterable[Tape]) -> None:
+    """One file of histories, those without an entry left out."""
+    path.write_bytes(dump([tape.packed() for tape in tapes if tape.count]))
+
+
+def read(path: Path) -> list[list[Any]]:
+    """Each one's name, number of entries, and entries for a codec.Reader."""
+    return load(path.read_bytes())  # type: ignore[no-any-return]

@@ -1,0 +1,171 @@
+"""Which routers there are: for each name where they stand, what they may send to, and by which rules.
+
+`central-*`: one router, all engines. `spill-*`: one in each region that keeps requests at home while it can. `local-*`:
+one in each region with its own engines only. Figures and names only; never decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from farhop_lab.sim.baselines import gorgo, omniscient, skywalker
+from farhop_lab.sim.baselines.process import ProbeConfig
+from farhop_lab.sim.baselines.ring import Chwbl, ConsistentHash
+from farhop_lab.sim.baselines.router import Router, RouterState, Target
+from farhop_lab.sim.baselines.rules import (
+    CacheAware,
+    Everybody,
+    LeastLoad,
+    LlmD,
+    NearestFirst,
+    RoundRobin,
+    Saturation,
+    WholePool,
+    all_pending,
+    utilised,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from farhop_lab.sim.baselines.process import EnginePool
+    from farhop_lab.sim.baselines.router import Eligibility, Picker
+    from farhop_lab.sim.context import SimContext
+
+    Pools = Mapping[str, EnginePool]
+
+
+class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of router. `each`: one in every region that has engines, else a single one. `reach`: its own region's
+    engines, all, or its own and the routers of the other regions. `no_wire`: nothing takes time to travel."""
+
+    eligibility: Callable[[Pools], Eligibility]
+    picker: Callable[[Pools], Picker]
+    each: bool = True
+    reach: Literal["home", "all", "peers"] = "all"
+    probes: ProbeConfig = ProbeConfig()
+    pace_s: float = 0.0
+    smoothing: float = 1.0
+    no_wire: bool = False
+
+    def router(self, context: SimContext, region: str, pools: Pools) -> Router:
+        """Its machine in a region."""
+        targets = [
+            Target(name, pool.name, pool.site.replica.prefill_ms_per_token)
+            for pool in pools.values()
+            if self.reach == "all" or pool.name == region
+            for name in pool.engines
+        ]
+        if self.reach == "peers":
+            targets += [
+                Target(pool.name, pool.name, pool.site.replica.prefill_ms_per_token, balancer=True)
+                for pool in pools.values()
+                if pool.name != region
+            ]
+        rtt_ms = {name: context.topology.rtt_ms(region, name) for name in pools}
+        state = RouterState(region, targets, rtt_ms)
+        return Router(state, self.eligibility(pools), self.picker(pools), pace_s=self.pace_s, smoothing=self.smoothing)
+
+
+SP_P = ProbeConfig(probe_s=skywalker.PROBE_S)
+EPP = ProbeConfig(probe_s=0.05)  # how often llm-d's endpoint picker reads metrics
+PINGS = ProbeConfig(rtt_s=gorgo.RTT_EVERY_S)
+
+PICKERS: dict[str, Callable[[], Picker]] = {
+    "round-robin": RoundRobin,
+    "least-load": LeastLoad,
+    "consistent-hash": ConsistentHash,
+    "sglang": CacheAware,
+    "chwbl": Chwbl,
+}
+
+
+def _everybody(_pools: Pools) -> Eligibility:
+    return Everybody()
+
+
+def _spill(_pools: Pools) -> Eligibility:
+    return NearestFirst(all_pending)
+
+
+def _of(make: Callable[[], Picker]) -> Callable[[Pools], Picker]:
+    return lambda _pools: make()
+
+
+def _blind(_pools: Pools) -> Picker:
+    return CacheAware(threshold=skywalker.THRESHOLD, absolute=32, relative=1.0001)
+
+
+def _gorgo(weights: gorgo.Weights, *, each: bool) -> RouterSpec:
+    return RouterSpec(
+        each=each,
+        eligibility=_everybody,
+        picker=lambda _pools: gorgo.Central(weights),
+        probes=PINGS,
+        smoothing=gorgo.RTT_SMOOTHING,
+    )
+
+
+ROUTERS: dict[str, RouterSpec] = {
+    "region-local": RouterSpec(reach="home", eligibility=_everybody, picker=_of(LeastLoad)),
+    **{
+        f"central-{name}": RouterSpec(each=False, eligibility=_everybody, picker=_of(make))
+        for name, make in PICKERS.items()
+    },
+    **{
+        f"local-{name}": RouterSpec(reach="home", eligibility=_everybody, picker=_of(make))
+        for name, make in PICKERS.items()
+    },
+    **{
+        f"spill-{name}": RouterSpec(eligibility=_spill, picker=_of(make), probes=SP_P) for name, make in PICKERS.items()
+    },
+    "waterfall": RouterSpec(eligibility=lambda _pools: NearestFirst(utilised), picker=_of(LeastLoad)),
+    "skywalker": RouterSpec(
+        reach="peers",
+        eligibility=lambda _pools: skywalker.SelectivePushing(),
+        picker=_of(skywalker.LongestPrefix),
+        probes=SP_P,
+        pace_s=skywalker.PACE_S,
+    ),
+    "skywalker-ch": RouterSpec(
+        reach="peers",
+        eligibility=lambda _pools: skywalker.SelectivePushing(),
+        picker=_of(ConsistentHash),
+        probes=SP_P,
+        pace_s=skywalker.PACE_S,
+    ),
+    # The paper's ablation: blind pushing, by the SGLang rule it builds on with the constants it gives that.
+    "skywalker-blind": RouterSpec(
+        reach="home", eligibility=_everybody, picker=_blind, probes=SP_P, pace_s=skywalker.PACE_S
+    ),
+    "gorgo": _gorgo(gorgo.WILDCHAT, each=False),
+    "gorgo-long": _gorgo(gorgo.LONG_CONTEXT, each=False),
+    "gorgo-each": _gorgo(gorgo.WILDCHAT, each=True),
+    "gorgo-each-long": _gorgo(gorgo.LONG_CONTEXT, each=True),
+    "gorgo-distributed": RouterSpec(
+        reach="peers",
+        eligibility=lambda _pools: gorgo.HomeAndPeers(),
+        picker=_of(gorgo.Distributed),
+        probes=PINGS,
+        smoothing=gorgo.RTT_SMOOTHING,
+    ),
+    "central-llm-d": RouterSpec(
+        each=False, eligibility=lambda _pools: WholePool(Saturation()), picker=_of(LlmD), probes=EPP
+    ),
+    "local-llm-d": RouterSpec(
+        reach="home", eligibility=lambda _pools: WholePool(Saturation()), picker=_of(LlmD), probes=EPP
+    ),
+    "spill-llm-d": RouterSpec(
+        eligibility=lambda _pools: NearestFirst(Saturation(), hold=True), picker=_of(LlmD), probes=EPP
+    ),
+    "omniscient": RouterSpec(
+        each=False,
+        eligibility=omniscient.Oracle,
+        picker=omniscient.Oracle,
+        probes=ProbeConfig(probe_s=omniscient.PROBE_S, oracle=True),
+        no_wire=True,
+    ),
+}
+"""By name. `gorgo-each` is its central score in every region, `gorgo-distributed` its own first version."""

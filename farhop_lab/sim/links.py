@@ -1,0 +1,164 @@
+"""One global balancer's links to the regions in virtual time: reports, prefixes, and the pings that come back.
+
+The twin of global_lb.links.watch and .link, with their kernels and constants, and with nothing of etcd: reports come
+by the fast path alone, and nothing but pings is asked for sooner. Invariants: an older report never undoes a newer one;
+no clock is compared with another's. Never decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from farhop.balance.health.inquiry import ASKED_MAX
+from farhop.balance.machine import Address
+from farhop_lab.sim.prefix_streams import PrefixSubscription
+from global_lb.fleet.distances import Distances, moved
+from global_lb.fleet.view import ChannelChanged, Region, RegionKnown, RegionReported, instance_of
+from global_lb.links.link import AGAIN, HURRY, PINGS_LOST, Quiet, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from random import Random
+
+    from farhop.balance.machine import Event
+    from farhop.store.documents.report import RegionReport
+    from farhop_lab.sim.context import SimContext
+    from farhop_lab.sim.region import RegionProcess
+    from global_lb.fleet.view import Instance
+    from global_lb.links.prefix_streams import Prefixes
+
+
+class SentAttempt(Quiet, Protocol):
+    """An attempt under way at a region, which its channel's state matters to."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing of it has come for so long that it is to be asked about."""
+
+    def doubt(self) -> None:
+        """The channel to its region broke."""
+
+
+_Inquiry: TypeAlias = "tuple[Sequence[SentAttempt], Sequence[int], float, float]"
+"""Who is asked about, what is said, when, how far."""
+
+
+class RegionLinks:
+    """See the module's head. `react` is told events; `clock` is the balancer's; `prefixes` None: it is told of none.
+    `hops` are the attempts under way at a region."""
+
+    def __init__(
+        self,
+        context: SimContext,
+        here: str,
+        balancer: str,
+        regions: Mapping[str, RegionProcess],
+        react: Callable[[Event], None],
+        clock: Callable[[], float],
+        rng: Random,
+        prefixes: Prefixes | None = None,
+        hops: Callable[[str], Sequence[SentAttempt]] = lambda _region: (),
+    ) -> None:
+        self._hops = hops
+        self._context, self._here, self._balancer, self._regions = context, here, balancer, regions
+        self._react, self._clock, self._rng = react, clock, rng
+        self.distances = Distances(context.topology, here)
+        self.reports: dict[str, tuple[RegionReport, float]] = {}
+        self._prefixes, self.subscriptions = prefixes, dict[str, PrefixSubscription]()
+        self._instances: dict[str, Instance] = {}  # by region: made once of each report
+        self._given_ms: dict[str, float] = {}  # by region, the wire time that the machine was told
+        self._up: dict[str, bool] = {}
+        self._lost: dict[str, int] = {}
+        self._over = False
+
+    def close(self) -> None:
+        """Its process is gone: nothing arrives any more."""
+        self._over = True
+        for subscription in self.subscriptions.values():
+            subscription.close()
+
+    # -- reports
+
+    def on_report(self, report: RegionReport) -> None:
+        """Take a report if it is newer than what is known, and swap the view."""
+        if self._over:
+            return
+        region, now = report.region, self._clock()
+        known = self.reports.get(region)
+        if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
+            return
+        self.reports[region] = (report, now)
+        offset_ms = self.distances.offset_ms((region, report.instance), report.incarnation)
+        self._instances[region] = instance_of(report, Address(region, 1), now, offset_ms, self._balancer)
+        if known is None:
+            self._lost[region] = PINGS_LOST
+            self._ping(region)
+            if self._prefixes is not None:
+                self.subscriptions[region] = PrefixSubscription(
+                    self._context, self._here, self._balancer, self._regions[region], self._prefixes, self._clock
+                )
+        renewed = known is None or known[0].incarnation < report.incarnation
+        self._react(RegionReported(region, renewed, self._region(region)))
+
+    def _region(self, name: str) -> Region:
+        rtt_ms = self._given_ms[name] = self.distances.rtt_ms(name, self._clock())
+        return Region(name, rtt_ms, (self._instances[name],))
+
+    # -- pings
+
+    def _ping(self, region: str) -> None:
+        """What comes of it is known now, and arrives a round trip or a time-out later."""
+        if self._over:
+            return
+        context, watching, there = self._context, self._context.watching, self._regions[region]
+        sent_at = self._clock()
+        if context.wire.frozen_since(self._here, region) is not None:
+            context.timeline.after(watching.ping_timeout_s, self._no_pong, region)
+            return
+        rtt_s = context.wire.rtt_ms(self._here, region) / 1e3 * (1.0 + watching.ping_jitter * self._rng.random())
+        if there.alive:
+            # Its clock as it will be when the ping gets there.
+            clock_ms = (there.relay.clock() + rtt_s / 2.0) * 1e3
+            asked = [hop for hop in self._hops(region) if hop.quiet][:ASKED_MAX]
+            told = there.reporter.quiet_ms(self._balancer, [hop.id for hop in asked])
+            inquiry = (asked, told, context.timeline.now, rtt_s)
+            context.timeline.after(rtt_s, self._pong, region, there.incarnation, clock_ms, sent_at, inquiry)
+        else:
+            context.timeline.after(rtt_s, self._no_pong, region)
+
+    def _pong(self, region: str, incarnation: int, clock_ms: float, sent_at: float, inquiry: _Inquiry) -> None:
+        if self._lost[region] == 0:
+            name = (region, self.reports[region][0].instance)
+            if not self.distances.pinged(name, incarnation, clock_ms, sent_at, self._clock()):
+                self._context.journal.violated(f"{self._balancer}: an absurd ping of {region}")
+            given_ms = self._given_ms[region]
+            if moved(given_ms, self.distances.rtt_ms(region, self._clock())):
+                self._react(RegionKnown(region, self._region(region)))
+        self._lost[region] = 0
+        self._channel(region, True)
+        tell(*inquiry)
+        self._again(region)
+
+    def _no_pong(self, region: str) -> None:
+        self._lost[region] += 1
+        if self._lost[region] >= PINGS_LOST:
+            self._channel(region, False)
+        self._again(region)
+
+    def _again(self, region: str) -> None:
+        soon = HURRY if self.distances.moving(region) else 1.0
+        if 0 < self._lost[region] < PINGS_LOST:
+            soon = AGAIN
+        jitter = 0.8 + 0.4 * self._rng.random()
+        self._context.timeline.after(self._context.watching.ping_s * jitter * soon, self._ping, region)
+
+    def is_dark(self, region: str) -> bool:
+        """Whether its channel was up and is broken now."""
+        return self._up.get(region) is False
+
+    def _channel(self, region: str, up: bool) -> None:
+        if self._up.get(region) != up and not self._over:
+            self._up[region] = up
+            for hop in () if up else self._hops(region):
+                hop.doubt()
+            self._react(ChannelChanged(region, up, self._region(region)))

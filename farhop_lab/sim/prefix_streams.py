@@ -1,0 +1,197 @@
+"""The prefix streams in virtual time: a region's shipped teller, a wire, and the shipped room of a global balancer.
+
+The twin of what global_lb.links.link and regional_lb.mesh.report do at the two ends of such a call. Invariants: an end
+that gave a
+call up hears no more of it, and the other end is told over the wire; a call that ended is followed by another, which
+goes on from what is known; nothing of a call is lost while it stands, as nothing is on a connection. Never decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop_wire import region_pb2
+
+from global_lb.links.link import silence_s
+from global_lb.links.prefix_streams import PrefixGapError
+from regional_lb.mesh.prefix_stream import LOOK_S, Pause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop_lab.sim.context import SimContext
+    from farhop_lab.sim.region import RegionProcess
+    from farhop_lab.sim.timeline import Call
+    from global_lb.links.prefix_streams import Prefixes, PrefixStream
+    from regional_lb.mesh.prefix_stream import PrefixTeller, Steps
+
+
+class PrefixSubscription:
+    """Keeps one global balancer listening to one region. `calls` counts its calls, `messages` what came of them."""
+
+    def __init__(
+        self,
+        context: SimContext,
+        here: str,
+        balancer: str,
+        region: RegionProcess,
+        prefixes: Prefixes,
+        clock: Callable[[], float],
+    ) -> None:
+        self.context, self.here, self.region, self.clock = context, here, region, clock
+        self._rng = context.rng(f"prefixes {balancer} {region.name}")
+        self.calls = self.messages = 0
+        self._balancer, self._prefixes = balancer, prefixes
+        self._call: PrefixCall | None = None
+        self._over = False
+        self._begin()
+
+    def close(self) -> None:
+        """Its balancer is gone: the call breaks, and no other follows."""
+        self._over = True
+        if self._call is not None:
+            self._call.give_up()
+
+    def again(self) -> None:
+        """A call is over: another, after a while."""
+        if self._over:
+            return
+        pause_s = self.context.watching.ping_s * (0.8 + 0.4 * self._rng.random())
+        self.context.timeline.after(pause_s, self._begin)
+
+    def _begin(self) -> None:
+        if self._over:
+            return
+        if self.context.wire.frozen_since(self.here, self.region.name) is not None:
+            self.again()  # no connection comes about
+            return
+        self.calls += 1
+        stream = self._prefixes.begin((self.region.name, self.region.instance))
+        request = region_pb2.PrefixesRequest(
+            balancer=self._balancer,
+            region=self.here,
+            known_incarnation=stream.known_incarnation,
+            known_seq=stream.known_seq,
+            law_epoch=self._prefixes.law_epoch,
+        )
+        self._call = PrefixCall(self, stream, request)
+
+
+class PrefixCall:
+    """One call, both ends of it."""
+
+    __slots__ = ("_context", "_due", "_over", "_region", "_steps", "_stream", "_subscription", "_teller", "_watch")
+
+    def __init__(
+        self, subscription: PrefixSubscription, stream: PrefixStream, request: region_pb2.PrefixesRequest
+    ) -> None:
+        self._subscription, self._stream, self._over = subscription, stream, False
+        self._context, self._region = subscription.context, subscription.region
+        self._steps: Steps | None = None
+        self._teller: PrefixTeller | None = None
+        self._due: Call | None = None
+        self._context.wire.send(subscription.here, subscription.region.name, self._arrive, request)
+        self._watch = self._context.timeline.after(self._patience_s, self._look)
+
+    @property
+    def here(self) -> str:
+        """Where the global balancer stands."""
+        return self._subscription.here
+
+    # -- there: the region's end
+
+    def _arrive(self, request: region_pb2.PrefixesRequest) -> None:
+        region = self._region
+        if not region.alive:
+            self._back(self._end)
+            return
+        region.calls[self] = None
+        self._teller = region.reporter.prefixes
+        self._steps = self._teller.tell(request)
+        self._tell()
+
+    def _tell(self) -> None:
+        context, region, subscription = self._context, self._region.name, self._subscription
+        assert self._steps is not None
+        assert self._teller is not None
+        self._teller.wakes.pop(self._wake, None)
+        if context.wire.frozen_since(region, subscription.here) is not None:
+            self._due = context.timeline.after(LOOK_S, self._tell)  # nothing is read there: what was written is enough
+            return
+        for step in self._steps:
+            if not isinstance(step, Pause):
+                self._back(self._receive, step)
+            elif step.seconds > 0.0:
+                self._due = context.timeline.after(step.seconds, self._tell)
+                if step.wakes:
+                    self._teller.wakes[self._wake] = None
+                return
+        self.cut()
+
+    def _wake(self) -> None:
+        """There is something to tell: in a moment, since the machine is not done with what it does."""
+        self._rest()
+        self._due = self._context.timeline.after(0.0, self._tell)
+
+    def _rest(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        if self._teller is not None:
+            self._teller.wakes.pop(self._wake, None)
+
+    def _back(self, act: Callable[..., None], *args: object) -> None:
+        self._context.wire.send(self._region.name, self._subscription.here, act, *args)
+
+    def cut(self) -> None:
+        """The region says no more, or its process is gone; whoever is connected notices."""
+        self._left()
+        self._back(self._end)
+
+    def _left(self) -> None:
+        """Nobody is told any more. Idempotent."""
+        if self._steps is not None:
+            self._steps.close()
+        self._rest()
+        self._region.calls.pop(self, None)
+
+    # -- here: the global balancer's
+
+    @property
+    def _patience_s(self) -> float:
+        """As long as a channel may be silent before it is pinged, and as long again until that is lost."""
+        return 2.0 * silence_s(self._context.watching.ping_s)
+
+    def _receive(self, message: region_pb2.PrefixDelta) -> None:
+        if self._over:
+            return
+        self._subscription.messages += 1
+        try:
+            for _ in self._stream.take(message):
+                pass  # it takes no time
+        except PrefixGapError:
+            self.give_up()
+
+    def _look(self) -> None:
+        """Pings come back all the time, unless the link is frozen."""
+        now = self._context.timeline.now
+        frozen_at = self._context.wire.frozen_since(self._region.name, self._subscription.here)
+        due = (now if frozen_at is None else frozen_at) + self._patience_s
+        if due <= now:
+            self.give_up()
+        else:
+            self._watch = self._context.timeline.at(due, self._look)
+
+    def give_up(self) -> None:
+        """Hear no more of it, and let the region know. Harmless once it is over."""
+        if self._over:
+            return
+        self._end()
+        self._context.wire.send(self._subscription.here, self._region.name, self._left)
+
+    def _end(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._watch.cancel()
+        self._stream.ended(self._subscription.clock())
+        self._subscription.again()

@@ -1,0 +1,269 @@
+"""The relay's twin in virtual time: tells one machine what happened, and does what it wants done.
+
+Invariants, counted as violations where the machine breaks them: a command names a request that is under way; a request
+has one attempt at a time, numbered from 1 without a gap; after its last word on a request a machine says no more of it;
+whoever is not concluded is on hold or has an attempt, with a timer. Never chooses. A machine that raises ends the run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farhop.balance import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Answer, Command, Event, Flow, Forward, Request, Usage
+    from farhop.balance.outcome import Outcome
+    from farhop_lab.sim.measures import Journal
+    from farhop_lab.sim.timeline import Call, Timeline
+
+TIMER_LATE_S = 1e-6  # a loop's timer is a little late; to the dot, rounding between clocks could make it early forever
+
+
+class Client(Protocol):
+    """Who sent a request. Hears `began` and then `ended` or `broke`, or `refused` alone, or nothing once it left."""
+
+    def began(self, status: int) -> None:
+        """The first byte."""
+
+    def ended(self, status: int, usage: Usage | None) -> None:
+        """The answer is whole."""
+
+    def refused(self, answer: Answer) -> None:
+        """No, before the first byte."""
+
+    def broke(self, outcome: Outcome) -> None:
+        """The stream ended before its end."""
+
+
+class RequestRelay(Protocol):
+    """Who takes requests in; a SimulatedRelay is one."""
+
+    def clock(self) -> float:
+        """Monotonic seconds of its process."""
+
+    def start(self, active: ActiveRequest) -> None:
+        """Take a request."""
+
+    def client_left(self, request_id: str) -> bool:
+        """Its client is gone; False if the request is over."""
+
+
+class EntryPoint(Protocol):
+    """A process that clients reach."""
+
+    @property
+    def name(self) -> str:
+        """Its own among all of the world."""
+
+    @property
+    def relay(self) -> RequestRelay:
+        """Its driver."""
+
+
+class Attempt(Protocol):
+    """One attempt under way; tells the relay how it goes."""
+
+    number: int
+
+    def abort(self) -> None:
+        """Stop the work at once; tells nobody."""
+
+
+class Prompt:
+    """What a machine does not see of a request. `answer_tokens` None: as long as the model likes. `seed` is that of its
+    chain."""
+
+    __slots__ = ("answer_tokens", "seed", "text")
+
+    def __init__(self, text: bytes, answer_tokens: int | None, seed: int = 0) -> None:
+        self.text, self.answer_tokens, self.seed = text, answer_tokens, seed
+
+
+class ActiveRequest:
+    """One request at one tier. `target` is where the last attempt went, "" before the first."""
+
+    __slots__ = ("attempt", "attempts", "client", "held", "prompt", "request", "started", "target", "timer")
+
+    def __init__(self, request: Request, prompt: Prompt, client: Client) -> None:
+        self.request, self.prompt, self.client = request, prompt, client
+        self.attempt: Attempt | None = None
+        self.attempts = 0
+        self.timer: Call | None = None
+        self.target = ""
+        self.started = self.held = False
+
+
+class SimulatedRelay:
+    """Drives one machine. `clock_s` is how far this process's clock is ahead of the timeline's."""
+
+    def __init__(
+        self,
+        name: str,
+        flow: Flow,
+        timeline: Timeline,
+        clock_s: float,
+        journal: Journal,
+        attempt: Callable[[ActiveRequest, Forward], Attempt],
+    ) -> None:
+        self.name, self.flow = name, flow
+        self._timeline, self._clock_s, self._journal, self._attempt = timeline, clock_s, journal, attempt
+        self._live: dict[str, ActiveRequest] = {}
+        self._most = 0
+        self._perform: dict[type[Command], Callable[[ActiveRequest, Any], None]] = {
+            machine.Forward: self._forward,
+            machine.Hold: self._hold,
+            machine.Answer: self._answer,
+            machine.Cancel: self._cancel,
+            machine.SetTimer: self._set_timer,
+        }
+
+    def clock(self) -> float:
+        """Monotonic seconds of this process."""
+        return self._timeline.now + self._clock_s
+
+    @property
+    def under_way(self) -> int:
+        """Requests neither answered nor given up."""
+        return len(self._live)
+
+    def has(self, request_id: str) -> bool:
+        """Whether this request is under way here."""
+        return request_id in self._live
+
+    def attempts(self) -> list[Attempt]:
+        """Those under way."""
+        return [active.attempt for active in self._live.values() if active.attempt is not None]
+
+    def most_under_way(self) -> int:
+        """The most there were since this was asked last."""
+        most, self._most = self._most, len(self._live)
+        return most
+
+    def start(self, active: ActiveRequest) -> None:
+        """Take a request."""
+        self._live[active.request.id] = active
+        self.react(machine.RequestArrived(active.request))
+
+    def react(self, event: Event) -> None:
+        """Let the machine decide, then act."""
+        commands: list[Any] = self.flow.handle(event, self.clock())
+        self._journal.note(self.name, event, commands)
+        for command in commands:
+            active = self._live.get(command.id)
+            if active is None:
+                self._wrong(f"{type(command).__name__} for {command.id}, which is over")
+                continue
+            self._perform[type(command)](active, command)
+        name = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", "")
+        self._most = max(self._most, len(self._live))  # after the machine had its say: a refusal occupies nothing
+        active = self._live.get(name)
+        if active is not None and (active.timer is None or (active.attempt is None and not active.held)):
+            self._wrong(f"{name} was forgotten after {type(event).__name__}")
+
+    def _wrong(self, what: str) -> None:
+        self._journal.violated(f"{self.name}: {what}")
+
+    # -- what happened to an attempt
+
+    def began(self, active: ActiveRequest, attempt: Attempt, status: int) -> None:
+        """The first byte is here."""
+        if active.attempt is attempt:
+            self.react(machine.AttemptBegan(active.request.id, attempt.number, status))
+            if active.attempt is attempt:
+                active.started = True
+                active.client.began(status)
+
+    def ended(
+        self, active: ActiveRequest, attempt: Attempt, status: int, usage: Usage | None,
+        chain: tuple[int, ...] = (), said_bytes: int = 0, fault: Outcome | None = None,
+    ) -> None:  # fmt: skip
+        """The answer is whole; with a `fault` it ended with the engine's word that it is broken."""
+        if active.attempt is attempt:
+            self._forget(active)
+            active.attempt = None
+            ended = machine.AttemptEnded(
+                active.request.id, attempt.number, status, usage, fault, chain=chain, said_bytes=said_bytes
+            )
+            self.react(ended)
+            active.client.ended(status if fault is None else 500, usage)
+
+    def refused(self, active: ActiveRequest, attempt: Attempt, reason: Outcome, wait_ms: float | None) -> None:
+        """The tier below said no."""
+        if active.attempt is attempt:
+            active.attempt = None
+            self.react(machine.AttemptRefused(active.request.id, attempt.number, reason, wait_ms))
+
+    def failed(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
+        """The attempt broke."""
+        if active.attempt is attempt:
+            active.attempt = None
+            self.react(machine.AttemptFailed(active.request.id, attempt.number, reason))
+
+    def client_left(self, request_id: str) -> bool:
+        """Cancel what runs upstream, and tell the machine. False if the request is over."""
+        active = self._live.get(request_id)
+        if active is None:
+            return False
+        self._forget(active)
+        self._stop(active)
+        self.react(machine.ClientLeft(request_id))
+        return True
+
+    def die(self) -> list[ActiveRequest]:
+        """The process is gone, and its machine with it. Returns what it leaves behind, so that clients can be told."""
+        orphans = list(self._live.values())
+        for active in orphans:
+            self._forget(active)
+            self._stop(active)
+        return orphans
+
+    # -- what the machine wants done
+
+    def _forward(self, active: ActiveRequest, command: Forward) -> None:
+        request_id = active.request.id
+        if active.attempt is not None or active.started:
+            self._wrong(f"{request_id} was forwarded while an attempt is under way")
+            self._stop(active)
+        if command.attempt != active.attempts + 1:
+            self._wrong(f"{request_id}: attempt {command.attempt} after {active.attempts}")
+        if self.clock() >= active.request.deadline:
+            self._wrong(f"{request_id} was forwarded past its deadline")
+        active.attempts, active.target, active.held = command.attempt, command.target, False
+        active.attempt = self._attempt(active, command)
+
+    def _hold(self, active: ActiveRequest, _command: machine.Hold) -> None:
+        active.held = True
+
+    def _answer(self, active: ActiveRequest, command: Answer) -> None:
+        self._forget(active)
+        self._stop(active)
+        if active.started:
+            active.client.broke(command.outcome)
+        else:
+            active.client.refused(command)
+
+    def _cancel(self, active: ActiveRequest, command: machine.Cancel) -> None:
+        if active.attempt is not None and active.attempt.number == command.attempt:
+            self._stop(active)
+
+    def _set_timer(self, active: ActiveRequest, command: machine.SetTimer) -> None:
+        if active.timer is not None:
+            active.timer.cancel()
+        active.timer = self._timeline.at(
+            command.at - self._clock_s + TIMER_LATE_S, self.react, machine.TimerFired(command.id)
+        )
+
+    # -- endings
+
+    def _stop(self, active: ActiveRequest) -> None:
+        attempt, active.attempt = active.attempt, None
+        if attempt is not None:
+            attempt.abort()
+
+    def _forget(self, active: ActiveRequest) -> None:
+        del self._live[active.request.id]
+        if active.timer is not None:
+            active.timer.cancel()

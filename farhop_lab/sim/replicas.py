@@ -1,0 +1,165 @@
+"""A replica's process in virtual time: its engine, and what keeps it from serving: paused, stopped, refusing, broken.
+
+The twin of SIGSTOP, SIGKILL, a closed listener and the engine's own `/lab/fault`. Invariants: who waits at a host is
+told how it ended, or was told nothing since it left; a paused process does nothing and loses nothing, what came
+meanwhile is done in order once it goes on; one that was stopped comes back idle, with an empty cache. Never chooses.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farhop_lab.sim.engines import Gpu, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop_lab.engine.core.faults import Fault
+    from farhop_lab.sim.engines import Engine
+    from farhop_lab.sim.timeline import Timeline
+
+
+MENDED_S = 5.0  # so long after it was mended a replica may still be met as it was before
+
+
+class HostError(Exception):
+    """A fault that this kind of replica cannot have."""
+
+
+class HostedJob(Job, Protocol):
+    """Who was sent to a replica and may be turned away there."""
+
+    def refused(self, text: str) -> None:
+        """Not taken: `text` is the engine's word for it, "" where its line is full."""
+
+
+class Host:
+    """See the module's head. `make` builds an engine, idle and empty."""
+
+    def __init__(self, timeline: Timeline, make: Callable[[Timeline], Engine]) -> None:
+        self._timeline, self._make = timeline, make
+        self.engine = make(timeline)
+        self.paused = self.stopped = self.refusing = False
+        self._mail: list[tuple[Callable[..., None], Any]] = []
+        self._quiet_since: float | None = None
+        self._broken, self._mended_at = False, -inf
+
+    # -- what others see of it
+
+    @property
+    def listens(self) -> bool:
+        """Whether a connection comes about; a paused process's kernel still takes them."""
+        return not (self.stopped or self.refusing)
+
+    @property
+    def answers(self) -> bool:
+        """Whether a look at its pages comes back."""
+        return self.listens and not self.paused
+
+    @property
+    def healthy(self) -> bool:
+        """What its /health says, if it answers."""
+        return not isinstance(self.engine, Gpu) or self.engine.faults.healthy
+
+    @property
+    def xid(self) -> int:
+        """What its GPU's exporter tells, whatever becomes of its process."""
+        return self.engine.faults.xid if isinstance(self.engine, Gpu) else 0
+
+    @property
+    def quiet_since(self) -> float | None:
+        """Since when no token has come out though there is work; None if they come."""
+        return self._quiet_since
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is wrong with it, nor was when what is answered now was asked."""
+        self._note()
+        return not self._broken and self._timeline.now - self._mended_at > MENDED_S
+
+    # -- work
+
+    def take(self, job: HostedJob) -> None:
+        """Somebody is connected and has said what is wanted."""
+        if self.paused:
+            self._mail.append((self.take, job))
+            return
+        refusal = self.engine.faults.refusal if isinstance(self.engine, Gpu) else ""
+        if refusal or not self.engine.submit(job):
+            job.refused(refusal)
+
+    def abort(self, job_id: str) -> None:
+        """Whoever this was for is gone; harmless for what has ended."""
+        if self.paused:
+            self._mail = [(act, of) for act, of in self._mail if getattr(of, "id", "") != job_id]
+            self._mail.append((self.abort, job_id))
+        else:
+            self.engine.abort(job_id)
+
+    # -- faults
+
+    def command(self, fault: Fault | None) -> None:
+        """As the engine's `/lab/fault`: this is broken now, instead of what was; None mends it. HostError where the
+        replica has no engine that could break."""
+        gpu = self._gpu()
+        for job in gpu.command(fault):
+            job.broke(gpu.faults.refusal)
+        self._note()
+
+    def pause(self) -> None:
+        """SIGSTOP. Idempotent."""
+        self._gpu().pause()
+        self.paused = True
+        self._note()
+
+    def resume(self) -> None:
+        """SIGCONT. Idempotent."""
+        if self.paused:
+            self.paused = False
+            self._gpu().resume()
+            mail, self._mail = self._mail, []
+            for act, of in mail:
+                act(of)
+            self._note()
+
+    def refuse(self, *, refusing: bool) -> None:
+        """Its listener is closed, or open again; who is connected stays so."""
+        self.refusing = refusing
+        self._note()
+
+    def stop(self) -> None:
+        """SIGKILL: whoever is connected notices. Idempotent."""
+        if self.stopped:
+            return
+        self.stopped, self.paused, mail = True, False, self._mail
+        self._mail = []
+        for job in self._gpu().break_off():
+            job.broke("")
+        for act, of in mail:
+            if act == self.take:
+                of.broke("")
+        self._note()
+
+    def start(self) -> None:
+        """A new process. Idempotent."""
+        if self.stopped:
+            self.stopped, self.engine = False, self._make(self._timeline)
+            self._note()
+
+    def _gpu(self) -> Gpu:
+        if not isinstance(self.engine, Gpu):
+            raise HostError("a station of fixed service cannot break; give the site GPUs (sites.gpus)")
+        return self.engine
+
+    def _note(self) -> None:
+        broken = self.paused or self.stopped or self.refusing
+        broken |= isinstance(self.engine, Gpu) and self.engine.faults.now is not None
+        if self._broken and not broken:
+            self._mended_at = self._timeline.now
+        self._broken = broken
+        silent = self.paused or (isinstance(self.engine, Gpu) and self.engine.faults.stretch() > 1e9)
+        if not silent:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = self._timeline.now

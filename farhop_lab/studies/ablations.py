@@ -1,0 +1,196 @@
+"""Farhop without one of its parts: the shipped machines with that part taken from them, to see what it earns.
+
+`without trie` nobody is believed to hold anything; `without reckoning` a report is believed as it is, whatever was sent
+since; `without late binding` a request goes to the best replica though that has no room, and waits in its engine;
+`without tpot` only the first token counts, in both tiers; `without tie draw` the least score takes all. For experiments
+alone: no product can be configured so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
+from farhop.balance.health.region import LivenessConfig
+from farhop.balance.machine import RequestArrived
+from farhop_lab.sim.sites import Watching
+from global_lb.fleet.table import BETA, TOKEN
+from global_lb.routing import flow as global_flow
+from global_lb.routing.flow import FlowConfig
+from global_lb.routing.policy import Predictive as GlobalPredictive
+from regional_lb.scheduler import flow as regional_flow
+from regional_lb.scheduler.policy import Policies
+from regional_lb.scheduler.policy.predictive import Predictive as RegionalPredictive
+from regional_lb.scheduler.wait_estimate import WaitEstimate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+    from typing import Any
+
+    from farhop.balance.machine import Command, Event
+    from global_lb.fleet.table import Column, Field
+    from global_lb.routing.flow import RequestState
+    from regional_lb.fleet.table import Table
+    from regional_lb.scheduler.pick import Pick
+    from regional_lb.scheduler.policy import Need, Policy
+    from topology.law import Law
+    from topology.model import Topology
+
+    MakeGlobal = Callable[[str, Law, Random], global_flow.GlobalFlow]
+    MakeRegional = Callable[[str, Law, Random], regional_flow.RegionalFlow]
+
+
+def _blind(event: Event) -> Event:
+    if isinstance(event, RequestArrived):
+        return RequestArrived(msgspec.structs.replace(event.request, chain=()))
+    return event
+
+
+class TrielessGlobal(global_flow.GlobalFlow):
+    """Sees no prefix."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """See GlobalFlow."""
+        return super().handle(_blind(event), now)
+
+
+class TrielessRegional(regional_flow.RegionalFlow):
+    """Sees no prefix."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """See RegionalFlow."""
+        return super().handle(_blind(event), now)
+
+
+class Unreckoning(global_flow.GlobalFlow):
+    """What it sent is nothing to it once it is on its way."""
+
+    def _dispatch(self, state: RequestState, now: float) -> list[Command]:
+        before = state.attempt
+        commands = super()._dispatch(state, now)
+        attempt = state.attempt
+        if attempt is not None and attempt is not before:
+            n_bytes = state.request.prompt_bytes
+            attempt.load.came_back(n_bytes)
+            attempt.load = UnacknowledgedLoad()
+            attempt.load.sent(n_bytes)
+        return commands
+
+
+class _Eager(WaitEstimate):
+    def consider(self, *args: Any, **named: Any) -> Pick | None:
+        choice = super().consider(*args, **named)
+        if choice is not None and choice.chosen is None:
+            choice.chosen = choice.field[0]
+        return choice
+
+
+class EarlyBinding(regional_flow.RegionalFlow):
+    """Nothing waits here while any replica is healthy."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        config = self.config
+        self.wait_estimate = _Eager(
+            config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, self._rng
+        )
+
+
+class FirstTokenGlobal(GlobalPredictive):
+    """The predictive score without its `tpot` term."""
+
+    def score(self, field: Field) -> Column:
+        """See Policy."""
+        score_ms: Column = field.predicted_ms() - BETA * field.output_tokens * field.block[TOKEN]
+        return score_ms
+
+    def shift(self, field: Field) -> float:  # noqa: ARG002
+        """See Policy."""
+        return 0.0
+
+
+class FirstTokenRegional(RegionalPredictive):
+    """The same for replicas."""
+
+    def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
+        """See Policy."""
+        score_ms: Column = (table.backlog_tokens + uncached_tokens) * table.prefill_ms_per_token
+        return score_ms
+
+
+class FirstTokenPolicies(Policies):
+    """That one for every model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = FirstTokenRegional()
+
+    def of(self, model: str) -> Policy:  # noqa: ARG002
+        """See Policies."""
+        return self._first
+
+
+class Undrawn(GlobalPredictive):
+    """The predictive score, and no near ties."""
+
+    ties = 0.0
+    doubts = False
+
+
+class Makers(msgspec.Struct, frozen=True):
+    """How a world builds its machines; None: as shipped."""
+
+    make_global: Callable[[Topology], MakeGlobal] | None = None
+    make_regional: Callable[[Topology], MakeRegional] | None = None
+
+
+def _global(
+    kind: type[global_flow.GlobalFlow] = global_flow.GlobalFlow, policy: type[GlobalPredictive] | None = None
+) -> Callable[[Topology], MakeGlobal]:
+    """As World builds its own; tenants that wait where nobody serves do so here, too."""
+
+    def of(topology: Topology) -> MakeGlobal:
+        def patience_s(tenant: str) -> float:
+            known = topology.tenants.get(tenant)
+            residency = known.residency if known is not None else None
+            return residency.wait_max_s if residency is not None and residency.on_exhausted == "wait" else 0.0
+
+        def make(region: str, law: Law, rng: Random) -> global_flow.GlobalFlow:
+            config = FlowConfig(region, liveness=LivenessConfig(report_age_s=Watching().report_age_s))
+            flow = kind(config, law, rng, patience_s)
+            if policy is not None:
+                flow.routes.of("", "").policy = policy()
+            return flow
+
+        return make
+
+    return of
+
+
+def _regional(
+    kind: type[regional_flow.RegionalFlow] = regional_flow.RegionalFlow,
+    policies: type[Policies] = Policies,
+) -> Callable[[Topology], MakeRegional]:
+    def of(topology: Topology) -> MakeRegional:
+        def weight_of(tenant: str) -> float:
+            known = topology.tenants.get(tenant)
+            return known.weight if known is not None else 1.0
+
+        def make(region: str, law: Law, rng: Random) -> regional_flow.RegionalFlow:
+            return kind(regional_flow.FlowConfig(region), law, rng, weight_of, policies())
+
+        return make
+
+    return of
+
+
+ABLATIONS: dict[str, Makers] = {
+    "farhop-no-trie": Makers(_global(TrielessGlobal), _regional(TrielessRegional)),
+    "farhop-no-reckoning": Makers(make_global=_global(Unreckoning)),
+    "farhop-no-late-binding": Makers(make_regional=_regional(EarlyBinding)),
+    "farhop-no-tpot": Makers(_global(policy=FirstTokenGlobal), _regional(policies=FirstTokenPolicies)),
+    "farhop-no-tie-draw": Makers(make_global=_global(policy=Undrawn)),
+}

@@ -1,0 +1,168 @@
+"""What Farhop has to reach beside others on the same work, and whether it did. Arithmetic on results; runs nothing.
+
+A ratio is taken seed by seed and has its confidence interval: `met` or `missed` where the whole interval says so,
+`open, met` or `open, missed` where only its mean does.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop_lab.studies import routers, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farhop_lab.sim.stats import Interval
+    from farhop_lab.studies.cell import Result
+    from farhop_lab.studies.tables import Row
+
+CEILING = "omniscient"
+BEST = "best"
+"""In place of a router's name: of all published ones, whichever is best at that figure."""
+GORGO = "best gorgo"
+OPEN_SHARE, SWING_SHARE = 0.9, 0.8
+"""A region's loss is overcome once the means over SMOOTH_S reach this share of the ceiling and stay there for twice as
+long, and nothing swings as long as none falls below the other one afterwards."""
+SMOOTH_S = 5
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """A figure of Farhop's over another's. `least` and `most` bound the ratio."""
+
+    scenario: str
+    against: str
+    figure: str
+    least: float | None = None
+    most: float | None = None
+    load: float = 1.0
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        bound = f">= {self.least:g}" if self.least is not None else f"<= {self.most:g}"
+        return f"{self.figure} {bound} x {self.against}"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What was asked and what came. `against` is the router it came down to; `said` is empty where nothing was run."""
+
+    scenario: str
+    load: float
+    asked: str
+    against: str
+    ratio: Interval | None
+    said: str
+
+
+def _never_worse(*scenarios: str) -> list[Aim]:
+    return [
+        aim
+        for name in scenarios
+        for aim in (Aim(name, BEST, "requests_per_s", least=0.98), Aim(name, BEST, "ttft_p90_ms", most=1.05))
+    ]
+
+
+GORGO_LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
+LIGHT = 0.4
+AIMS: tuple[Aim, ...] = (
+    *(
+        aim
+        for name in ("arena", "wildchat")
+        for aim in (
+            Aim(name, "skywalker", "requests_per_s", least=1.10),
+            Aim(name, "skywalker", "ttft_p90_ms", most=0.5),
+        )
+    ),
+    Aim("tree-2", "skywalker-ch", "requests_per_s", least=1.05),
+    Aim("tree-mixed", "skywalker-ch", "requests_per_s", least=1.05),
+    *_never_worse("arena", "wildchat", "tree-2", "tree-mixed", "diurnal", "agentic", "push"),
+    *(
+        aim
+        for load in GORGO_LOADS
+        for aim in (
+            Aim("gorgo", GORGO, "ttft_p95_ms", most=1.02 if load <= LIGHT else 1.0, load=load),
+            Aim("gorgo", GORGO, "e2e_p95_ms", most=1.0, load=load),
+        )
+    ),
+)
+
+
+def judged(results: Sequence[Result]) -> list[Verdict]:
+    """Every aim whose cells were run."""
+    rows = tables.rows(results)
+    told = [_judged(aim, rows) for aim in AIMS]
+    return [verdict for verdict in told if verdict is not None]
+
+
+def _judged(aim: Aim, rows: Mapping[Row, list[Result]]) -> Verdict | None:
+    ours = rows.get((aim.scenario, routers.FARHOP, aim.load))
+    names = [router for scenario, router, load in rows if (scenario, load) == (aim.scenario, aim.load)]
+    against = _rival(aim, names, rows)
+    if ours is None or against is None:
+        return None
+    ratio = tables.ratio(ours, rows[aim.scenario, against, aim.load], aim.figure)
+    return Verdict(aim.scenario, aim.load, aim.words, against, ratio, said(aim, ratio))
+
+
+def _rival(aim: Aim, names: Sequence[str], rows: Mapping[Row, list[Result]]) -> str | None:
+    """Whom to compare with: the router named, or the best of its kind at the figure."""
+    if aim.against not in (BEST, GORGO):
+        return aim.against if aim.against in names else None
+    found: list[tuple[float, str]] = []
+    for name in names:
+        wanted = published(name) if aim.against == BEST else name.startswith("gorgo")
+        mean = tables.figure(rows[aim.scenario, name, aim.load], aim.figure) if wanted else None
+        if mean is not None:
+            found.append((-mean.mean if aim.least is not None else mean.mean, name))
+    return min(found)[1] if found else None
+
+
+def published(name: str) -> bool:
+    """Whether it is somebody else's router: neither Farhop, whole or in part, nor the ceiling."""
+    return name != CEILING and not name.startswith(routers.FARHOP)
+
+
+def said(aim: Aim, ratio: Interval | None) -> str:
+    """One word, or two where the interval leaves it open."""
+    if ratio is None:
+        return "nothing to compare"
+
+    def holds(value: float) -> bool:
+        return (aim.least is None or value >= aim.least) and (aim.most is None or value <= aim.most)
+
+    word = "met" if holds(ratio.mean) else "missed"
+    sure = holds(ratio.low) == holds(ratio.high) == holds(ratio.mean)
+    return word if sure else f"open, {word}"
+
+
+# -- a region's loss
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """After a region died: seconds until goodput was at its new ceiling (None: never), the lowest and the mean share of
+    it from then on, and whether it swung."""
+
+    seed: int
+    recovered_s: int | None
+    lowest: float
+    mean: float
+
+    @property
+    def steady(self) -> bool:
+        """No swing after it."""
+        return self.recovered_s is not None and self.lowest >= SWING_SHARE
+
+
+def recovery(mine: Result, top: float, lost_at: int, back_at: int) -> Recovery:
+    """Of one run; `top` is the ceiling, good answers per second."""
+    # By the second in which a stretch of SMOOTH_S begins.
+    smooth = [fmean(mine.good[at : at + SMOOTH_S]) / top for at in range(lost_at, back_at - SMOOTH_S + 1)]
+    for after in range(len(smooth)):
+        # What ends in the first moments was begun before: at the ceiling is who stays there for a while.
+        if min(smooth[after : after + 2 * SMOOTH_S]) >= OPEN_SHARE:
+            return Recovery(mine.key.seed, after, min(smooth[after:]), fmean(smooth[after:]))
+    return Recovery(mine.key.seed, None, min(smooth), fmean(smooth))

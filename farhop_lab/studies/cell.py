@@ -1,0 +1,215 @@
+"""One cell: a scenario under one router, one seed and one load, run in virtual time, and what came of it as figures.
+
+Invariants: equal cells give equal results in every process; what counts, and how, is `sim.study`'s. Reads no clock but
+for `wall_s`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_lab.scenarios.load import Scenario, built
+from farhop_lab.scenarios.schema import LASTING
+from farhop_lab.scenarios.work import days_of, send
+from farhop_lab.sim.clients import ClientPool, ProgramCounts
+from farhop_lab.sim.faults import Fault, FaultInjector
+from farhop_lab.sim.measures import quantile
+from farhop_lab.sim.sites import Reporting, gpus
+from farhop_lab.sim.study import Objective, Score, Window, is_good, judge
+from farhop_lab.studies import routers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from farhop_lab.sim.measures import Measures, RequestRecord
+    from farhop_lab.sim.world import World
+
+POINTS = 120
+"""Of a curve over time that a result keeps, at the most."""
+PARTS = 20
+STOOD_S = 5.0
+"""Nobody sends clients to a balancer that is not ready: when they come, a router of whatever kind has stood so long and
+knows of its regions. What fails all the same counts."""
+GARBAGE = (50_000, 20, 20)
+"""How much may lie about before it is collected: a request leaves some 100 objects, nearly all gone by themselves."""
+
+
+class Key(msgspec.Struct, frozen=True, order=True):
+    """Which cell."""
+
+    scenario: str
+    router: str
+    load: float
+    seed: int
+
+    @property
+    def slug(self) -> str:
+        """A file's name."""
+        return f"{self.scenario}.{self.router}.x{self.load:g}.s{self.seed}"
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a cell. `recipe` tells what it was made of. `flows` are requests answered, by "entry>region";
+    `curves` the share of a region's slots in use, POINTS at the most, `curve_s` apart; `good` the good answers of each
+    second of the whole run; `ttft_quantiles` 1 %, 2 %, ... 100 % of those that began."""
+
+    key: Key
+    recipe: str
+    score: Score
+    window: Window
+    usd_per_hour: float
+    replicas: int
+    flows: dict[str, int]
+    ttft_quantiles: list[float]
+    curves: dict[str, list[float]]
+    curve_s: float
+    good: list[int]
+    program_counts: ProgramCounts
+    said: list[str]
+    wall_s: float
+
+    def figures(self) -> dict[str, float]:
+        """Every single number by name."""
+        return self.score.figures() | {"usd_per_hour": self.usd_per_hour, "replicas": float(self.replicas)}
+
+
+def run(
+    document: dict[str, Any], folder: Path, key: Key, recipe: str, tell: Callable[[float], None] | None = None
+) -> Result:
+    """Run the cell of a scenario's document. `tell` hears from time to time what share of it is done."""
+    scenario = built(document, folder)
+    doc = scenario.doc
+    began = time.perf_counter()
+    world, clients = staged(scenario, key)
+    world.journal.hush()
+    if tell is not None:
+        for part in range(1, PARTS + 1):
+            world.at(doc.duration_s * part / PARTS, tell, part / PARTS)
+    window = Window(doc.warm_up_s, doc.duration_s)
+    aims = Objective(ttft_ms=doc.objective.ttft_ms, tpot_ms=doc.objective.tpot_ms, patience_ms=doc.timeout_s * 1e3)
+    with seldom_tidied():
+        score = judge(world, window, aims, drain_s=doc.timeout_s)
+    measures = world.measures
+    ttft = sorted(f.ttft_ms for f in measures.records if f.ttft_ms is not None and window.has(f.arrived_at))
+    curves, curve_s = _curves(measures, window.until)
+    return Result(
+        key=key,
+        recipe=recipe,
+        score=score,
+        window=window,
+        usd_per_hour=(score.usd + score.gpu_usd) * 3600.0 / window.seconds,
+        replicas=sum(world.replicas.values()),
+        flows=_flows(measures.records, window),
+        ttft_quantiles=[round(quantile(ttft, percent / 100), 3) for percent in range(1, 101)] if ttft else [],
+        curves=curves,
+        curve_s=curve_s,
+        good=_good(measures.records, aims, window.until),
+        program_counts=clients.counts,
+        said=measures.journal.said[:20],
+        wall_s=round(time.perf_counter() - began, 3),
+    )
+
+
+@contextmanager
+def seldom_tidied() -> Iterator[None]:
+    """The collector looks at little, and not often: at the usual pace it takes up to a third of a run's time."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def staged(scenario: Scenario, key: Key) -> tuple[World, ClientPool]:
+    """The world of a cell with its clients and faults, before its first moment."""
+    doc = scenario.doc
+    sites = {name: gpus(site.gpu, site.replicas, seed=key.seed) for name, site in doc.sites.items()}
+    world = routers.build(
+        key.router,
+        key.seed,
+        scenario.topology,
+        sites,
+        balancers=_balancers(scenario),
+        reporting=Reporting(lost=doc.wire.lost),
+        stood_s=STOOD_S,
+    )
+    if doc.wire.jitter or doc.wire.drift:
+        world.wire.disturb(world.rng("wire"), doc.wire.jitter, doc.wire.drift, doc.wire.drift_every_s)
+    for fault in doc.faults:
+        _plan(world, fault)
+    clients = ClientPool(world, until=doc.duration_s, timeout_s=doc.timeout_s)
+    days = days_of(doc.days, doc.day_s)
+    for i, work in enumerate(doc.work):
+        send(clients, work, f"{doc.name} {i}", key.seed, key.load, days, scenario.folder)
+    return world, clients
+
+
+def _balancers(scenario: Scenario) -> dict[str, int]:
+    """As the file says; where it says nothing, one wherever there is a site or clients come."""
+    doc = scenario.doc
+    places = dict.fromkeys(doc.sites, 1)
+    for work in doc.work:
+        places.update(dict.fromkeys([*work.clients, *work.per_s, *work.regions], 1))
+    return {**places, **doc.balancers}
+
+
+def _plan(world: World, fault: Any) -> None:
+    region = fault.region
+    if fault.what in LASTING:
+        lasting = Fault(fault.at_s, fault.for_s, fault.what, region, fault.replica or "", fault.to or "", fault.factor)
+        FaultInjector(world).plan([lasting])
+        return
+    acts: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "kill": (world.kill, (region,)),
+        "revive": (world.revive, (region,)),
+        "freeze": (world.freeze, (region, fault.to)),
+        "blackhole": (world.blackhole, (region, fault.to)),
+        "heal": (world.heal, (region, fault.to)),
+        "drain": (world.drain, (region, "scenario", fault.for_s)),
+        "undrain": (world.undrain, (region,)),
+        "lose_reports": (world.lose_reports, (region, fault.share)),
+    }
+    act, args = acts[fault.what]
+    world.at(fault.at_s, act, *args)
+
+
+# -- what came of it
+
+
+def _flows(records: Iterable[RequestRecord], window: Window) -> dict[str, int]:
+    return dict(
+        sorted(Counter(f"{f.entry}>{f.region}" for f in records if f.region and window.has(f.arrived_at)).items())
+    )
+
+
+def _good(records: Iterable[RequestRecord], aims: Objective, until: float) -> list[int]:
+    """Good answers by the second in which they ended."""
+    counts = [0] * max(1, int(until))
+    for record in records:
+        if record.ended_at < len(counts) and is_good(record, aims):
+            counts[int(record.ended_at)] += 1
+    return counts
+
+
+def _curves(measures: Measures, until: float) -> tuple[dict[str, list[float]], float]:
+    """Means over equal stretches of the whole run."""
+    step_s = max(1.0, until / POINTS)
+    curves: dict[str, list[float]] = {}
+    for region, uses in measures.use.items():
+        parts: dict[int, list[float]] = {}
+        for use in uses:
+            if 0.0 <= use.at < until:
+                parts.setdefault(int(use.at / step_s), []).append(use.share)
+        curves[region] = [round(fmean(parts[part]), 4) for part in sorted(parts)]
+    return curves, step_s

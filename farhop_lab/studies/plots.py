@@ -1,0 +1,286 @@
+"""Results as pictures for a report: latency by router, flows between regions on a map, use over the day, cost.
+
+Needs matplotlib (`pip install farhop[plots]`), which is imported when a picture is drawn. Each picture says what it
+shows, of what, and in which unit; nothing is drawn of what was not measured. Writes the files it names, nothing else.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from farhop_lab.studies import tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from farhop_lab.scenarios.load import Scenario
+    from farhop_lab.studies.cell import Result
+
+PANELS_MAX = 6
+LINES_MAX = 12
+COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#5b8e3e", "#7d4e9f", "#66666e", "#00a6a6", "#b5651d", "#e377c2", "#17324d")
+SHOWN_SHARE = 0.001  # of all requests: what crossed less is not drawn
+BEND = 0.22
+_DPI = 150
+
+
+class PlotsError(Exception):
+    """Pictures cannot be drawn; the text is one line with the remedy."""
+
+
+def draw(scenario: Scenario, results: Sequence[Result], out: Path) -> list[Path]:
+    """All pictures there is something to show in; their files. PlotsError."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise PlotsError("plots need matplotlib; run `pip install farhop[plots]`") from None
+    mpl.use("Agg")
+    style: dict[Any, Any] = {
+        "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+        "axes.titleweight": "bold", "axes.titlesize": 10, "legend.frameon": False,
+        "figure.constrained_layout.use": True,
+    }  # fmt: skip
+    makers: dict[str, Callable[[Scenario, Sequence[Result]], Any]] = {
+        "latency": latency, "flows": flows, "use": use, "cost": cost
+    }  # fmt: skip
+    files: list[Path] = []
+    with mpl.rc_context(style):
+        for name, make in makers.items():
+            figure = make(scenario, results)
+            if figure is not None:
+                files.append(out / f"{scenario.doc.name}-{name}.png")
+                _save(figure, files[-1])
+    return files
+
+
+def _save(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    try:
+        figure.savefig(path, dpi=_DPI)
+    except OSError as error:
+        raise PlotsError(f"{path}: {error.strerror or error}; give a folder that can be written to") from None
+    finally:
+        plt.close(figure)
+
+
+def _by_router(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """At the highest load; at most LINES_MAX routers."""
+    top = max(result.key.load for result in results)
+    rows = tables.rows(result for result in results if result.key.load == top)
+    return dict(list({router: those for (_, router, _), those in rows.items()}.items())[:LINES_MAX])
+
+
+def _about(scenario: Scenario, results: Sequence[Result]) -> str:
+    doc = scenario.doc
+    seeds = len({result.key.seed for result in results})
+    load = max(result.key.load for result in results)
+    fleet = ", ".join(f"{name} {site.replicas} {site.gpu.upper()}" for name, site in doc.sites.items())
+    return (
+        f"{doc.name}{f' at load {load:g}' if len(doc.loads) > 1 else ''}: {fleet}; "
+        f"{doc.duration_s - doc.warm_up_s:g} s, {seeds} seed{'s' * (seeds != 1)}, simulated"
+    )
+
+
+def _colour(place: int) -> str:
+    return COLOURS[place % len(COLOURS)]
+
+
+# -- pictures
+
+
+def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
+    """Time to first token: what share of requests had it within how many ms, by router (means over seeds)."""
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.5))
+    shares = [percent / 100 for percent in range(1, 101)]
+    drawn = 0
+    for place, (router, those) in enumerate(_by_router(results).items()):
+        known = [result.ttft_quantiles for result in those if result.ttft_quantiles]
+        if not known:
+            continue
+        drawn += 1
+        values = [fmean(column) for column in zip(*known, strict=True)]
+        mark = "-" if place < len(COLOURS) else "--"
+        width = 2.4 if router == "farhop" else 1.4
+        axes.plot(values[:99], shares[:99], mark, color=_colour(place), label=router, linewidth=width)
+    if not drawn:
+        plt.close(figure)
+        return None
+    aim = scenario.doc.objective.ttft_ms
+    axes.axvline(aim, color="#999999", linestyle=":", linewidth=1)
+    axes.annotate(
+        f"objective {aim:g} ms", (aim, 0.03), color="#666666", fontsize=8, ha="right", rotation=90, va="bottom"
+    )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _place: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("time to first token, ms (log scale; up to p99)")
+    axes.set_ylabel("share of requests")
+    axes.set_ylim(0, 1)
+    axes.set_title(f"Time to first token by router\n{_about(scenario, results)}", loc="left")
+    axes.legend(loc="upper left" if drawn <= 6 else "center left", bbox_to_anchor=None if drawn <= 6 else (1.0, 0.5))
+    return figure
+
+
+def flows(scenario: Scenario, results: Sequence[Result]) -> Any:
+    """Where requests went: regions where they lie, an arrow for what crossed, by router."""
+    import matplotlib.pyplot as plt
+
+    by_router = dict(list(_by_router(results).items())[:PANELS_MAX])
+    regions = {name: scenario.topology.regions[name] for name in scenario.doc.sites}
+    regions |= {
+        name: scenario.topology.regions[name] for result in results for flow in result.flows for name in flow.split(">")
+    }
+    if len(regions) < 2:
+        return None
+    columns = min(2, len(by_router))
+    rows = -(-len(by_router) // columns)
+    figure, panels = plt.subplots(rows, columns, figsize=(5.6 * columns, 3.3 * rows), squeeze=False)
+    places = {name: (region.longitude, region.latitude) for name, region in regions.items()}
+    for axes, (router, those) in zip(panels.flat, by_router.items(), strict=False):
+        _map(axes, router, those, places)
+    for axes in list(panels.flat)[len(by_router) :]:
+        axes.set_visible(False)
+    title = f"Where requests were answered\n{_about(scenario, results)}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    return figure
+
+
+def _map(axes: Any, router: str, results: Sequence[Result], places: dict[str, tuple[float, float]]) -> None:
+    flows: dict[tuple[str, str], int] = {}
+    for result in results:
+        for flow, count in result.flows.items():
+            entry, _, region = flow.partition(">")
+            flows[entry, region] = flows.get((entry, region), 0) + count
+    total = sum(flows.values()) or 1
+    entered = {name: sum(n for (entry, _), n in flows.items() if entry == name) for name in places}
+    for (entry, region), count in flows.items():
+        share = count / total
+        if entry == region or share < SHOWN_SHARE:
+            continue
+        axes.annotate(
+            "", xy=places[region], xytext=places[entry],
+            arrowprops={
+                "arrowstyle": "-|>", "color": "#d1495b", "linewidth": 0.6 + 24 * share, "alpha": 0.75,
+                "connectionstyle": f"arc3,rad={BEND}", "shrinkA": 12, "shrinkB": 14, "mutation_scale": 12,
+            },
+        )  # fmt: skip
+    for name, (x, y) in places.items():
+        home = flows.get((name, name), 0)
+        axes.scatter([x], [y], s=60 + 900 * entered[name] / total, color="#0b6e99", alpha=0.85, zorder=3)
+        kept = f"{home / entered[name]:.0%} at home" if entered[name] else "no clients"
+        axes.annotate(
+            f"{name}\n{kept}", (x, y), (0, -20), textcoords="offset points", ha="center", va="top", fontsize=8
+        )
+    xs, ys = [x for x, _ in places.values()], [y for _, y in places.values()]
+    axes.set_xlim(min(xs) - 30, max(xs) + 30)
+    axes.set_ylim(min(ys) - 28, max(ys) + 26)
+    axes.set_xlabel("longitude, degrees east")
+    axes.set_ylabel("latitude, degrees north")
+    # Now that the axes are where they stay: each share beside the middle of its arc, on the side to which that bends.
+    axes.figure.draw_without_rendering()
+    for (entry, region), count in flows.items():
+        if entry != region and count / total >= SHOWN_SHARE:
+            _label(axes, places[entry], places[region], f"{count / total:.1%}")
+    abroad = sum(n for (entry, region), n in flows.items() if entry != region) / total
+    axes.set_title(f"{router}: {abroad:.1%} of answers from abroad", loc="left")
+
+
+def _label(axes: Any, start: tuple[float, float], end: tuple[float, float], text: str) -> None:
+    (x0, y0), (x1, y1) = axes.transData.transform([start, end])
+    # arc3 puts its control point `rad` of the way's length aside, the curve goes half as far; and a bit for the text.
+    along = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
+    aside = BEND / 2.0 + 14.0 / max(along, 1.0)
+    at = ((x0 + x1) / 2.0 + aside * (y1 - y0), (y0 + y1) / 2.0 - aside * (x1 - x0))
+    axes.annotate(
+        text, axes.transData.inverted().transform(at), fontsize=7, color="#8f2d3b", ha="center", va="center"
+    )  # fmt: skip
+
+
+def use(scenario: Scenario, results: Sequence[Result]) -> Any:
+    """How much of each region's slots was in use over the run, by router (mean of the seeds)."""
+    import matplotlib.pyplot as plt
+
+    by_router = dict(list(_by_router(results).items())[:PANELS_MAX])
+    if not any(result.curves for those in by_router.values() for result in those):
+        return None
+    columns = min(2, len(by_router))
+    rows = -(-len(by_router) // columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(5.4 * columns, 2.6 * rows + 0.6), squeeze=False, sharex=True, sharey=True
+    )
+    doc = scenario.doc
+    hours = 24.0 / doc.day_s if doc.days else None
+    for axes, (router, those) in zip(panels.flat, by_router.items(), strict=False):
+        for place, region in enumerate(doc.sites):
+            curves = [result.curves[region] for result in those if result.curves.get(region)]
+            if not curves:
+                continue
+            values = [100 * fmean(column) for column in zip(*curves, strict=False)]
+            step = those[0].curve_s * (hours or 1.0)
+            axes.plot(
+                [(i + 0.5) * step for i in range(len(values))],
+                values,
+                color=_colour(place),
+                label=region,
+                linewidth=1.4,
+            )
+        for fault in doc.faults:
+            axes.axvline(fault.at_s * (hours or 1.0), color="#999999", linestyle=":", linewidth=1)
+        axes.axvspan(0, doc.warm_up_s * (hours or 1.0), color="#dddddd", alpha=0.5, linewidth=0)
+        axes.set_title(router, loc="left")
+        axes.set_ylim(bottom=0)
+        axes.tick_params(labelbottom=True)
+    for axes in list(panels.flat)[len(by_router) :]:
+        axes.set_visible(False)
+    figure.supxlabel(
+        "hour of the day, UTC (grey: warm-up)" if hours else "seconds (grey: warm-up; dotted: faults)", fontsize=9
+    )
+    figure.supylabel("requests there, % of its slots", fontsize=9)
+    lines, names = panels[0][0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside upper right", ncols=min(4, len(names)), fontsize=8)
+    title = f"Use of each region over the run\n{_about(scenario, results)}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    return figure
+
+
+def cost(scenario: Scenario, results: Sequence[Result]) -> Any:
+    """What 1,000 good answers cost against the share of answers that were good; a point per router and load."""
+    import matplotlib.pyplot as plt
+
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    for (_, router, load), those in tables.rows(results).items():
+        good, paid = (tables.figure(those, name) for name in ("good_per_s", "usd_per_hour"))
+        share = tables.figure(those, "good_share")
+        if good is None or paid is None or share is None or good.mean <= 0.0 or paid.mean <= 0.0:
+            continue
+        points.setdefault(router, []).append((1000 * paid.mean / 3600 / good.mean, 100 * share.mean, load))
+    if not points:
+        return None
+    figure, axes = plt.subplots(figsize=(7.5, 4.5))
+    for place, (router, those_points) in enumerate(list(points.items())[:LINES_MAX]):
+        xs, ys = [x for x, _, _ in those_points], [y for _, y, _ in those_points]
+        size = 9 if router == "farhop" else 6
+        axes.plot(xs, ys, "o-", color=_colour(place), label=router, markersize=size, linewidth=1, alpha=0.9)
+        if len(those_points) > 1:
+            for x, y, load in (those_points[0], those_points[-1]):
+                axes.annotate(
+                    f"x{load:g}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color=_colour(place)
+                )
+    aim = scenario.doc.objective
+    axes.axhline(100 * aim.good, color="#999999", linestyle=":", linewidth=1)
+    axes.set_xlabel("US dollars per 1,000 good answers (GPUs and egress at the topology's prices)")
+    axes.set_ylabel("good answers, %")
+    axes.set_title(
+        f"Cost against objective: TTFT <= {aim.ttft_ms:g} ms and TPOT <= {aim.tpot_ms:g} ms (dotted: {aim.good:.0%})\n"
+        f"{_about(scenario, results)}",
+        loc="left",
+    )
+    axes.legend(loc="best")
+    return figure

@@ -1,0 +1,220 @@
+"""Cells over the machine's cores: a process for each, and what comes of it on disk as soon as it is there.
+
+Invariants: a result is in its file whole or not at all; what stands in the folder and was made by this very code from
+this very scenario is not run again; when this ends, however it does, no process of it is left. A cell depends on
+nothing but its scenario, router, load and seed, so neither order nor number of processes changes any result.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from multiprocessing import connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import xxhash
+
+import farhop
+import farhop_lab
+import global_lb
+import regional_lb
+import topology
+from farhop_lab.studies import cell
+from farhop_lab.studies.cell import Key, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.context import SpawnProcess
+
+    from farhop_lab.scenarios.load import Scenario
+
+_CODE = (topology, farhop, regional_lb, global_lb, farhop_lab)
+
+
+class CellError(Exception):
+    """A cell that could not be run, or results that cannot be written; the text is one line."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A cell to run, with what another process needs for it."""
+
+    key: Key
+    document: dict[str, Any]
+    folder: str
+    recipe: str
+
+
+def recipe(scenario: Scenario) -> str:
+    """What a result was made of: scenario, topology, traces and code. Equal recipes and keys give equal results."""
+    made = xxhash.xxh3_64()
+    document = scenario.document()
+    for name in ("routers", "seeds", "loads", "about"):
+        document.pop(name)
+    made.update(msgspec.json.encode(document, order="deterministic"))
+    made.update(scenario.topology_path.read_bytes())
+    for work in scenario.doc.work:
+        if work.path:
+            made.update((scenario.folder / work.path).read_bytes())
+    for package in _CODE:
+        assert package.__file__ is not None
+        for path in sorted(Path(package.__file__).parent.rglob("*.py")):
+            made.update(path.read_bytes())
+    return made.hexdigest()
+
+
+def jobs(scenario: Scenario, routers: Sequence[str], seeds: Sequence[int]) -> list[Job]:
+    """Every cell of a scenario: by seed first, so that an interrupted run has all routers of the seeds it has."""
+    doc, made = scenario.doc, recipe(scenario)
+    document = scenario.document()
+    return [
+        Job(Key(doc.name, router, load, seed), document, str(scenario.folder), made)
+        for seed in seeds
+        for load in doc.loads
+        for router in routers
+    ]
+
+
+# -- on disk
+
+
+def kept(job: Job, out: Path | None) -> Result | None:
+    """What stands of it from an earlier run; None if nothing does, or of another recipe, or unreadable."""
+    if out is None:
+        return None
+    try:
+        result = msgspec.json.decode((out / f"{job.key.slug}.json").read_bytes(), type=Result)
+    except (OSError, msgspec.MsgspecError):
+        return None  # not there, or not ours: it is run, and written over
+    return result if result.recipe == job.recipe and result.key == job.key else None
+
+
+def keep(result: Result, out: Path) -> None:
+    """Write it, whole or not at all. CellError."""
+    path = out / f"{result.key.slug}.json"
+    half = path.with_suffix(".half")
+    try:
+        half.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        half.replace(path)
+    except OSError as error:
+        raise CellError(f"{path}: {error.strerror or error}; give a folder that can be written to") from None
+
+
+def opened(out: Path) -> Path:
+    """The folder, made if it is not there. CellError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CellError(f"{out}: {error.strerror or error}; give another folder") from None
+    return out
+
+
+# -- in processes
+
+
+def run(
+    wanted: Sequence[Job],
+    *,
+    out: Path | None = None,
+    workers: int | None = None,
+    done: Callable[[Result], None] | None = None,
+    moved: Callable[[float], None] | None = None,
+) -> list[Result]:
+    """All of them, in their order. `done` hears each as it is there; `moved` how many cells' worth has been done.
+    CellError for the first that fails; those that were done stay on disk."""
+    results: dict[Key, Result] = {}
+    waiting: list[Job] = []
+    for job in wanted:
+        found = kept(job, out)
+        if found is None:
+            waiting.append(job)
+        else:
+            results[job.key] = found
+            if done is not None:
+                done(found)
+
+    def finished(result: Result) -> None:
+        results[result.key] = result
+        if out is not None:
+            keep(result, out)
+        if done is not None:
+            done(result)
+
+    have = len(results)
+    crew = _Crew(workers or os.cpu_count() or 1)
+    try:
+        crew.work(waiting, finished, lambda share: moved(have + share) if moved is not None else None)
+    finally:
+        crew.end()
+    return [results[job.key] for job in wanted]
+
+
+class _Crew:
+    """At most so many processes at once, one for each cell."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = max(1, workers)
+        self._context = multiprocessing.get_context("spawn")
+        self._busy: dict[connection.Connection, tuple[Job, SpawnProcess]] = {}
+        self._shares: dict[Key, float] = {}
+
+    def work(self, waiting: list[Job], finished: Callable[[Result], None], moved: Callable[[float], None]) -> None:
+        queue = list(reversed(waiting))
+        while queue or self._busy:
+            while queue and len(self._busy) < self._workers:
+                self._begin(queue.pop())
+            for ready in connection.wait(list(self._busy)):
+                assert isinstance(ready, connection.Connection)
+                self._hear(ready, finished)
+            moved(sum(self._shares.values()))
+
+    def _begin(self, job: Job) -> None:
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_work, args=(there, msgspec.msgpack.encode(job)), daemon=True)
+        process.start()
+        there.close()
+        self._busy[here] = (job, process)
+
+    def _hear(self, here: connection.Connection, finished: Callable[[Result], None]) -> None:
+        job, process = self._busy[here]
+        try:
+            kind, content = here.recv()
+        except EOFError:
+            process.join()
+            raise CellError(
+                f"{job.key.slug}: its process ended with code {process.exitcode}; is memory short?"
+            ) from None
+        if kind == "share":
+            self._shares[job.key] = content
+            return
+        del self._busy[here]
+        here.close()
+        process.join()
+        if kind == "error":
+            raise CellError(f"{job.key.slug}: {content}")
+        self._shares[job.key] = 1.0
+        finished(msgspec.msgpack.decode(content, type=Result))
+
+    def end(self) -> None:
+        for here, (_, process) in self._busy.items():
+            process.terminate()
+            process.join()
+            here.close()
+        self._busy.clear()
+
+
+def _work(there: connection.Connection, content: bytes) -> None:
+    """A cell's process. Ctrl-C is for its parent, who ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job = msgspec.msgpack.decode(content, type=Job)
+    try:
+        result = cell.run(
+            job.document, Path(job.folder), job.key, job.recipe, lambda share: there.send(("share", share))
+        )
+    except Exception as error:  # noqa: BLE001 - told to the parent, who says it in one line
+        there.send(("error", f"{type(error).__name__}: {error}"))
+    else:
+        there.send(("result", msgspec.msgpack.encode(result)))
+    there.close()

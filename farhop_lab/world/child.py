@@ -1,0 +1,172 @@
+"""Processes that this machine runs for a world: started, waited for, signalled by their own id, never left behind.
+
+A child dies with its parent whatever kills that one (Linux: PR_SET_PDEATHSIG), and does not see the terminal's Ctrl-C:
+its parent stops it in order. Never touches a process it did not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+# Looked up here: between fork and exec as little as possible may be done.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+LINE_BYTES_MAX = 64 * 1024
+PROGRAM = "FARHOP_LAB_PROGRAM"  # another module to run as the `farhop` command (farhop_lab.histories.live)
+_LOOK_S = 0.05
+_LAST_WORDS_BYTES = 4096
+
+
+class ChildError(Exception):
+    """A child that did not come up; the text holds what it said last."""
+
+
+class Child:
+    """One process: by default `python -m farhop_cli` with some arguments.
+
+    `start` waits for its ready line, the first it prints on stdout; `start_until` for what a foreign program shows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        program: Sequence[str] = (),
+    ) -> None:
+        self.name, self.log = name, log
+        self._command = (*(program or (sys.executable, "-m", os.environ.get(PROGRAM, "farhop_cli"))), *arguments)
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def start(self, timeout_s: float = 30.0) -> str:
+        """Run it and wait for its ready line, which is returned. Raises ChildError."""
+        self._process = await self._launch(piped=True)
+        stdout = self._process.stdout
+        assert stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await stdout.readline()
+        except TimeoutError:
+            await self.kill()
+            raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._last_words()}") from None
+        except BaseException:  # whoever waited was cancelled, or the line has no end: nobody will stop it but us
+            await self.kill()
+            raise
+        if not line:
+            await self.kill()  # it may have closed its stdout and live on
+            raise ChildError(f"{self.name}: did not start; it said: {self._last_words()}")
+        self._drain = asyncio.create_task(self._swallow(stdout))
+        return line.decode(errors="replace").strip()
+
+    async def start_until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
+        """Run it, all it prints into its log, and ask `ready` until it says yes. Raises ChildError."""
+        self._process = process = await self._launch(piped=False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await ready() and process.returncode is None:
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            await self.kill()
+            raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._last_words()}") from None
+        except BaseException:
+            await self.kill()
+            raise
+        if process.returncode is not None:
+            raise ChildError(f"{self.name}: did not start; it said: {self._last_words()}")
+
+    async def _launch(self, *, piped: bool) -> asyncio.subprocess.Process:
+        with self.log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if piped else log,
+                stderr=log,
+                env={**os.environ, **self._environment},
+                start_new_session=True,
+                preexec_fn=bound_to_parent(),
+                limit=LINE_BYTES_MAX,
+            )
+
+    async def _swallow(self, stdout: asyncio.StreamReader) -> None:
+        while await stdout.read(LINE_BYTES_MAX):
+            pass
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs; SIGSTOP has stopped it when this returns."""
+        if self._process is not None and self._process.returncode is None:
+            send(self._process, number)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self.signal(signal.SIGKILL)
+        await self._reap()
+
+    async def stop(self, grace_s: float = 5.0) -> int | None:
+        """SIGTERM, then SIGKILL after the grace; returns its exit code."""
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._reap()
+        except TimeoutError:
+            await self.kill()
+        return self._process.returncode if self._process is not None else None
+
+    async def _reap(self) -> None:
+        if self._process is not None:
+            await self._process.wait()
+        if self._drain is not None:
+            await asyncio.gather(self._drain, return_exceptions=True)
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+            if lines:
+                return lines[-1][:500]
+        return "nothing"
+
+
+def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal to a child of ours; SIGSTOP has stopped it when this returns, or it has ended.
+
+    A stop is only asked for by `kill`: it holds once a thread of the process was given a processor to see it, and on
+    a busy machine the others answer on for a while.
+    """
+    # Suppressed: it ended, and nobody has told us yet.
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        process.send_signal(number)
+        if number is signal.SIGSTOP:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # left for who reaps it
+
+
+def bound_to_parent() -> Callable[[], None] | None:
+    """What a new process runs first so that it dies with this one; None where the system has no such thing."""
+    return partial(_die_with_parent, os.getpid()) if _PRCTL is not None else None
+
+
+def _die_with_parent(parent: int) -> None:
+    """Runs in the child before its program does."""
+    assert _PRCTL is not None
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we could ask to be told
+        os._exit(1)

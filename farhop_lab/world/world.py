@@ -1,0 +1,332 @@
+"""A whole world on this machine: real etcd, both tiers and emulated engines in every region, each its own process.
+
+`farhop up`, the demo and the tests of the whole run this. What crosses between regions crosses an emulated ocean; wire
+times and engines are sped up alike. Never used by a
+balancer, and leaves no process behind: children die with their parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+import yaml
+
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.wan.ocean import Ocean
+from farhop_lab.world.child import Child, ChildError
+from farhop_lab.world.collector import Collector
+from farhop_lab.world.etcd_cluster import EtcdCluster
+from farhop_lab.world.ports import PortsError, free_ports
+from farhop_lab.world.world_file import RegionFile, WorldFile
+from topology import load as worlds
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from farhop_lab.world.etcd import EmbeddedEtcd
+
+HOST = "127.0.0.1"
+DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # the shipped world's, whose keys are sk-farhop-<tenant>
+
+
+class WorldError(Exception):
+    """A world that cannot be run; the text names the remedy."""
+
+
+class WorldSettings(msgspec.Struct, frozen=True):
+    """What world to run. `engines` are given per region as URLs; a region without gets `replicas` emulated ones.
+
+    Every hub of the topology is an etcd of its own, of one member or as many as `members` says; `etcd` is one for all.
+    """
+
+    topology: str = "three-regions"
+    model: str = "llama-3.1-8b"
+    profile: str = "a100"
+    replicas: int = 2
+    speedup: float = 10.0
+    engines: dict[str, list[str]] = {}
+    etcd: str | None = None
+    members: dict[str, int] = {}
+    global_config: dict[str, Any] = {}  # parts of every global balancer's configuration, in place of the world's own
+    seed: int = 0
+    entry_port: int = 0  # the first region's entry; the others follow. 0: any free ones
+
+
+class RegionRun:
+    """One region's processes, of which `engines` are those emulated."""
+
+    def __init__(self, name: str, entry: int, global_admin: int, regional_admin: int, client: int) -> None:
+        self.name = name
+        self.entry = f"http://{HOST}:{entry}"
+        self.global_admin = f"http://{HOST}:{global_admin}"
+        self.regional_admin = f"http://{HOST}:{regional_admin}"
+        self.client = f"http://{HOST}:{client}"  # of its regional balancer: where clients are redirected to
+        self.ports = {
+            "entry": entry, "global_admin": global_admin, "regional_admin": regional_admin, "client": client
+        }  # fmt: skip
+        self.engines: list[Child] = []
+        self.engine_urls: list[str] = []
+        self.regional: Child | None = None
+        self.global_: Child | None = None
+
+
+class World:
+    """Start it, use it, stop it. `folder` holds configurations, logs and etcd's data."""
+
+    def __init__(self, settings: WorldSettings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.collector = Collector()
+        self.hubs: dict[str, EtcdCluster] = {}
+        self.regions: dict[str, RegionRun] = {}
+        self.topology_file = folder / "topology.yaml"
+        self.fleet = f"world-{secrets.token_hex(4)}"  # no law of a world before counts in this one
+        self.ocean: Ocean | None = None
+        self._secret = secrets.token_urlsafe(32)
+        self._document: dict[str, Any] = {}  # of the topology
+
+    @property
+    def etcd(self) -> EmbeddedEtcd | None:
+        """The etcd that is ours, where it is but one."""
+        clusters = list(self.hubs.values())
+        return clusters[0].members[0] if len(clusters) == 1 and len(clusters[0].members) == 1 else None
+
+    # -- life
+
+    async def __aenter__(self) -> World:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Everything, in order; returns when every global balancer sees every region. Raises WorldError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            await self.collector.start(HOST)
+            self._lay_out()
+            assert self.ocean is not None
+            await self.ocean.start()
+            await self._start_etcd()
+            # All at once: a balancer finds its engines whenever they come.
+            engines = [self.start_engines(name) for name in self.regions]
+            await together(*engines, *(self.start_balancers(name) for name in self.regions))
+            await self.wait_until_serving(frozenset(self.regions))
+        except (ChildError, PortsError) as error:
+            raise WorldError(str(error)) from None
+
+    async def stop(self) -> None:
+        """Everything, in the reverse order."""
+        runs = list(self.regions.values())
+        for tier in ("global_", "regional"):
+            await asyncio.gather(*(getattr(r, tier).stop() for r in runs if getattr(r, tier) is not None))
+        await asyncio.gather(*(engine.stop(1.0) for r in runs for engine in r.engines))
+        await asyncio.gather(*(cluster.stop() for cluster in self.hubs.values()))
+        if self.ocean is not None:
+            await self.ocean.close()
+        await self.collector.stop()
+
+    # -- parts, also for drills
+
+    async def start_engines(self, region: str) -> None:
+        """The region's emulated replicas, each a process of its own; none where engines were given."""
+        await together(*(self.start_engine(region, i) for i in range(len(self.regions[region].engines))))
+
+    async def start_engine(self, region: str, index: int) -> None:
+        """One replica; one that ran before comes back on its old port, with an empty cache."""
+        await self.regions[region].engines[index].start()
+
+    async def start_balancers(self, region: str) -> None:
+        """The region's two balancers."""
+        await together(self.start_regional(region), self.start_global(region))
+
+    async def start_regional(self, region: str) -> None:
+        """The region's regional balancer."""
+        run, profile = self.regions[region], PROFILES[self.settings.profile].scaled(self.settings.speedup)
+        replicas = [
+            {
+                "url": url,
+                "name": f"{region}-{index}",
+                "models": [self.settings.model],
+                "gpu": self.settings.profile,
+                "kv_tokens": profile.kv_tokens,
+                "prefill_tokens_max": profile.prefill_tokens_per_step,
+                "prefill_ms_per_token": profile.prefill_ms_per_token,
+                "tpot_ms": profile.step_ms(0, 1),
+            }
+            for index, url in enumerate(run.engine_urls)
+        ]
+        config = {
+            **self._common(region, f"{region}-regional", run.ports["regional_admin"]),
+            "tier": {"host": HOST, "port": 0},
+            "control": {"host": HOST, "port": 0},
+            "client": {"host": HOST, "port": run.ports["client"], "url": run.client},
+            "replicas": replicas,
+        }
+        run.regional = await self._run_tier("regional", region, config)
+
+    async def start_global(self, region: str) -> None:
+        """The region's global balancer."""
+        run = self.regions[region]
+        assert self.ocean is not None
+        config = {
+            **self._common(region, f"{region}-global", run.ports["global_admin"]),
+            # The guard's pace and penalty belong to the same clock as wire and engines.
+            "spill": {"ramp_per_s": 0.05 * self.settings.speedup, "penalty_ms": 300.0 / self.settings.speedup},
+            "proxies": {other: self.ocean.link(region, other).url for other in self.regions if other != region},
+            "listen": {"host": HOST, "port": run.ports["entry"]},
+            **self.settings.global_config,
+        }
+        run.global_ = await self._run_tier("global", region, config)
+
+    async def wait_until_serving(self, regions: frozenset[str], timeout_s: float = 30.0) -> None:
+        """Until every global balancer has these regions up with a ready replica. Raises WorldError."""
+        try:
+            async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
+                for run in self.regions.values():
+                    while not regions <= await serving(session, run.global_admin):
+                        await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise WorldError(f"not every region serves within {timeout_s:g} s; logs are in {self.folder}") from None
+
+    def describe(self, pid: int) -> WorldFile:
+        """What other commands need to know of this world."""
+        hubs = {name: cluster.endpoints[0] for name, cluster in self.hubs.items()}
+        return WorldFile(
+            pid=pid,
+            speedup=self.settings.speedup,
+            topology=str(self.topology_file),
+            etcd=next(iter(hubs.values()), self.settings.etcd or ""),
+            hubs=hubs if len(hubs) > 1 else {},
+            collector=self.collector.endpoint,
+            model=self.settings.model,
+            keys={tenant: f"sk-farhop-{tenant}" for tenant in DEMO_KEYS},
+            regions={
+                name: RegionFile(
+                    entry=run.entry,
+                    global_admin=run.global_admin,
+                    regional_admin=run.regional_admin,
+                    engines=list(run.engine_urls),
+                )
+                for name, run in self.regions.items()
+            },
+        )
+
+    # -- how
+
+    def _lay_out(self) -> None:
+        """Choose ports and write the world's topology, its wire times sped up as its engines are."""
+        settings = self.settings
+        name = settings.topology
+        path = Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
+        topology = worlds.load(path)  # every error at once, before anything runs
+        self.ocean = Ocean(topology.rtt, topology.local_rtt_ms, speedup=settings.speedup, seed=settings.seed)
+        document: dict[str, Any] = worlds.document(path.read_text(), str(path))
+        names = [region["name"] for region in document["regions"]]
+        unknown = sorted(set(settings.engines) - set(names))
+        if unknown:
+            raise WorldError(f"--engine: no region {unknown[0]!r} in the topology; it has {', '.join(names)}")
+        ports = iter(free_ports((4 + settings.replicas) * len(names), HOST))
+        for index, region in enumerate(document["regions"]):
+            entry, global_admin, regional_admin, client, *engines = islice(ports, 4 + settings.replicas)
+            if settings.entry_port:
+                entry = settings.entry_port + index
+            run = RegionRun(region["name"], entry, global_admin, regional_admin, client)
+            self._lay_out_engines(run, engines)
+            self.regions[region["name"]] = run
+            region["entry"] = [run.entry]
+        document["local_rtt_ms"] = document.get("local_rtt_ms", 1.0) / settings.speedup
+        document["rtt_ms"] = {
+            a: {b: ms / settings.speedup for b, ms in row.items()} for a, row in document["rtt_ms"].items()
+        }
+        self._document = document
+        hubs = {} if settings.etcd is not None else topology.hubs
+        self.hubs = {hub: EtcdCluster(settings.members.get(hub, 1), self.folder / f"etcd-{hub}") for hub in hubs}
+
+    def _lay_out_engines(self, run: RegionRun, ports: list[int]) -> None:
+        """The engines given for the region, or emulated ones on these ports."""
+        settings = self.settings
+        run.engine_urls = list(settings.engines.get(run.name, [f"http://{HOST}:{port}" for port in ports]))
+        for index, port in enumerate(ports) if run.name not in settings.engines else ():
+            arguments = ["engine", "--host", HOST, "--port", str(port), "--model", settings.model]
+            arguments += ["--profile", settings.profile, "--speedup", str(settings.speedup)]
+            log = self._log(f"{run.name}-engine-{index}")
+            run.engines.append(Child(f"engine {run.name}/{index}", arguments, log, self._environment()))
+
+    async def _start_etcd(self) -> None:
+        """Every hub; their endpoints stand in the topology's file, from which balancers have them."""
+        await together(*(cluster.start() for cluster in self.hubs.values()))
+        if self.hubs:
+            self._document["hubs"] = {name: cluster.endpoints for name, cluster in self.hubs.items()}
+        self.topology_file.write_text(yaml.safe_dump(self._document, sort_keys=False))
+
+    def _common(self, region: str, instance: str, admin_port: int) -> dict[str, Any]:
+        return {
+            "region": region,
+            "instance": instance,
+            "topology": str(self.topology_file),
+            "admin": {"host": HOST, "port": admin_port},
+            "etcd": {"endpoints": [self.settings.etcd]} if self.settings.etcd is not None else {},
+            "hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"},
+            "fleet": self.fleet,
+            "state_dir": str(self.folder / "state"),
+            "limits": {"drain_s": 2.0},
+        }
+
+    async def _run_tier(self, tier: str, region: str, config: dict[str, Any]) -> Child:
+        path = self.folder / f"{region}-{tier}.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        log = self._log(f"{region}-{tier}")
+        child = Child(f"{tier} balancer of {region}", [tier, "--config", str(path)], log, self._environment())
+        await child.start()
+        return child
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "FARHOP_HOP_KEY": self._secret,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.endpoint,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_TRACES_SAMPLER": "parentbased_always_on",
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            # All speak plain HTTP on this machine, and to load its certificates would cost each 30 ms of CPU.
+            "SSL_CERT_FILE": os.devnull,
+        }
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+async def together(*starts: Coroutine[Any, Any, None]) -> None:
+    """Run them at once. The first that fails ends the others, and its error is the one raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start in starts:
+                group.create_task(start)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+async def serving(session: aiohttp.ClientSession, admin: str) -> set[str]:
+    """The regions that a global balancer would choose: up, with a ready replica of some model."""
+    with contextlib.suppress(aiohttp.ClientError, OSError):
+        async with session.get(f"{admin}/status") as answer:
+            status = await answer.json()
+            return {
+                region["region"]
+                for region in status["regions"]
+                if region["state"] == "up"
+                and any(m["replicas_ready"] for i in region["instances"] for m in i["models"].values())
+            }
+    return set()

@@ -1,0 +1,1 @@
+"""The process of a global balancer: its configuration, its ports, and the parts put together."""

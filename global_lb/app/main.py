@@ -1,0 +1,265 @@
+"""Assembles a global balancer from its configuration: the one place here that knows the clock, chance and sockets.
+
+Order of starting: regions are watched, then the listener opens. Of stopping: no new connections, requests under way
+finish, everything closes.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from farhop.balance.health.region import LivenessConfig
+from farhop.balance.limits import ByteBudget, SlotLimit
+from farhop.balance.machine import LawChanged
+from farhop.config import ConfigError, load
+from farhop.identity.hop_token import HopSigner
+from farhop.identity.redirect_token import RedirectTokenSigner
+from farhop.relay.http.listener import Listener
+from farhop.relay.relay import Relay
+from farhop.service import dataplane, stores
+from farhop.service.admin import AdminServer
+from farhop.service.authenticator import KeyAuthenticator
+from farhop.service.certificates import TlsManager
+from farhop.service.clock import Clock, wall
+from farhop.service.decisions import Decisions
+from farhop.service.ingress import Ingress
+from farhop.service.large_bodies import LargeBodyReader
+from farhop.service.loop_lag import LoopLag
+from farhop.service.process import run as run_process
+from farhop.service.request_telemetry import RequestTelemetry
+from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
+from farhop.service.tasks import Tasks, all_of
+from farhop.telemetry import logs
+from farhop.telemetry.metrics import TierMetrics
+from farhop.telemetry.spans import Tracing
+from global_lb.app.advise import Advisor
+from global_lb.app.config import GlobalConfig
+from global_lb.app.overrides import RoutingOverrides
+from global_lb.app.redirect_token import RedirectTokens
+from global_lb.app.serve import DecisionReasons, GlobalAdmin, GlobalTier
+from global_lb.fleet.table import Price
+from global_lb.links.prefix_streams import Prefixes
+from global_lb.links.watch import Watcher
+from global_lb.routing.flow import FlowConfig, GlobalFlow
+from global_lb.routing.policy import routes_of
+from global_lb.routing.routes import Routes
+from topology.law import Law
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farhop.store.contract import Store
+    from topology.model import Topology
+
+
+SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
+
+
+class GlobalBalancer:
+    """One global balancer, assembled."""
+
+    def __init__(self, config: GlobalConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
+        self.config, self.topology = config, topology
+        self.clock = Clock(rng)
+        log = logs.Throttled(logs.get("global"), 10.0, self.clock.now)
+        self.metrics = TierMetrics("global", config.region, config.instance)
+        self.decisions = Decisions()
+        self.tracing = Tracing("farhop-global", config.region, config.instance)
+        for problem in self.tracing.problems:
+            log.warning("telemetry", problem, problem=problem)
+        liveness = LivenessConfig(report_age_s=config.watch.report_age_s)
+        flow_config = FlowConfig(
+            config.region, trie_bytes=config.trie_bytes, liveness=liveness, spill=config.spill,
+            https_only=config.listen.tls is not None,
+        )  # fmt: skip
+        self.flow = GlobalFlow(flow_config, Law(topology), rng, self._patience_s, _routes(config, topology), {
+            name: Price(region.usd_per_gpu_hour, region.egress_usd_per_gb) for name, region in topology.regions.items()
+        })  # fmt: skip
+        self.telemetry = RequestTelemetry(
+            "farhop.global",
+            "farhop.global.decide",
+            tracing=self.tracing,
+            metrics=self.metrics,
+            decisions=self.decisions,
+            clock=self.clock,
+            rng=rng,
+            reasons=DecisionReasons(config.region),
+            traced_per_s_max=config.limits.traced_per_s_max,
+        )
+        signer = HopSigner(config.hop.secrets(), config.hop.active, config.region)
+        if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
+            remedy = f"derive it anew with: farhop certs hop-key --from {config.region}"
+            raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
+        self.tls = dataplane.TlsSetup(TlsManager(logs.get("global"), wall), self.metrics, log)
+        regions = self.tls.upstream("tier_tls", config.tier_tls)
+        pool = self.tls.pool(config.limits, regions)
+        redirect_tokens = RedirectTokens(
+            RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region), self.flow, self.clock
+        )
+        tier = GlobalTier(
+            self.telemetry, log, self.flow, signer, config.balancer, self.clock, redirect_tokens, config.mutual
+        )
+        self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
+        self.lag = LoopLag()
+        self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
+        self._log, self._slots = log, dataplane.slots()
+        self._entry(rng, redirect_tokens)
+        hubs = store if store is not None else stores.hubs(config, topology)
+        keep = stores.keep(config, "global", rng, log)
+        self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
+        self.laws = stores.law_book(config, "global", self.store, self.flow.law, self._adopt, self.metrics, log, rng)
+        self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
+        self.flow.sent.append(prefixes.sent)
+        self.flow.forgotten.append(prefixes.begin_anew)
+        self.watcher = Watcher(
+            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
+            regions, self.tls.trouble, self.relay, self.laws,
+        )  # fmt: skip
+        self.overrides = RoutingOverrides(
+            self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
+        )
+        self._tasks = Tasks()
+        self.tier_admin = GlobalAdmin(
+            config.instance,
+            flow=self.flow,
+            authenticator=self.authenticator,
+            ingress=self.ingress,
+            watcher=self.watcher,
+            overrides=self.overrides,
+            clock=self.clock,
+            laws=self.laws,
+        )
+        hub = topology.regions[config.region].hub
+        self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        self.admin = AdminServer(
+            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin)
+        )
+        self._gauges()
+
+    def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
+        """Where clients come in, and who asks what of them."""
+        config = self.config
+        self.authenticator = KeyAuthenticator(
+            config.region, lambda: self.flow.law,
+            lambda regions: self.flow.view.models(regions), config.limits.request_s,
+        )  # fmt: skip
+        self.telemetry.may_record = self.authenticator.recorded
+        session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
+        header_matches = HeaderMatchReader(AnyVersion())
+        advisor = Advisor(self.flow, self.telemetry, redirect_tokens, self.clock)
+        self.guard, self.large = config.requests.guard(), LargeBodyReader()
+        signs = not all(map(config.mutual, self.topology.regions))  # without mutual TLS tokens are bound to the body
+        self.ingress = Ingress(
+            self.authenticator,
+            telemetry=self.telemetry,
+            clock=self.clock,
+            rng=rng,
+            session=session,
+            header_matches=header_matches,
+            advisor=advisor,
+            guard=self.guard,
+            large=self.large,
+            signs=signs,
+        )
+        self.ingress.relay = self.relay
+        self.listener = Listener(
+            "listen", self.ingress, dataplane.client_limits(config.limits), self.budget, self._slots, self.requests,
+            tls=self.tls.listener("listen", config.listen),
+        )  # fmt: skip
+
+    def _patience_s(self, tenant: str) -> float:
+        return self.flow.law.patience_s(tenant)
+
+    def _adopt(self, law: Law) -> None:
+        self.relay.react(LawChanged(law))
+        self.prefixes.adopt(self.flow.law.epoch)
+
+    def _gauges(self) -> None:
+        gauge, counter = self.metrics.gauge, self.metrics.counter
+        gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.trie.nodes))
+        gauge("region_up", "1 if the region may be chosen.", self._regions_up, "target")
+        gauge("report_age_seconds", "Age of the last report of each region.", self._ages, "target")
+        self.laws.observe(self.metrics)
+        counter(
+            "region_prefix_predicted_tokens", "Prompt tokens expected cached there.", lambda: self._hits(0), "target"
+        )
+        counter("region_prefix_actual_tokens", "Of the same requests, found cached.", lambda: self._hits(1), "target")
+        gauge(
+            "region_cache_hit_calibration",
+            "Share of expected hits that came true.",
+            self._cache_hit_calibration,
+            "target",
+        )
+        dataplane.observe(
+            self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.large, self.listener
+        )
+
+    def _hits(self, which: int) -> dict[str, float]:
+        return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}
+
+    def _cache_hit_calibration(self) -> dict[str, float]:
+        now = self.clock.now()
+        return {name: mean.at(now) for name, mean in self.flow.cache_hit_calibration.items()}
+
+    def _regions_up(self) -> dict[str, float]:
+        now = self.clock.now()
+        return {name: float(h.read(now).state in ("up", "suspect")) for name, h in self.flow.liveness.items()}
+
+    def _ages(self) -> dict[str, float]:
+        now = self.clock.now()
+        return {n: now - max(i.received_at for i in r.instances) for n, r in self.flow.view.regions.items()}
+
+    async def open(self) -> str:
+        """See farhop.service.process.Balancer."""
+        config = self.config
+        self.laws.remember()
+        await self.store.open()
+        await self.watcher.open()
+        self._tasks.start(self.laws.follow(), "watch the law")
+        self._tasks.start(self.overrides.follow_routes(), "watch the routes")
+        self._tasks.start(self.overrides.follow_overrides(), "watch the biases and pins")
+        await self.laws.begun()
+        port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready, SETTLE_S)
+        admin = await self.admin.open(config.admin.host, config.admin.port)
+        self.tls.open()
+        self.lag.open()
+        dataplane.check_descriptors(config.limits, self._slots, self._log)
+        return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
+
+    async def close(self) -> None:
+        """See farhop.service.process.Balancer."""
+        self.tier_admin.stopping = True
+        await all_of(
+            lambda: self.listener.close(self.config.limits.drain_s),
+            self.relay.close,
+            self._close_readers,
+            self.watcher.close,
+            self._tasks.close,
+            self.store.close,
+            self.admin.close,
+            self.tls.close,
+            self.lag.close,
+            lambda: self.tracing.close(2.0),
+        )
+
+    async def _close_readers(self) -> None:
+        self.large.close()
+
+
+def _routes(config: GlobalConfig, topology: Topology) -> Routes:
+    try:
+        return Routes(routes_of(config.routes, topology.regions))
+    except ValueError as error:
+        raise ConfigError("configuration", [str(error)]) from None
+
+
+def run(path: Path) -> None:
+    """Run a global balancer from its configuration file. SystemExit(2), after one line, if it cannot start."""
+
+    def make() -> GlobalBalancer:
+        config = load(GlobalConfig, path)
+        logs.configure("global", config.region, config.instance, config.log_level)
+        return GlobalBalancer(config, stores.world(config), Random())
+
+    run_process("global", make)

@@ -1,0 +1,327 @@
+"""What the global tier writes and tells: the hop token it signs, headers to clients, what its operator is told.
+
+Who may come in is `farhop.service.authenticator`'s to say. Never picks a region: that is the flow's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
+from farhop.identity.hop_token import HEADER as HOP_HEADER
+from farhop.service.admin import composed
+from farhop.service.request_telemetry import InstrumentedTier
+from farhop.service.routing_keys import VERSION_HEADER
+from farhop.store.kept import notice
+from farhop.telemetry import attributes as a
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Request
+    from farhop.identity.hop_token import HopSigner
+    from farhop.relay.active import ActiveRequest
+    from farhop.service.admin import Question
+    from farhop.service.authenticator import KeyAuthenticator
+    from farhop.service.clock import Clock
+    from farhop.service.ingress import Ingress
+    from farhop.service.lawbook import LawBook
+    from farhop.service.request_telemetry import RequestContext, RequestTelemetry
+    from farhop.telemetry.attributes import Value
+    from farhop.telemetry.logs import Throttled
+    from global_lb.app.overrides import RoutingOverrides
+    from global_lb.app.redirect_token import RedirectTokens
+    from global_lb.fleet.view import Instance, Region
+    from global_lb.links.watch import Watcher
+    from global_lb.routing.flow import GlobalFlow
+    from global_lb.routing.pick import Decision
+
+
+class GlobalTier(InstrumentedTier):
+    """What the relay writes for this tier."""
+
+    def __init__(
+        self,
+        telemetry: RequestTelemetry,
+        log: Throttled,
+        flow: GlobalFlow,
+        signer: HopSigner,
+        instance: str,
+        clock: Clock,
+        redirect_tokens: RedirectTokens | None = None,
+        mutual: Callable[[str], bool] = lambda _region: False,
+    ) -> None:
+        """`mutual`: whether a region and we prove to each other by TLS who we are."""
+        super().__init__(telemetry, log)
+        self._redirect_tokens, self._mutual = redirect_tokens, mutual
+        self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
+
+    def forwarded(self, active: ActiveRequest) -> None:
+        """See relay.Tier. What was sent past a hot region is counted."""
+        super().forwarded(active)
+        decision: Decision | None = active.reasons
+        if decision is not None and decision.chosen is not None and decision.spilled_from is not None:
+            self.telemetry.spilled(decision.chosen.region)
+
+    def upstream_headers(self, active: ActiveRequest) -> bytes:
+        """The hop token, stamped in the receiver's own clock, a version asked for, and the trace context.
+
+        Each attempt, and each time it is sent again, has a token of its own: one is good for one use.
+        """
+        context: RequestContext = active.context
+        forward, request = active.forward, active.request
+        assert forward is not None
+        now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
+        head, body, mutual = active.exchange.head, active.body, self._mutual(forward.target)
+        if not (mutual or context.body_sha256):
+            context.body_sha256 = hashlib.sha256(body).digest()
+        token = self._signer.sign(
+            HopClaims(
+                audience=forward.target,
+                entry_region=self._flow.config.region,
+                issuer=self._instance,
+                tenant=request.tenant,
+                lawful=tuple(sorted(forward.lawful or ())),
+                epoch=self._flow.law.epoch,
+                priority=request.priority,
+                deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
+                expires_ms=now_ms + self._clock_offset_ms(active) + LIFE_MS,
+                decision_id=context.decision_id,
+                promised_ttft_ms=None if promised_ms is None else min(promised_ms, BUDGET_MAX_MS),
+                narrow=request.narrow,
+                key=request.key,
+                body=b"" if mutual else context.body_sha256,
+                waited_ms=min(forward.waited_s * 1e3, BUDGET_MAX_MS),
+                attempt=f"{request.id}/{forward.attempt}",
+            ),
+            request_line(head.method, head.target, len(body)),
+        )
+        pin = b"%b: %b\r\n" % (VERSION_HEADER, request.version.encode()) if request.version else b""
+        return HOP_HEADER + b": " + token + b"\r\n" + pin + self.telemetry.upstream_context(context)
+
+    def redirect_url(self, active: ActiveRequest, base: str) -> str:
+        """See relay.Tier. The instance's own, with a token for one use in it."""
+        context: RequestContext = active.context
+        forward = active.forward
+        assert forward is not None
+        assert self._redirect_tokens is not None  # the flow redirects only where main gave them
+        target = active.exchange.head.target
+        return self._redirect_tokens.url(active.request, context.decision_id, forward, base, target)
+
+    def _clock_offset_ms(self, active: ActiveRequest) -> float:
+        """The clock of the instance that the attempt goes to, less ours."""
+        forward = active.forward
+        assert forward is not None
+        region = self._flow.view.regions.get(forward.target)
+        instances = region.instances if region is not None else ()
+        return next((i.clock_offset_ms for i in instances if i.tier == forward.address), 0.0)
+
+    def answer_headers(self, active: ActiveRequest) -> bytes:
+        """Where it was served, and under which decision."""
+        context: RequestContext = active.context
+        forward = active.forward
+        region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
+        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n"
+
+
+class DecisionReasons:
+    """What spans and records hold of a Decision."""
+
+    def __init__(self, entry_region: str) -> None:
+        self._entry_region = entry_region
+
+    def attributes(self, decision: Decision) -> dict[str, Value]:
+        """On the span."""
+        unit = decision.route.policy.unit
+        attributes: dict[str, Value] = {
+            a.ENTRY_REGION: self._entry_region,
+            a.EPOCH: decision.verdict.epoch,
+            a.POLICY: decision.route.policy.name,
+            a.LAWFUL: sorted(decision.verdict.lawful),
+            a.REASONS: [*decision.notes, *(f"{s.region} {s.score:.4g} {unit}" for s in decision.field[:16])],
+        }
+        if decision.chosen is not None:
+            chosen = decision.chosen
+            attributes |= {
+                a.REGION: chosen.region,
+                a.RTT_MS: chosen.rtt_ms,
+                a.WAIT_MS: chosen.wait_ms,
+                a.HIT_TOKENS: round(chosen.hit_tokens),
+                a.PROMISED_TTFT_MS: chosen.ttft_ms,
+                a.SPILL: decision.spilled_from is not None,
+            }
+        return attributes
+
+    def record(self, decision: Decision) -> dict[str, Any]:
+        """For explain."""
+        terms = decision.terms()
+        return {
+            "policy": decision.route.policy.name,
+            "unit": decision.route.policy.unit,
+            "notes": list(decision.notes),
+            "policy_epoch": decision.verdict.epoch,
+            "entry_region": self._entry_region,
+            "spilled_from": decision.spilled_from,
+            "ties": dict(decision.ties),
+            "chosen": decision.chosen.region if decision.chosen is not None else None,
+            "candidates": [
+                {
+                    "region": s.region,
+                    "score": s.score,
+                    "terms_ms": terms.get(s.region, {}),
+                    "ttft_ms": s.ttft_ms,
+                    "rtt_ms": s.rtt_ms,
+                    "upload_ms": s.upload_ms,
+                    "wait_ms": s.wait_ms,
+                    "hit_tokens": s.hit_tokens,
+                    "uncached_tokens": s.uncached_tokens,
+                    "prefill_ms": s.prefill_ms,
+                    "tpot_ms": s.tpot_ms,
+                    "decode_ms": s.decode_ms,
+                    "interference_ms": s.interference_ms,
+                    "stall_ms": s.stall_ms,
+                    "slots_free": s.slots_free,
+                    "headroom": s.headroom,
+                    "penalty_ms": s.penalty_ms,
+                    "hot": s.hot,
+                    "bias_ms": s.bias_ms,
+                    "usd": s.usd,
+                }
+                for s in decision.field
+            ],
+            "not_serving": dict(decision.absent),
+            "unlawful": dict(decision.verdict.excluded),
+        }
+
+    def predicted_hit_tokens(self, decision: Decision) -> float:
+        """What the chosen region was thought to hold."""
+        return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
+
+    def hit_source(self, decision: Decision) -> str:  # noqa: ARG002
+        """Regions tell what they hold in nodes of the trie."""
+        return "trie"
+
+    def predicted_ttft_ms(self, decision: Decision) -> float | None:
+        """The wire, the wait and the prefill there."""
+        return decision.chosen.ttft_ms if decision.chosen is not None else None
+
+
+class GlobalAdmin:
+    """What an operator sees of a global balancer."""
+
+    def __init__(
+        self,
+        instance: str,
+        *,
+        flow: GlobalFlow,
+        authenticator: KeyAuthenticator,
+        ingress: Ingress,
+        watcher: Watcher,
+        overrides: RoutingOverrides,
+        clock: Clock,
+        laws: LawBook,
+    ) -> None:
+        self._instance, self._flow, self._authenticator, self._ingress = instance, flow, authenticator, ingress
+        self._watcher, self._overrides, self._clock, self._laws = watcher, overrides, clock, laws
+        self.stopping = False
+        self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
+
+    def ready(self) -> bool:
+        """Some region can take work, and we are not on our way out."""
+        now = self._clock.now()
+        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
+
+    def notice(self) -> str:
+        """See TierAdmin."""
+        return notice(self.kept())
+
+    def status(self) -> dict[str, Any]:
+        """Regions with health and why, wire time, wait."""
+        flow, now = self._flow, self._clock.now()
+        names = sorted({*flow.view.regions, *flow.liveness})
+        return {
+            "tier": "global",
+            "region": flow.config.region,
+            "instance": self._instance,
+            "policy_epoch": flow.law.epoch,
+            "law": self._laws.status(),
+            "kept": self.kept(),
+            "under_way": flow.under_way,
+            "trie_nodes": flow.trie.nodes,
+            "store_trouble": self._watcher.store_trouble,
+            "hubs": [hub.status() for hub in self._watcher.hubs],
+            "policies": flow.routes.policies(),
+            "routes": flow.routes.accounts(now),
+            "routes_signed": self._overrides.signed(),
+            "operator_overrides": self._overrides.status(),
+            "regions": [self._region(name, now) for name in names],
+        }
+
+    def _region(self, name: str, now: float) -> dict[str, Any]:
+        flow = self._flow
+        region, liveness = flow.view.regions.get(name), flow.liveness.get(name)
+        health = liveness.read(now) if liveness is not None else None
+        cache_hit_calibration, hits = flow.cache_hit_calibration.get(name), flow.hits.get(name)
+        return {
+            "region": name,
+            "state": health.state if health is not None else "down",
+            "why": health.why if health is not None else "never heard of",
+            "forced": health.forced if health is not None else False,
+            "share": health.share if health is not None and health.state == "draining" else None,
+            "admitted_share": flow.admitted_share(name, now),
+            "override": self._watcher.drains.status(name),
+            "rtt_ms": region.rtt_ms if region is not None else None,
+            "in_flight": flow.ledger.load(name).in_flight,
+            **(_queued(region) if region is not None else {}),
+            "cache_hit_calibration": cache_hit_calibration.at(now) if cache_hit_calibration is not None else None,
+            "prefix_nodes": flow.trie.count(name) if name in flow.trie else 0,
+            "prefix_stream": self._watcher.prefixes.state(name),
+            "prefix_behind_s": self._watcher.prefixes.behind_s(name, now),
+            "predicted_hit_tokens": hits.predicted_tokens if hits is not None else 0.0,
+            "actual_hit_tokens": hits.actual_tokens if hits is not None else 0.0,
+            "instances": [_instance(i, now) for i in region.instances] if region is not None else [],
+        }
+
+    def compose(self, question: Question) -> Request:
+        """See TierAdmin."""
+        return composed(self._ingress, self._authenticator, question)
+
+    def explain(self, request: Request) -> dict[str, Any]:
+        """Which region a request would go to now."""
+        decision = self._flow.consider(request, self._clock.now())
+        return {"reasons": DecisionReasons(self._flow.config.region).record(decision), "law": self._laws.status()}
+
+    def law(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return self._laws.document()
+
+
+def _queued(region: Region) -> dict[str, int]:
+    """What waits in all of its instances' queues: each has its own."""
+    queues = [list(instance.models.values()) for instance in region.instances]
+    return {
+        "queued_requests": sum(c.queued_requests for models in queues for c in models),
+        "queued_tokens": sum(max((c.queued_tokens for c in models), default=0) for models in queues),
+    }
+
+
+def _instance(instance: Instance, now: float) -> dict[str, Any]:
+    return {
+        "instance": instance.name,
+        "tier": str(instance.tier),
+        "draining": instance.draining,
+        "report_age_s": now - instance.received_at,
+        "models": {
+            name: {
+                "wait_ms": c.wait_ms,
+                "replicas_ready": c.replicas_ready,
+                "slots_free": c.slots_free,
+                "used_share": c.used_share,
+                "headroom_foreign_tokens": c.headroom_foreign_tokens,
+                "prefill_ms_per_token": c.prefill_ms_per_token,
+                "tpot_ms": c.tpot_ms,
+            }
+            for name, c in instance.models.items()
+        },
+    }

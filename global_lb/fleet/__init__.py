@@ -1,0 +1,1 @@
+"""What is known of the regions. Pure: never does IO."""

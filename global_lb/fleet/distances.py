@@ -1,0 +1,58 @@
+"""How far regions are and how far their clocks are off, from pings alone. Never decides.
+
+Invariants: until a region was pinged, and again when it no longer is, the topology's figure stands; what a ping says of
+a clock is of one incarnation and says nothing of the next; an absurd reply changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop.balance.estimate.wire_time import WireTime
+from farhop.store.documents.report import CLOCK_LIMIT_MS
+
+if TYPE_CHECKING:
+    from topology.model import Topology
+
+MOVED_MS, MOVED_SHARE = 1.0, 0.05
+
+
+def moved(known_ms: float, rtt_ms: float) -> bool:
+    """Whether a wire time is worth an event at once; the region's next report brings it in any case."""
+    return abs(rtt_ms - known_ms) > max(MOVED_MS, MOVED_SHARE * known_ms)
+
+
+class Distances:
+    """Wire times by region and clock offsets by (region, instance), as seen from `here`. Milliseconds."""
+
+    def __init__(self, topology: Topology, here: str) -> None:
+        self._wires = {region: WireTime(topology.rtt_ms(here, region)) for region in topology.regions}
+        self._offsets: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def rtt_ms(self, region: str, now: float) -> float:
+        """The wire time to a region of the topology, at `now` (our clock, seconds)."""
+        return self._wires[region].at(now)
+
+    def moving(self, region: str) -> bool:
+        """Whether it is worth pinging more often."""
+        return self._wires[region].moving
+
+    def offset_ms(self, name: tuple[str, str], incarnation: int) -> float | None:
+        """The instance's clock less ours; None if this incarnation was not pinged yet."""
+        known = self._offsets.get(name)
+        return known[1] if known is not None and known[0] == incarnation else None
+
+    def pinged(self, name: tuple[str, str], incarnation: int, clock_ms: float, sent_at: float, now: float) -> bool:
+        """A ping sent at `sent_at` (our clock, seconds) came back; False, and nothing changed, if that is absurd.
+
+        Its clock was read half a round trip ago, give or take that half: a report does not say how old it is.
+        """
+        rtt_ms = (now - sent_at) * 1e3
+        if not 0.0 <= clock_ms <= CLOCK_LIMIT_MS or not self._wires[name[0]].sample(rtt_ms, now):
+            return False
+        self._offsets[name] = (incarnation, clock_ms - (sent_at + now) / 2.0 * 1e3)
+        return True
+
+    def forget(self, name: tuple[str, str]) -> None:
+        """The instance is gone."""
+        self._offsets.pop(name, None)

@@ -1,0 +1,503 @@
+"""What is known of the regions beyond one view of them, and who of them may be asked: life, caches, what was sent.
+
+Invariants: it survives the swaps of views; nobody is offered who is not lawful, not alive, or drained, and suspects
+only if nobody is better; to ask changes nothing but what is kept to answer sooner. Never scores and never chooses.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import numpy as np
+from pydantic import Field as Bound
+from pydantic import model_validator
+
+from farhop.balance import hashing
+from farhop.balance.estimate.drift import Drift
+from farhop.balance.estimate.ewma import Returning
+from farhop.balance.estimate.unacknowledged import Together, UnacknowledgedLoad
+from farhop.balance.health.hot_guard import GuardConfig, HotGuard
+from farhop.balance.health.reading import State
+from farhop.balance.health.region import Liveness
+from farhop.balance.prefix.trie import PrefixTrie
+from farhop.config import Part
+from global_lb.fleet.instances import Instances
+from global_lb.fleet.table import FREE, Field, Table, remaining, row_of
+from global_lb.fleet.view import View
+from topology.lineage import Lineages, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from random import Random
+
+    from numpy.typing import NDArray
+
+    from farhop.balance.health.region import LivenessConfig
+    from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
+    from global_lb.fleet.table import Price, Remaining, Row, Scored
+    from global_lb.fleet.view import Instance, Region
+    from topology.lineage import Lineage
+
+CALIBRATION_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
+CALIBRATION_TAU_S = 60.0  # how fast that is forgotten where nobody is sent any more: what it says it holds is believed
+_CALIBRATION_AGES_S, _BELIEVED = 1.0, 0.999
+MODELS_MAX = 4096
+OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
+OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
+STANDINGS_MAX = 1024
+
+_UNKNOWN = Liveness()  # down: it never had a report or a channel
+
+
+class Spill(Part):
+    """When a region is hot (shares of its use, seconds), how fast it is come back to, and what both cost its score."""
+
+    at: Annotated[float, Bound(gt=0, le=10)] = 0.90
+    return_at: Annotated[float, Bound(gt=0, le=10)] = 0.75
+    hold_s: Annotated[float, Bound(ge=0, le=3600)] = 2.0
+    ramp_per_s: Annotated[float, Bound(gt=0, le=1000)] = 0.05
+    penalty_ms: Annotated[float, Bound(ge=0, le=60_000)] = 300.0
+
+    @model_validator(mode="after")
+    def _apart(self) -> Spill:
+        if self.return_at >= self.at:
+            raise ValueError(f"return_at {self.return_at} must be below at {self.at}")
+        return self
+
+    @property
+    def guard(self) -> GuardConfig:
+        """For the guard of each region and model."""
+        return GuardConfig(spill_at=self.at, return_at=self.return_at, hold_s=self.hold_s, ramp_per_s=self.ramp_per_s)
+
+
+_SPILL = Spill()
+
+
+class Hits(msgspec.Struct):
+    """Prompt tokens of all answers that said so: believed to be cached when they were sent, and cached in truth."""
+
+    predicted_tokens: float = 0.0
+    actual_tokens: float = 0.0
+
+
+class _Standing(msgspec.Struct, frozen=True):
+    """Who of a lawful set may be asked for a model: places in the table (None: all), until when if nothing happens.
+
+    `suspect`: there is nobody better, so that some of them may be silent.
+    """
+
+    table: Table
+    names: tuple[str, ...]
+    at: dict[str, int]
+    places: NDArray[np.intp] | None
+    here: int | None
+    suspect: bool
+    absent: dict[str, str]
+    until: float
+
+
+def _alike(was: tuple[Instance, ...], are: tuple[Instance, ...]) -> bool:
+    """Whether they are the same balancers with the same models on the same bases: nearly always."""
+    if len(was) != len(are):
+        return False
+    for a, b in zip(was, are, strict=True):
+        if a.name != b.name or a.models.keys() != b.models.keys() or a.lineage != b.lineage:
+            return False
+    return True
+
+
+def _models(region: Region) -> Collection[str]:
+    """All that any of its balancers speaks of."""
+    instances = region.instances
+    return instances[0].models if len(instances) == 1 else {model for one in instances for model in one.models}
+
+
+class Regions:
+    """What is known of the regions beyond one view of them: life, cached prefixes, what was sent. Survives swaps.
+
+    `cache_hit_calibration` is the share (CALIBRATION_MIN..1) of the believed hits that proved true in a region lately.
+    `guards` are by region and model, from when it could first be used; `here` is the region whose own work is not
+    foreign.
+    """
+
+    def __init__(
+        self,
+        trie_bytes: int,
+        config: LivenessConfig,
+        spill: Spill = _SPILL,
+        here: str = "",
+        prices: Mapping[str, Price] | None = None,
+    ) -> None:
+        self._trie_bytes, self._config, self._spill, self._here = trie_bytes, config, spill, here
+        self._guard_config = spill.guard
+        self._prices = prices or {}
+        self.view = View({})
+        self._instances = Instances()  # of the view
+        self.trie = PrefixTrie()
+        self.liveness: dict[str, Liveness] = {}
+        self.cache_hit_calibration: dict[str, Returning] = {}
+        self._calibration_due = inf  # when the first that is below 1 is brought up to date
+        self.hits: dict[str, Hits] = {}
+        self.sent: list[Callable[[str, tuple[int, ...]], None]] = []  # called with what prefix went where
+        self.guards: dict[tuple[str, str], HotGuard] = {}
+        self._warm: dict[tuple[str, str], HotGuard] = {}  # of them, those that say something
+        self._loads: dict[tuple[str, str], UnacknowledgedLoad] = {}
+        self._drifts: dict[tuple[str, str, str], Drift] = {}
+        self._tables: dict[str, Table] = {}  # by model: those asked for
+        self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
+        self._standings: dict[tuple[frozenset[str], str], _Standing] = {}
+        self._settled: dict[str, tuple[Region | None, bool] | None] = {}
+        self._touched: set[str] = set()  # regions whose liveness may have changed
+        self._seen: dict[str, tuple[State, str]] = {}  # what standings took each for
+        self.lineages = Lineages()  # what the models are based on, by all reports
+        self._lineages: dict[str, Lineage] = {}  # by region
+        self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
+
+    def adopt(self, view: View, now: float) -> None:
+        """Take a whole new view: every region that is known anew, and those that left."""
+        for name in self.view.regions.keys() - view.regions.keys():
+            self.take(name, None)
+        for name, known in view.regions.items():
+            if self.view.regions.get(name) != known:
+                self.take(name, known)
+            self.settle(name, now)
+
+    def take(self, name: str, known: Region | None) -> None:
+        """One region is known like this from now on: what it acknowledges is no longer outstanding, and who left is
+        forgotten. None: nothing is known of it any more. To be settled next."""
+        before = self.view.regions.get(name)
+        self.view = self.view.put(name, known)
+        if self._instances.take(name, known) or before is None or known is None:
+            self._forget_tables()
+        self._moved(name)
+        was = before.instances if before is not None else ()
+        for instance in known.instances if known is not None else ():
+            if instance not in was:  # the same report come again acknowledges nothing again
+                self._reported(instance)
+        if not _alike(was, known.instances if known is not None else ()):
+            self._reshaped(was, known)
+        if known is not None and name not in self.trie:
+            self.trie.add(name, self._trie_bytes)
+            self.cache_hit_calibration[name] = Returning(0.05, 1.0, CALIBRATION_MIN, 1.0, CALIBRATION_TAU_S)
+
+    def _reported(self, instance: Instance) -> None:
+        name = instance.region
+        load = self._loads.get((name, instance.name))
+        if load is None or load.incarnation > instance.incarnation:
+            # A clock was set back between two starts: the one before would pass over all it says.
+            load = self._loads[name, instance.name] = UnacknowledgedLoad()
+        load.acknowledged(instance.incarnation, instance.accepted)
+        if len(self._models) < MODELS_MAX:
+            self._models.update(instance.models)
+        for model, capacity in instance.models.items():
+            line = (name, instance.name, model)
+            drift = self._drifts.get(line)
+            if drift is None:
+                drift = self._drifts[line] = Drift()
+            slots_free = self._instances.reported(instance, model).slots_free
+            drift.reported(capacity.wait_ms, slots_free, instance.received_at)
+
+    def _reshaped(self, was: tuple[Instance, ...], known: Region | None) -> None:
+        """Other instances, models or bases than before: forget what is gone, learn what is new."""
+        models = {i.name: i.models.keys() for i in known.instances} if known is not None else {}
+        for instance in was:
+            if instance.name not in models:
+                self._loads.pop((instance.region, instance.name), None)
+            for model in instance.models.keys() - models.get(instance.name, ()):
+                self._drifts.pop((instance.region, instance.name, model), None)
+        if known is not None:
+            self._learn(known)
+
+    def _learn(self, region: Region) -> None:
+        """What its models are based on, where its reports say otherwise than before."""
+        lineage = merged(instance.lineage for instance in region.instances)
+        if self._lineages.get(region.name) != lineage:
+            self._lineages[region.name] = lineage
+            self.lineages.learn(self._lineages.values())
+
+    def settle(self, region: str, now: float) -> None:
+        """Tell the guards whether the region can be used, and how much of it is."""
+        health = self.liveness.get(region, _UNKNOWN).read(now)
+        usable = health.state in (State.UP, State.SUSPECT) or health.share > 0.0
+        known = self.view.regions.get(region)
+        if self._settled.get(region) == (known, usable):  # no guard had a say then
+            return
+        calm, warm = True, self._warm
+        for model in _models(known) if known is not None else ():
+            line = (region, model)
+            able, guard = self._instances.able(region, model) if usable else (), self.guards.get(line)
+            if not able:
+                if guard is not None:
+                    guard.left()
+                    warm[line] = guard
+                    calm = False
+                continue
+            if guard is None:
+                guard = self.guards[line] = HotGuard(self._guard_config)
+            guard.came_back(now)
+            guard.used(self._instances.used_share(region, model), max([i.received_at for i in able]))
+            if guard.admitted_share(now) < 1.0:
+                warm[line] = guard
+                calm = False
+            elif warm:
+                warm.pop(line, None)
+        self._settled[region] = (known, usable) if calm else None
+
+    def standing(self, region: str, now: float) -> tuple[State, bool, Collection[str]]:
+        """What a request on hold waits for: the region's state, whether it takes any at all, and for which models."""
+        health = self.liveness.get(region, _UNKNOWN).read(now)
+        return health.state, health.share > 0.0, self._instances.served(region)
+
+    def admitted_share(self, region: str, now: float) -> float:
+        """The share of requests admitted without a penalty, for its most guarded model: 1 unless hot or coming back."""
+        return min(
+            (guard.admitted_share(now) for (name, _), guard in self._warm.items() if name == region), default=1.0
+        )
+
+    def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
+        """What a refusal tells is newer than the instance's report, and holds until the next one."""
+        if model not in instance.models or (instance.region, instance.name) not in self._loads:
+            return
+        self._instances.refused(instance, model, reason, wait_ms)
+        self._moved(instance.region)
+
+    def liveness_of(self, region: str) -> Liveness:
+        """The region's liveness, to be changed by what was seen of it."""
+        known = self.liveness.get(region)
+        if known is None:
+            known = self.liveness[region] = Liveness(self._config)
+        self._touched.add(region)
+        return known
+
+    def load_of(self, instance: Instance) -> UnacknowledgedLoad:
+        """What was sent to an instance of this view and is not acknowledged. Later changes: see `settled`."""
+        self._moved(instance.region, whole=False)
+        return self._loads[instance.region, instance.name]
+
+    def may_exist(self, model: str) -> bool:
+        """Whether some region offers the model or once did; before any has reported, whatever is asked for."""
+        return model in self._models or not self._models or len(self._models) >= MODELS_MAX
+
+    def caches(self, region: str, chain: tuple[int, ...]) -> None:
+        """The region holds this prefix now."""
+        if region in self.trie:
+            self.trie.insert(region, chain)
+            for on_sent in self.sent:
+                on_sent(region, chain)
+
+    def forget_prefixes(self) -> None:
+        """Nobody is known to hold anything, until it is reported or sent again."""
+        for region in self.trie.locations:
+            self.trie.clear(region)
+
+    def opens_in_s(self, lawful: frozenset[str], waits_ms: Mapping[str, float], now: float) -> float:
+        """In how many seconds the first of these regions may serve again, as far as anybody can tell.
+
+        A drain tells its end, a region that refused what waiting there would take; who is silent may be back any time.
+        """
+        soonest = OPENS_MAX_S
+        for region in lawful:
+            health = self.liveness.get(region, _UNKNOWN).read(now)
+            if region in waits_ms:
+                opens_s = waits_ms[region] / 1e3
+            elif health.state is State.DRAINING:
+                opens_s = OPENS_MAX_S if health.until is None else health.until - now
+            else:
+                opens_s = OPENS_S
+            soonest = min(soonest, opens_s)
+        return max(OPENS_MIN_S, soonest)
+
+    def compare(self, chosen: Scored | None, cached_tokens: int, now: float) -> None:
+        """What share of a believed hit was true tells how long blocks stay resident in that region."""
+        if chosen is not None and chosen.region in self.cache_hit_calibration:
+            hits = self.hits.setdefault(chosen.region, Hits())
+            hits.predicted_tokens += chosen.hit_tokens
+            hits.actual_tokens += cached_tokens
+        if chosen is not None and chosen.believed_tokens >= 1.0 and chosen.region in self.cache_hit_calibration:
+            share = cached_tokens / chosen.believed_tokens
+            self.cache_hit_calibration[chosen.region].update(max(CALIBRATION_MIN, min(1.0, share)), now)
+            self._calibration_due = min(self._calibration_due, now + _CALIBRATION_AGES_S)
+            self._moved(chosen.region, whole=False)
+
+    def _age(self, now: float) -> None:
+        """What was found of believed hits grows old."""
+        self._calibration_due = inf
+        for name, cache_hit_calibration in self.cache_hit_calibration.items():
+            if name in self.view.regions and cache_hit_calibration.value < _BELIEVED:
+                self._moved(name, whole=False)
+                if cache_hit_calibration.at(now) < _BELIEVED:
+                    self._calibration_due = now + _CALIBRATION_AGES_S
+
+    def field(
+        self,
+        request: Request,
+        output_tokens: float,
+        lawful: frozenset[str],
+        now: float,
+        without: frozenset[str] = frozenset(),
+        rng: Random | None = None,
+    ) -> Field:
+        """Lawful regions that can be asked, and why the other lawful ones cannot. Suspects only if nobody is better.
+
+        One drained at a pace is used by a shrinking share of the requests, and one that came back is cold for
+        a growing one; `rng` draws them, None: none. A session is drawn once: it moves away, and back, as a whole.
+        """
+        # One draw for all: regions that come back together keep their order among themselves.
+        random_draw = 1.0 if rng is None else hashing.fraction(request.session) if request.session else rng.random()
+        if now >= self._calibration_due:
+            self._age(now)
+        standing = self._standing(lawful, request.model, now, without, random_draw)
+        table, places = standing.table, standing.places
+        self._write(request.model, table, now)
+        block, least_ms = table.block, table.token_least_ms if places is None else None
+        block = block if places is None else block[:, places]
+        field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
+        field.absent, field.spill_ms = standing.absent, self._spill.penalty_ms
+        field.moving = bool(table.moving) or standing.suspect
+        field.hits(self.trie.match(request.chain))
+        if table.full or self._warm:
+            self._guard(field, random_draw, now)
+        return field
+
+    # -- who may be asked
+
+    def _standing(
+        self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float
+    ) -> _Standing:
+        """Of now: that of the last time anybody asked, if nothing has changed since."""
+        for region in self._touched:
+            health = self.liveness[region].read(now)
+            if self._seen.get(region) != (health.state, health.why):
+                self._standings.clear()
+        self._touched.clear()
+        known = self._standings.get((lawful, model))
+        if known is not None and now < known.until and not without:
+            return known
+        made = self._stand(lawful, model, now, without, random_draw)
+        if not without:
+            if len(self._standings) >= STANDINGS_MAX:
+                self._standings.clear()
+            self._standings[lawful, model] = made
+        return made
+
+    def _stand(
+        self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float
+    ) -> _Standing:
+        sure: list[str] = []
+        suspect: list[str] = []
+        absent: dict[str, str] = {}
+        until = inf
+        for name in sorted(lawful):
+            if name in without:
+                absent[name] = "tried already"
+                continue
+            liveness = self.liveness.get(name, _UNKNOWN)
+            health = liveness.read(now)
+            turns = now if liveness.forced.fading(now) else health.until
+            until = until if turns is None else min(until, turns)
+            self._seen[name] = health.state, health.why
+            if health.state is State.DOWN or (health.state is State.DRAINING and not health.share):
+                absent[name] = f"{health.state}: {health.why}"
+            elif not self._instances.able(name, model):
+                absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
+            else:
+                admitted = health.state is State.UP or random_draw < health.share
+                (sure if admitted else suspect).append(name)
+                if health.state is not State.UP:
+                    absent[name] = f"{health.state}: {health.why}"
+        table, names = self._table(model), tuple(sure or suspect)
+        if names == table.names:
+            return _Standing(table, names, table.at, None, table.here, not sure, absent, until)
+        at = {name: place for place, name in enumerate(names)}
+        places = np.array([table.at[name] for name in names], dtype=np.intp)
+        return _Standing(table, names, at, places, at.get(self._here), not sure, absent, until)
+
+    def _guard(self, field: Field, random_draw: float, now: float) -> None:
+        """Who is hot, and who pays for it or for having been away."""
+        penalty_ms, hot = np.zeros(len(field)), set(field.full())
+        penalty_ms[list(hot)] = self._spill.penalty_ms
+        model, at = field.request.model, field.at
+        for (name, known), guard in self._warm.items():
+            place = at.get(name) if known == model else None
+            if place is None:
+                continue
+            if guard.hot:
+                hot.add(place)
+            if random_draw >= guard.admitted_share(now) < 1.0:
+                penalty_ms[place] = self._spill.penalty_ms
+        if penalty_ms.any():
+            field.penalty_ms = penalty_ms
+        field.hot = frozenset(hot)
+
+    # -- what they offer
+
+    def settled(self, region: str) -> None:
+        """What was sent to it is over in some way: what was sent to it was settled."""
+        self._moved(region, whole=False)
+
+    def _moved(self, region: str, *, whole: bool = True) -> None:
+        """Something of it changed, or only what was sent there and what held true: who asks next reads that anew."""
+        for model, table in self._tables.items():
+            if region in table.at:
+                stale = self._stale[model]
+                stale[region] = whole or stale.get(region, False)
+
+    def _forget_tables(self) -> None:
+        """Others can be asked from now on."""
+        self._tables.clear()
+        self._stale.clear()
+        self._standings.clear()
+
+    def _table(self, model: str) -> Table:
+        table = self._tables.get(model)
+        if table is None:
+            names = self._instances.serving(model)
+            table = Table(names, self._here)
+            if names:  # what nobody serves is not kept: anybody may ask for anything
+                self._tables[model] = table
+                self._stale[model] = dict.fromkeys(names, True)
+        return table
+
+    def _write(self, model: str, table: Table, now: float) -> None:
+        stale = self._stale.get(model)
+        if not stale:
+            return
+        rows: list[tuple[str, Row]] = []
+        sent: list[tuple[str, Remaining, float]] = []
+        for name, whole in stale.items():
+            able = self._instances.able(name, model)
+            if whole or len(self.view.regions[name].instances) > 1:  # another instance may be the better one now
+                rows.append((name, self._row(name, model, now)))
+            else:
+                capacity, load = self._instances.capacity(able[0], model), self._loads[name, able[0].name]
+                sent.append((name, remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
+        table.write(rows, sent)
+        stale.clear()
+
+    def _row(self, name: str, model: str, now: float) -> Row:
+        instance = self.best_instance(name, model)
+        assert instance is not None  # else it had no row
+        drift, region = self._drifts.get((name, instance.name, model)), self.view.regions[name]
+        return row_of(
+            self._instances.capacity(instance, model),
+            # Several send to the same replicas: what one of them was sent takes slots that all of them count.
+            Together(self._loads[name, i.name] for i in region.instances)
+            if len(region.instances) > 1
+            else self._loads[name, instance.name],
+            rtt_ms=region.rtt_ms,
+            cache_hit_calibration=self.cache_hit_calibration[name].at(now),
+            rates=drift.rates if drift is not None else (0.0, 0.0, 0.0),
+            price=self._prices.get(name, FREE),
+            price_here=self._prices.get(self._here, FREE) if name != self._here else None,
+        )
+
+    def best_instance(self, region: str, model: str) -> Instance | None:
+        """The region's instance to ask: the least wait, with what was sent to each."""
+        able = self._instances.able(region, model)
+        if len(able) < 2:
+            return able[0] if able else None
+        capacity, loads = self._instances.capacity, self._loads
+        return min(able, key=lambda i: remaining(capacity(i, model), loads[region, i.name]).wait_ms)

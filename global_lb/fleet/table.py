@@ -1,0 +1,457 @@
+"""Regions as numbers: a row of each by what it reported, was sent and costs; all of them as columns of one block, which
+a decision reads at once in a few numpy calls.
+
+Invariants: a block is never written after it was handed out (a change makes a new one), so that a decision can be
+looked at long after it was taken; reading never writes. Never decides, and never knows why a number is what it is.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from farhop.balance.estimate import cost
+from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
+from farhop.balance.prefix import chain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from farhop.balance.estimate.unacknowledged import Outstanding
+    from farhop.balance.machine import Request
+    from farhop.store.documents.report import ModelReport
+
+Column: TypeAlias = NDArray[np.float64]
+
+# How much of a later token counts against the first: some, or all goes to the nearest region until decoding collapses
+# (GORGO). Between 0.02 and 0.25 throughput is the same within 2 % in the ready-made scenarios; at 0.25 up to a sixth of
+# the requests cross oceans that hardly anybody gains by, and the first token's tail shows it.
+BETA = 0.05
+STREAM_TOKEN_BYTES = (
+    250.0  # of an SSE chunk that carries a token; an answer in one piece has the model's bytes per token
+)
+
+
+_LEAST_MS = 1e-6  # a penalty that is configured to nothing still tells who pays it
+
+
+class Price(msgspec.Struct, frozen=True):
+    """What a region costs, by the topology: an hour of one GPU, and a GB that leaves it."""
+
+    usd_per_gpu_hour: float = 0.0
+    egress_usd_per_gb: float = 0.0
+
+
+FREE = Price()
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One region for one model. The first four, and the four of price, are multiplied by what a request brings.
+
+    Milliseconds, tokens, slots, shares and USD. `token_ms`: cost.token_ms of its replicas, who have `batch` requests
+    each; one alone would have a token every `alone_ms`, and a prefill that takes longer stalls the others.
+    `slots_left`: slots free, less what was sent there and is not acknowledged. `foreign_tokens`: what it takes from
+    here, infinite if it is here. `full`: 1 if that is nothing. `drift_...`: how fast its wait (ms a second) and its use
+    (slots a second) change, and since when that is known.
+    """
+
+    rtt_ms: float
+    wait_ms: float
+    prefill_ms_per_byte: float
+    token_ms: float
+    usd_per_prompt_byte: float
+    usd_per_output_token: float
+    usd_per_body_byte: float
+    usd_per_answer_byte: float
+    bytes_per_token: float
+    cache_hit_calibration: float
+    slots_free: float
+    slots_total: float
+    slots_left: float
+    foreign_tokens: float
+    used_share: float
+    full: float
+    tpot_ms: float
+    batch: float
+    alone_ms: float
+    drift_at: float = 0.0
+    drift_wait: float = 0.0
+    drift_use: float = 0.0
+
+
+class Remaining(NamedTuple):
+    """What an instance has left: its report, less what was sent since to all who share it (not acknowledged yet)."""
+
+    wait_ms: float
+    slots_left: float
+
+
+def remaining(capacity: ModelReport, load: Outstanding) -> Remaining:
+    """By its report, and what was sent since."""
+    if not load.outstanding_bytes:
+        return Remaining(capacity.wait_ms, float(capacity.slots_free))
+    wait_ms, uncached_bytes = capacity.wait_ms, load.outstanding_uncached_bytes
+    if uncached_bytes > 0.0:  # shared by as many replicas as are ready
+        ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
+        wait_ms += uncached_bytes / capacity.bytes_per_token * ms_per_token
+    return Remaining(wait_ms, capacity.slots_free - load.outstanding_requests)
+
+
+def row_of(
+    capacity: ModelReport,
+    load: Outstanding,
+    *,
+    rtt_ms: float,
+    cache_hit_calibration: float,
+    rates: tuple[float, float, float],
+    price: Price,
+    price_here: Price | None,
+) -> Row:
+    """A region by what it reported and what was sent there. `price_here`: that of here, None if it is here itself.
+
+    Hardware by the hour, of which a request takes its prefill and, per token of its answer, a slot's share of a step:
+    (prefill + output tokens * tpot / slots of a replica) * USD per hour. Egress on both ways.
+    """
+    wait_ms, slots_left = remaining(capacity, load)
+    headroom = capacity.headroom_foreign_tokens if price_here is not None else inf
+    usd_per_ms = price.usd_per_gpu_hour / 3.6e6
+    prefill_ms_per_byte = capacity.prefill_ms_per_token / capacity.bytes_per_token
+    batch = max(0, capacity.slots_total - capacity.slots_free) / max(1, capacity.replicas_ready)
+    step_ms = capacity.tpot_ms * capacity.replicas_ready / max(1, capacity.slots_total)
+    token_ms = cost.token_ms(capacity.tpot_ms, capacity.batch_interference_ms, batch)
+    to_there, back = (
+        (price_here.egress_usd_per_gb / 1e9, price.egress_usd_per_gb / 1e9) if price_here is not None else (0.0, 0.0)
+    )
+    alone_ms = max(0.0, capacity.tpot_ms - capacity.batch_interference_ms * batch)
+    return Row(  # in order: by name takes 8 us, and a report has a row for each model
+        rtt_ms, wait_ms, prefill_ms_per_byte, token_ms,
+        usd_per_ms * prefill_ms_per_byte, usd_per_ms * step_ms, to_there, back,
+        capacity.bytes_per_token, cache_hit_calibration,
+        capacity.slots_free, capacity.slots_total, slots_left,
+        headroom, capacity.used_share, float(headroom <= 0.0),
+        capacity.tpot_ms, batch, alone_ms,
+        *rates,
+    )  # fmt: skip
+
+
+COLUMNS = Row.__struct_fields__
+_AT = {name: row for row, name in enumerate(COLUMNS)}
+
+
+def _rows(*names: str) -> slice:
+    """The block's rows of these columns, which stand side by side."""
+    first = _AT[names[0]]
+    assert COLUMNS[first : first + len(names)] == names
+    return slice(first, first + len(names))
+
+
+# What a request brings is multiplied with each of these at once.
+_TIMES = _rows("rtt_ms", "wait_ms", "prefill_ms_per_byte", "token_ms")
+_USD_FIXED = _rows("usd_per_prompt_byte", "usd_per_output_token", "usd_per_body_byte")
+_DRIFT = _rows("drift_at", "drift_wait", "drift_use")
+_RTT, _WAIT, _PREFILL, TOKEN = (_AT[n] for n in ("rtt_ms", "wait_ms", "prefill_ms_per_byte", "token_ms"))
+_USD_BODY, _USD_ANSWER, _CACHED = (_AT[n] for n in ("usd_per_body_byte", "usd_per_answer_byte", "usd_per_prompt_byte"))
+_TPOT, _BATCH, _ALONE = (_AT[n] for n in ("tpot_ms", "batch", "alone_ms"))
+_BYTES_PER_TOKEN, _CALIBRATION = (_AT[n] for n in ("bytes_per_token", "cache_hit_calibration"))
+_LEFT, _FOREIGN, _USED, _FULL = (_AT[n] for n in ("slots_left", "foreign_tokens", "used_share", "full"))
+_SLOTS_FREE, _SLOTS = _AT["slots_free"], _AT["slots_total"]
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """A region's score, in its policy's unit, and what is predicted there for this request.
+
+    `believed_tokens` are the hit before it was discounted (cache_hit_calibration). `headroom` is in slots: those free,
+    less what was sent there and is not acknowledged, and no more than it takes from other regions. `usd`: what the
+    request would cost there, hardware and traffic between regions. As they count in the score: `decode_ms`, what its
+    tokens take longer than a token costs where that is least; `interference_ms` and `stall_ms`, what its tokens and its
+    prefill cost those it joins.
+    """
+
+    region: str
+    score: float
+    ttft_ms: float
+    rtt_ms: float
+    upload_ms: float
+    wait_ms: float
+    believed_tokens: float
+    hit_tokens: float
+    uncached_tokens: float
+    prefill_ms: float
+    tpot_ms: float
+    slots_free: int
+    headroom: float = 0.0
+    penalty_ms: float = 0.0
+    hot: bool = False
+    usd: float = 0.0
+    bias_ms: float = 0.0
+    decode_ms: float = 0.0
+    interference_ms: float = 0.0
+    stall_ms: float = 0.0
+
+    @property
+    def uncached_share(self) -> float:
+        """What of the prompt is not believed to be cached there, 0..1."""
+        tokens = self.uncached_tokens + self.hit_tokens
+        return self.uncached_tokens / tokens if tokens > 0.0 else 1.0
+
+
+class Table:
+    """All regions that serve one model: `names`, each one's place (`at`), and the block of columns, a row per COLUMN.
+
+    `here`: the place of the region that is not foreign, None without it. `full` and `moving`: who is. `token_least_ms`:
+    the quickest decoding.
+    """
+
+    __slots__ = ("at", "block", "full", "here", "moving", "names", "token_least_ms")
+
+    def __init__(self, names: tuple[str, ...], here: str) -> None:
+        self.names = names
+        self.at = {name: place for place, name in enumerate(names)}
+        self.here = self.at.get(here)
+        self.block: Column = np.zeros((len(COLUMNS), len(names)))
+        self.full: set[str] = set()
+        self.moving: set[str] = set()
+        self.token_least_ms = 0.0
+
+    def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, Remaining, float]] = ()) -> None:
+        """These regions are so now; of others what remains and the cache-hit calibration changed (`sent`: they do with
+        every request). The decisions that look at the block of before go on seeing that."""
+        block, token_moved = self.block.copy(), False
+        places: list[int] = []
+        figures: list[tuple[float, ...]] = []
+        for name, row in rows:
+            place = self.at[name]
+            token_moved |= block.item(TOKEN, place) != row.token_ms
+            places.append(place)
+            figures.append(msgspec.structs.astuple(row))
+            (self.full.add if row.full else self.full.discard)(name)
+            (self.moving.add if row.drift_wait or row.drift_use else self.moving.discard)(name)
+        if places:
+            block[:, places] = np.array(figures).T
+        for name, offer, cache_hit_calibration in sent:
+            place = self.at[name]
+            block[_WAIT, place], block[_LEFT, place], block[_CALIBRATION, place] = *offer, cache_hit_calibration
+        self.block = block
+        if token_moved:
+            self.token_least_ms = float(block[TOKEN].min())
+
+
+class Field:
+    """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
+
+    `penalty_ms` (None: nobody pays any) and `hot` (places) are by the hot guard; `absent` says why the other lawful
+    ones are not here. `moving`: whether any of them changes.
+    """
+
+    __slots__ = (
+        "_covered",
+        "_predicted",
+        "_token_least_ms",
+        "absent",
+        "at",
+        "block",
+        "body_bytes",
+        "here",
+        "hot",
+        "moving",
+        "names",
+        "output_tokens",
+        "penalty_ms",
+        "prompt_bytes",
+        "request",
+        "spill_ms",
+        "stream",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: Request, output_tokens: float, names: tuple[str, ...], at: Mapping[str, int], block: Column,
+        here: int | None, token_least_ms: float | None = None,
+    ) -> None:  # fmt: skip
+        self.request, self.output_tokens = request, output_tokens
+        self.prompt_bytes, self.body_bytes, self.stream = request.prompt_bytes, request.body_bytes, request.stream
+        self.names, self.at, self.block, self.here = names, at, block, here
+        self.absent: Mapping[str, str] = {}
+        self.penalty_ms: Column | None = None
+        self.hot: frozenset[int] = frozenset()
+        self.moving = False
+        self.spill_ms = 0.0
+        self._covered: Column | None = None
+        self._predicted: Column | None = None
+        self._token_least_ms = token_least_ms
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def forget(self) -> None:
+        """Let go of the request, but for its sizes: decisions are remembered, and a chain is large."""
+        del self.request
+
+    def hits(self, depths: Mapping[str, int]) -> None:
+        """These regions hold the prefix chain to these depths."""
+        at, n_bytes = self.at, self.prompt_bytes
+        for name, depth in depths.items():
+            place = at.get(name)
+            if place is not None:
+                if self._covered is None:
+                    self._covered = np.zeros(len(self.names))
+                self._covered[place] = min(chain.bytes_at(depth), n_bytes)
+
+    def only(self, places: Sequence[int], why: str) -> Field:
+        """These places of it; `why` the others are left out."""
+        kept = list(places)
+        names = tuple(self.names[place] for place in kept)
+        at = {name: place for place, name in enumerate(names)}
+        here = kept.index(self.here) if self.here in kept else None
+        field = Field(self.request, self.output_tokens, names, at, self.block[:, kept], here)
+        field.absent = {**self.absent, **{name: why for name in self.names if name not in at}}
+        field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
+        field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
+        field.moving, field.spill_ms = self.moving, self.spill_ms
+        field._covered = self._covered[kept] if self._covered is not None else None
+        return field
+
+    def penalise(self, places: NDArray[np.bool_]) -> None:
+        """These pay what the hot guard asks, too."""
+        penalty_ms = self.penalty_ms if self.penalty_ms is not None else np.zeros(len(self.names))
+        self.penalty_ms = np.where(places, np.maximum(penalty_ms, max(self.spill_ms, _LEAST_MS)), penalty_ms)
+
+    # -- columns
+
+    @property
+    def rtt_ms(self) -> Column:
+        """Wire time."""
+        rtt_ms: Column = self.block[_RTT]
+        return rtt_ms
+
+    @property
+    def slots(self) -> Column:
+        """All slots."""
+        slots: Column = self.block[_SLOTS]
+        return slots
+
+    @property
+    def left(self) -> Column:
+        """Slots free, less what was sent there and is not acknowledged."""
+        left: Column = self.block[_LEFT]
+        return left
+
+    def full(self, since: float = -inf) -> list[int]:
+        """Places that take nothing from here, by reports no older than that."""
+        places: list[int] = (self.block[_FULL] * (self.block[_DRIFT][0] >= since)).nonzero()[0].tolist()
+        return places
+
+    def used_share(self) -> Column:
+        """The share of it that is used, with what was sent there and is not acknowledged."""
+        block = self.block
+        sent: Column = block[_USED] + (block[_SLOTS_FREE] - block[_LEFT]) / np.maximum(block[_SLOTS], 1.0)
+        return sent
+
+    def predicted_ms(self) -> Column:
+        """rtt + upload + wait + uncached prefill + BETA * (m * token + what the others there are stalled): the
+        predictive score but for a constant."""
+        if self._predicted is None:
+            block = self.block
+            brings = (1.0 + self._flights(), 1.0, self.prompt_bytes, BETA * self.output_tokens)
+            predicted: Column = np.array(brings).dot(block[_TIMES])
+            prefill_ms = self.prompt_bytes * block[_PREFILL]
+            if self._covered is not None:
+                saved_ms = self._covered * block[_CALIBRATION] * block[_PREFILL]
+                predicted -= saved_ms
+                prefill_ms = prefill_ms - saved_ms
+            predicted += BETA * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], 0.0)
+            self._predicted = predicted
+        return self._predicted
+
+    def usd(self) -> Column:
+        """What the request would cost in each: hardware as measured (row_of) or reported, and egress."""
+        block, tokens = self.block, self.output_tokens
+        answer_bytes = self._answer_bytes(block[_BYTES_PER_TOKEN])
+        usd: Column = np.array((self.prompt_bytes, tokens, self.body_bytes)).dot(block[_USD_FIXED])
+        usd += answer_bytes * block[_USD_ANSWER]
+        if self._covered is not None:
+            usd -= self._covered * block[_CALIBRATION] * block[_CACHED]
+        return usd
+
+    def egress_usd(self, place: int, output_tokens: float | None = None) -> float:
+        """What the traffic to and from one of them costs, for so many tokens of answer; None: as many as expected."""
+        tokens = self.output_tokens if output_tokens is None else output_tokens
+        bytes_per_token = STREAM_TOKEN_BYTES if self.stream else self.block.item(_BYTES_PER_TOKEN, place)
+        to, back = self.block.item(_USD_BODY, place), self.block.item(_USD_ANSWER, place)
+        return self.body_bytes * to + tokens * bytes_per_token * back
+
+    def _answer_bytes(self, bytes_per_token: Column) -> Column | float:
+        return self.output_tokens * (STREAM_TOKEN_BYTES if self.stream else bytes_per_token)
+
+    def _flights(self) -> float:
+        """Round trips beyond the first that the body takes on an idle connection."""
+        body_bytes = self.body_bytes
+        return cost.upload_ms(body_bytes, 1.0) if body_bytes > cost.INIT_WINDOW_BYTES else 0.0
+
+    def headroom(self) -> Column:
+        """Slots left, and no more than what each takes from other regions has room for."""
+        uncached: Column = np.full(len(self.names), float(self.prompt_bytes))
+        if self._covered is not None:
+            uncached -= self._covered * self.block[_CALIBRATION]
+        tokens = np.maximum(uncached / self.block[_BYTES_PER_TOKEN], 1e-9)  # of a prompt that is cached whole
+        headroom: Column = np.minimum(self.block[_LEFT], self.block[_FOREIGN] / tokens)
+        return headroom
+
+    def doubt_ms(self, now: float) -> Column:
+        """By how much each one's wait may be off at `now`: farhop.balance.estimate.drift.Drift.doubt_ms, of all at
+        once.
+
+        By Little's law, one of so many slots frees every service time / slots.
+        """
+        at, wait, use = self.block[_DRIFT]
+        slot_ms = self.output_tokens * self.block[_TPOT] / np.maximum(self.block[_SLOTS], 1.0)
+        old_s = np.where(at, np.maximum(now - at, 0.0), 0.0)  # 0: nothing is known of it
+        age_s = np.minimum(old_s, AGE_MAX_S)
+        overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
+        doubt_ms: Column = np.minimum(
+            age_s * wait + overflow * slot_ms + SILENT_MS_PER_S * (old_s - age_s), DOUBT_MAX_MS
+        )
+        return doubt_ms
+
+    def least_token_ms(self) -> float:
+        """The least that a token costs at any of them."""
+        if self._token_least_ms is None:
+            self._token_least_ms = float(self.block[TOKEN].min())
+        return self._token_least_ms
+
+    # -- one of them
+
+    def scored(self, place: int, score: float, bias_ms: float = 0.0) -> Scored:
+        """One of them, with all that was predicted."""
+        row = Row(*self.block[:, place].tolist())
+        n = self.prompt_bytes / row.bytes_per_token
+        covered = self._covered.item(place) if self._covered is not None else 0.0
+        believed = covered / row.bytes_per_token
+        hit = believed * row.cache_hit_calibration
+        uncached = n - hit
+        prefill_ms = (self.prompt_bytes - covered * row.cache_hit_calibration) * row.prefill_ms_per_byte
+        upload_ms = self._flights() * row.rtt_ms
+        headroom = row.slots_left
+        if headroom * uncached > row.foreign_tokens:
+            headroom = row.foreign_tokens / uncached
+        answer_bytes = self.output_tokens * (STREAM_TOKEN_BYTES if self.stream else row.bytes_per_token)
+        usd = (
+            self.prompt_bytes * row.usd_per_prompt_byte
+            + self.output_tokens * row.usd_per_output_token
+            + self.body_bytes * row.usd_per_body_byte
+            + answer_bytes * row.usd_per_answer_byte
+            - covered * row.cache_hit_calibration * row.usd_per_prompt_byte
+        )
+        penalty_ms = self.penalty_ms.item(place) if self.penalty_ms is not None else 0.0
+        decode_ms = self.output_tokens * (row.tpot_ms - self.least_token_ms())
+        interference_ms = self.output_tokens * (row.token_ms - row.tpot_ms)
+        stall_ms = cost.stalled_ms(prefill_ms, row.alone_ms, row.batch)
+        ttft_ms = row.rtt_ms + upload_ms + row.wait_ms + prefill_ms
+        return Scored(  # in order: by name takes 8 us
+            self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
+            row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
+            BETA * decode_ms, BETA * interference_ms, BETA * stall_ms,
+        )  # fmt: skip

@@ -1,0 +1,284 @@
+"""The channel to one regional balancer: streams of reports and prefixes, and pings that tell whether it lives.
+
+Invariants: a channel counts as broken only after PINGS_LOST pings in a row without any message in between; a broken
+stream or a silence has it asked at once, and not only when the next ping is due. Never judges what comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+from farhop_wire import region_pb2, region_pb2_grpc
+
+from farhop.balance.machine import Address
+from farhop.service.tasks import Tasks, in_turns
+from global_lb.links.prefix_streams import PrefixGapError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop.service.certificates import Certificates
+    from farhop.service.lawbook import LawBook
+    from global_lb.fleet.distances import Distances
+    from global_lb.links.config import LinksConfig
+    from global_lb.links.prefix_streams import Prefixes
+
+PINGS_LOST = 2  # in a row, before a channel counts as broken: one may be lost by chance
+HURRY = 0.25  # of the time between pings, while the wire time moves, or the channel is broken
+AGAIN = 0.1  # of that time, after a lost one
+SILENCE = 0.5  # of that time without a message on the channel, and it is asked: reports come once a second, too
+LAW_AGAIN_S = 2.0  # between two attempts to go by one law
+LAW_TIMEOUT_S = 10.0
+GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+_DISBELIEVED = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Quiet(Protocol):
+    """An attempt that is silent: farhop.relay.upstream.attempt.AttemptRun."""
+
+    @property
+    def id(self) -> str:
+        """As the hop token names it."""
+        ...
+
+    def asked_about(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+        """What its upstream said, when asked at `asked_at` (the watcher's clock), a round trip of `way_s` away."""
+        ...
+
+
+class LinkEvents(Protocol):
+    """Handles what happens on a link: the watcher."""
+
+    distances: Distances
+    prefixes: Prefixes
+    certificates: Certificates | None
+    laws: LawBook | None
+
+    def now(self) -> float:
+        """This process's monotonic clock, seconds."""
+        ...
+
+    def jitter(self) -> float:
+        """0.8 to 1.2."""
+        ...
+
+    def on_link_report(self, message: region_pb2.Report, name: tuple[str, str]) -> None:
+        """A report came."""
+        ...
+
+    def on_ping(self, name: tuple[str, str], reply: region_pb2.PingReply, sent_at: float) -> None:
+        """A ping came back."""
+        ...
+
+    def on_channel(self, name: tuple[str, str], up: bool) -> None:
+        """The channel broke, or is back."""
+        ...
+
+    def quiet(self, name: tuple[str, str]) -> Sequence[Quiet]:
+        """Attempts at it that are silent: to ask about."""
+        ...
+
+    def on_tls_failure(self, address: str, why: str) -> None:
+        """TLS failed."""
+        ...
+
+    def on_stream_failed(self, what: str, code: grpc.StatusCode) -> None:
+        """A stream ended in an error."""
+        ...
+
+
+class BalancerLink:
+    """See the module's head. `name` is (region, instance)."""
+
+    def __init__(self, watcher: LinkEvents, name: tuple[str, str], address: str, config: LinksConfig) -> None:
+        self._watcher, self._name, self.address, self._config = watcher, name, address, config
+        self._channel = _channel(config, name[0], address, watcher.certificates)
+        self._stub = region_pb2_grpc.RegionStub(self._channel)
+        self._alive_at = _loop_time()  # anything at all
+        self._urge = asyncio.Event()  # to ping now
+        self._unlike = asyncio.Event()  # it goes by another law than we
+        self._tasks = Tasks()
+        self._tasks.start(self._ping(), f"ping {address}")
+        self._tasks.start(self._reports(), f"read the reports of {address}")
+        self._tasks.start(self._prefixes(), f"read the prefixes of {address}")
+        if watcher.laws is not None:
+            self._tasks.start(self._law(watcher.laws), f"share the law with {address}")
+
+    async def close(self) -> None:
+        """Stop asking."""
+        await self._tasks.close()
+        await self._channel.close(None)
+
+    async def _ping(self) -> None:
+        watch, watcher, nonce = self._config.watch, self._watcher, 0
+        lost = PINGS_LOST
+        while True:
+            nonce += 1
+            asked = watcher.quiet(self._name)
+            ids = [attempt.id for attempt in asked]
+            request = region_pb2.PingRequest(nonce=nonce, balancer=self._config.balancer, attempts=ids)
+            asked_at = _loop_time()
+            try:
+                sent_at = watcher.now()
+                reply = await self._stub.Ping(request, timeout=max(watch.ping_timeout_s, self._two_ways_s()))
+                if lost == 0:  # else it may have waited for the connection, too
+                    watcher.on_ping(self._name, reply, sent_at)
+                lost, self._alive_at = 0, _loop_time()
+                watcher.on_channel(self._name, True)
+                tell(asked, reply.quiet_ms, sent_at, watcher.now() - sent_at)
+            except grpc.aio.AioRpcError as error:
+                lost += self._alive_at < asked_at  # else it speaks, and only this was lost
+                why = error.details() or ""
+                if any(text in why for text in _DISBELIEVED):
+                    watcher.on_tls_failure(self.address, why)
+                if lost >= PINGS_LOST:
+                    watcher.on_channel(self._name, False)
+            await self._rest(lost)
+
+    def _two_ways_s(self) -> float:
+        """Twice the wire time: what takes longer is lost, however far the region."""
+        return 2.0 * self._watcher.distances.rtt_ms(self._name[0], self._watcher.now()) / 1e3
+
+    async def _rest(self, lost: int) -> None:
+        """Until the next ping is due; sooner if a stream breaks, or a channel that was fine falls silent."""
+        pause_s, now = self._config.watch.ping_s * self._watcher.jitter(), _loop_time()
+        end = now + pause_s * (HURRY if self._watcher.distances.moving(self._name[0]) else 1.0)
+        if lost:
+            end = now + (AGAIN if lost < PINGS_LOST else HURRY) * pause_s
+        least = now + AGAIN * pause_s
+
+        def due() -> float:
+            silent_at = self._alive_at + SILENCE * pause_s
+            return end if lost else max(least, min(end, silent_at))
+
+        while _loop_time() < due():
+            try:
+                async with asyncio.timeout_at(due()):
+                    await self._urge.wait()
+            except TimeoutError:
+                continue  # unless a message has come meanwhile
+            self._urge.clear()
+            return
+
+    async def _reports(self) -> None:
+        request = region_pb2.ReportsRequest(balancer=self._config.balancer, region=self._config.region)
+        while True:
+            try:
+                async for message in self._stub.Reports(request):
+                    self._alive_at = _loop_time()
+                    self._watcher.on_link_report(message, self._name)
+                    laws = self._watcher.laws
+                    if laws is not None and message.law_epoch not in (0, laws.law.held_epoch):
+                        self._unlike.set()
+            except grpc.aio.AioRpcError as error:
+                self._watcher.on_stream_failed("reports", error.code())
+            self._urge.set()
+            await asyncio.sleep(self._config.watch.ping_s * self._watcher.jitter())
+
+    async def _law(self, laws: LawBook) -> None:
+        """Where its law is another epoch's than ours, whoever has the later one gives it; until then both go on."""
+        proven = self._config.certified_name(self._name[0]) is not None
+        while True:
+            await self._unlike.wait()
+            self._unlike.clear()
+            if not laws.may_believe(proven=proven):
+                await asyncio.sleep(LAW_AGAIN_S)
+                continue
+            try:
+                theirs = await self._exchange(laws.law.held_epoch, b"")
+                if theirs.document:
+                    await laws.offer(theirs.document, "/".join(self._name), proven=proven)
+                elif theirs.epoch < laws.law.held_epoch:
+                    await self._exchange(laws.law.held_epoch, laws.document_after(theirs.epoch))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # else an older build
+                    self._watcher.on_stream_failed("law", error.code())
+            await asyncio.sleep(LAW_AGAIN_S * self._watcher.jitter())
+
+    async def _exchange(self, epoch: int, document: bytes) -> region_pb2.LawExchange:
+        ours = region_pb2.LawExchange(sender=self._config.balancer, epoch=epoch, document=document)
+        return await self._stub.Law(ours, timeout=LAW_TIMEOUT_S)
+
+    async def _prefixes(self) -> None:
+        config, watcher = self._config, self._watcher
+        while True:
+            stream = watcher.prefixes.begin(self._name)
+            call = self._stub.Prefixes(
+                region_pb2.PrefixesRequest(
+                    balancer=config.balancer,
+                    region=config.region,
+                    known_incarnation=stream.known_incarnation,
+                    known_seq=stream.known_seq,
+                    law_epoch=watcher.prefixes.law_epoch,
+                )
+            )
+            pause_s = config.watch.ping_s
+            try:
+                async for message in call:
+                    await in_turns(stream.take(message))
+            except PrefixGapError:
+                pass  # counted where it was seen; the next stream begins with what is missing
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    pause_s *= 10  # an older build
+                else:
+                    watcher.on_stream_failed("prefixes", error.code())
+            finally:
+                call.cancel()
+                stream.ended(watcher.now())
+            await asyncio.sleep(pause_s * watcher.jitter())
+
+
+def tell(asked: Sequence[Quiet], quiet_ms: Sequence[int], sent_at: float, way_s: float) -> None:
+    """Give each attempt what was said of it; nothing was if the answer does not speak of all of them."""
+    if len(quiet_ms) == len(asked):
+        for attempt, ms in zip(asked, quiet_ms, strict=True):
+            attempt.asked_about(sent_at, None if ms < 0 else ms / 1e3, way_s)
+
+
+def silence_s(ping_s: float) -> float:
+    """How long a channel may be silent before gRPC pings it; as long again without an answer, and it is broken."""
+    return max(1.0, 2.0 * ping_s)
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def address_of(text: str) -> Address:
+    """host:port, as reports give it."""
+    host, _, port = text.rpartition(":")
+    return Address(host.strip("[]"), int(port))
+
+
+def _channel(config: LinksConfig, region: str, address: str, certificates: Certificates | None) -> grpc.aio.Channel:
+    """The channel to a regional balancer, encrypted where the configuration says so."""
+    # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
+    idle_ms = int(1e3 * silence_s(config.watch.ping_s))
+    waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    options = (*_OPTIONS, *((name, idle_ms) for name in waits), *_proxy_options(config.proxy(region)))
+    host = address_of(address).host
+    certified = config.certified_name(region)
+    if certified is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    assert certificates is not None  # where there is a name to verify there is whom to believe
+    other = () if certified == host else (("grpc.ssl_target_name_override", certified),)
+    return grpc.aio.secure_channel(address, certificates.material.channel(), options=(*options, *other))
+
+
+def _proxy_options(proxy: Address | None) -> tuple[tuple[str, str], ...]:
+    """Channel arguments for a proxy. By address, for any target: `grpc.http_proxy` would obey a stray no_proxy."""
+    if proxy is None:
+        return ()
+    return (
+        ("grpc.address_http_proxy", str(proxy)),
+        ("grpc.address_http_proxy_enabled_addresses", "0.0.0.0/0,::/0"),
+    )

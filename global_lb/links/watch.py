@@ -1,0 +1,364 @@
+"""Watches the regions: their reports in every hub, and a gRPC link to each balancer that reported.
+
+An event of a region is of that region alone: a report costs the same however many regions there are.
+
+Reports are merged by (region, instance, incarnation, seq), never by a clock, whichever path they came by. Invariants: a
+report that is absurd, of an unknown region or under another's key is dropped and counted; a key's presence is not
+liveness and its deletion is not death; when hubs are gone the last view stands and the links carry on; an incarnation
+gives way to an earlier one only if it is silent and the earlier one is seen to go on (a clock set back between two
+starts). Never decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+import grpc
+from farhop_wire import region_pb2
+
+from farhop.balance.machine import Address
+from farhop.balance.prefix.trie import PrefixTrie
+from farhop.service.tasks import Tasks, in_turns
+from farhop.store.documents.document import DocumentError
+from farhop.store.documents.report import from_wire
+from farhop.store.hubs import stores_of
+from global_lb.fleet.distances import Distances, moved
+from global_lb.fleet.view import ChannelChanged, Instance, Region, RegionKnown, RegionReported, instance_of
+from global_lb.links.drains import Drains
+from global_lb.links.hubs import Hub
+from global_lb.links.link import GONE, BalancerLink, Quiet, address_of
+from global_lb.links.prefix_streams import CONFIRM_S, Prefixes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from farhop.balance.machine import Event
+    from farhop.service.certificates import Certificates
+    from farhop.service.lawbook import LawBook
+    from farhop.store.contract import Store
+    from farhop.store.documents.report import RegionReport
+    from global_lb.links.config import LinksConfig
+    from topology.model import Topology
+
+FORGET_S = 60.0  # an instance silent for this long, and gone from every hub, is forgotten
+INSTANCES_MAX = 1024
+
+
+class Upstreams(Protocol):
+    """Who sends requests to the balancers: the relay."""
+
+    def channel(self, address: Address, up: bool) -> None:
+        """The gRPC channel to the balancer whose tier listener that is broke, or works again."""
+        ...
+
+    def quiet(self, address: Address) -> Sequence[Quiet]:
+        """Attempts there that are silent."""
+        ...
+
+
+class Watcher:
+    """Keeps the view. `react` takes events; `refused` counts reports not believed, by reason.
+
+    `certificates` are for the links to regions that speak TLS; `trouble` is called with where that fails, and why;
+    `upstreams`, to which balancer a channel broke or works again, and what is said of attempts there.
+    """
+
+    def __init__(
+        self,
+        config: LinksConfig,
+        topology: Topology,
+        store: Store,
+        react: Callable[[Event], None],
+        refused: Callable[[str], None],
+        clock: Callable[[], float],
+        rng: Random,
+        prefixes: Prefixes | None = None,
+        certificates: Certificates | None = None,
+        trouble: Callable[[Address, str], None] = lambda _address, _why: None,
+        upstreams: Upstreams | None = None,
+        laws: LawBook | None = None,
+    ) -> None:
+        self._upstreams, self.laws = upstreams, laws
+        self.certificates, self._trouble = certificates, trouble
+        if certificates is not None:
+            certificates.changed = self._relink
+        self._config, self._topology, self._store = config, topology, store
+        self.prefixes = prefixes if prefixes is not None else Prefixes(PrefixTrie(), refused)
+        self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
+        self._reports: dict[tuple[str, str], tuple[RegionReport, float]] = {}
+        self._instances: dict[str, dict[str, Instance]] = {}  # by region and name: made once of each report
+        self._tiers: dict[tuple[str, str], Address] = {}
+        self._balancer = config.balancer
+        self._known_ms: dict[str, float] = {}  # by region, the wire time that the machine knows
+        self._links: dict[tuple[str, str], BalancerLink] = {}
+        self._up: dict[tuple[str, str], bool] = {}
+        self._past: dict[tuple[str, str], tuple[int, int]] = {}  # incarnation and seq of what came after all later ones
+        self._tasks = Tasks()
+        self._retired = Tasks()
+        self._closed = False
+        self.distances = Distances(topology, config.region)
+        self.drains = Drains(store, topology.regions, react, refused, clock)
+        hubs = stores_of(store, topology.regions[config.region].hub)
+        self.hubs = tuple(
+            Hub(name, one, self.on_report, refused, clock, self.on_kept_report) for name, one in hubs.items()
+        )
+
+    @property
+    def store_trouble(self) -> str | None:
+        """Which hubs are out of contact, and why; None if all are in contact."""
+        lost = [(hub.name, hub.trouble) for hub in self.hubs if hub.trouble is not None]
+        if len(self.hubs) == 1:
+            return lost[0][1] if lost else None
+        return "; ".join(f"hub {name}: {why}" for name, why in lost) or None
+
+    @property
+    def _listed(self) -> set[tuple[str, str]]:
+        return set().union(*(hub.listed for hub in self.hubs))
+
+    async def open(self) -> None:
+        """Begin."""
+        for hub in self.hubs:
+            self._tasks.start(hub.follow(), f"watch the reports in hub {hub.name}")
+        self._tasks.start(self.drains.follow(), "watch the drains")
+        self._tasks.start(self._tidy(), "forget what is gone")
+        self._tasks.start(self._tidy_prefixes(), "forget prefixes that are gone")
+
+    async def close(self) -> None:
+        """Stop watching."""
+        self._closed = True
+        await self._tasks.close()
+        for link in self._links.values():
+            self._retire(link)
+        await self._retired.settle()
+
+    def _retire(self, link: BalancerLink) -> None:
+        """Close a link without waiting for it."""
+        self._retired.start(link.close(), f"close the link to {link.address}")
+
+    # -- what is gone
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(FORGET_S / 10.0)
+            self.forget()
+
+    async def _tidy_prefixes(self) -> None:
+        while True:
+            await asyncio.sleep(CONFIRM_S)
+            await in_turns(self.prefixes.tidy(self._clock()))
+
+    def forget(self) -> None:
+        """Drop instances that are gone from every hub and silent; a link that still speaks keeps one alive."""
+        now, listed = self._clock(), self._listed
+        gone = [
+            name
+            for name, (_, received_at) in self._reports.items()
+            if name not in listed and now - received_at > FORGET_S
+        ]
+        for name in gone:
+            region, instance = name
+            del self._reports[name]
+            self._unwatched(self._instances[region].pop(instance))
+            self._past.pop(name, None)
+            if self.laws is not None:
+                self.laws.left("/".join(name))
+            self.distances.forget(name)
+            self._retire(self._links.pop(name))
+            if self._up.pop(name, False):
+                self._channel_of(region)
+        # Time alone makes instances silent, too: of one of several it shows with the others' reports, of all here.
+        several = {region for region, instances in self._instances.items() if len(instances) > 1}
+        for region in several.union(region for region, _ in gone):
+            self._react(RegionKnown(region, self._region(region)))
+
+    # -- by either path
+
+    def on_report(self, report: RegionReport) -> str | None:
+        """Take a report if it is newer than what is known, and swap the view. Why it is not believed; None if it is."""
+        if self._closed:
+            return None  # a link may still speak while it is being closed
+        if report.region not in self._topology.regions:
+            return self._doubt("unknown_region")
+        name = (report.region, report.instance)
+        known = self._reports.get(name)
+        if not (known is not None and _as_before(known[0], report)) and not self._in_place(report):
+            return self._doubt("address_not_allowed")
+        if known is None and len(self._reports) >= INSTANCES_MAX:
+            return self._doubt("too_many_instances")
+        now = self._clock()
+        if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
+            if known[0].incarnation == report.incarnation:
+                return None  # the other path was faster, or it is late
+            if not self._goes_on(name, report, known[1], now):
+                return self._doubt("past_incarnation")
+        self._past.pop(name, None)
+        self._reports[name] = (report, now)
+        instances, instance = self._instances.setdefault(report.region, {}), self._instance(report, now)
+        before = instances.get(report.instance)
+        if before is not None and before.tier is not instance.tier:
+            self._unwatched(before)
+        instances[report.instance] = instance
+        self._link(name, report)
+        if self.laws is not None:
+            self.laws.named("/".join(name), report.law_epoch)
+        renewed = known is None or known[0].incarnation != report.incarnation
+        self._react(RegionReported(report.region, renewed, self._region(report.region)))
+        return None
+
+    def on_kept_report(self, report: RegionReport) -> str | None:
+        """A report that was kept on disk, from before we were: where its sender may be found, and no sign of life."""
+        name = (report.region, report.instance)
+        if report.region not in self._topology.regions:
+            return self._doubt("unknown_region")
+        if not self._in_place(report):
+            return self._doubt("address_not_allowed")  # what may be dialled is decided now, not when it was kept
+        if self._closed or name in self._reports or len(self._reports) >= INSTANCES_MAX:
+            return None
+        at = self._clock() - self._config.watch.report_age_s
+        self._reports[name] = (report, at)
+        self._instances.setdefault(report.region, {})[report.instance] = self._instance(report, at)
+        self._link(name, report)
+        self._react(RegionKnown(report.region, self._region(report.region)))
+        return None
+
+    def _goes_on(self, name: tuple[str, str], report: RegionReport, received_at: float, now: float) -> bool:
+        """Whether a past incarnation is the one that lives: it counts on, while the later one has long been silent."""
+        before, at = self._past.get(name), (report.incarnation, report.seq)
+        self._past[name] = max(before, at) if before is not None else at
+        silent = now - received_at > self._config.watch.report_age_s
+        return silent and before is not None and before[0] == at[0] and at[1] > before[1]
+
+    def _in_place(self, report: RegionReport) -> bool:
+        """Whether it names addresses where balancers of its region may be: who can write a report cannot have prompts
+        sent to himself."""
+        hosts = [address_of(one).host for one in (report.tier_address, report.control_address)]
+        if report.client_url and report.region in self._config.region_hosts:
+            hosts.append(urlsplit(report.client_url).hostname or "")
+        return all(self._config.allows(report.region, host) for host in hosts)
+
+    def _doubt(self, reason: str) -> str:
+        self._refused(reason)
+        return reason
+
+    def _region(self, region: str) -> Region | None:
+        """The region as it is known now; None if nothing is."""
+        instances = tuple(self._instances.get(region, {}).values())
+        if len(instances) > 1:
+            # A silent one is left out where another speaks; a region's last one is the liveness's to judge.
+            now = self._clock()
+            instances = tuple(i for i in instances if not self._silent((region, i.name), now)) or instances
+        if not instances:
+            return None
+        rtt_ms = self._known_ms[region] = self.distances.rtt_ms(region, self._clock())
+        return Region(region, rtt_ms, instances)
+
+    def _silent(self, name: tuple[str, str], now: float) -> bool:
+        """Two signals against one instance: it does not report, and its channel is broken."""
+        return now - self._reports[name][1] > self._config.watch.report_age_s and not self._up.get(name, False)
+
+    def _instance(self, report: RegionReport, received_at: float) -> Instance:
+        offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
+        tier = self._tier(report.region, report.tier_address)
+        return instance_of(report, tier, received_at, offset_ms, self._balancer)
+
+    def _tier(self, region: str, address: str) -> Address:
+        """Where a tier listener is reached: the same object for the same text, 20 times a second."""
+        known = self._tiers.get((region, address))
+        if known is None:
+            at = address_of(address)
+            known = Address(at.host, at.port, self._config.proxy(region), self._config.certified_name(region))
+            if len(self._tiers) >= INSTANCES_MAX:
+                self._tiers.clear()
+            self._tiers[region, address] = known
+        return known
+
+    # -- by gRPC
+
+    def _link(self, name: tuple[str, str], report: RegionReport) -> None:
+        known = self._links.get(name)
+        if known is not None and known.address == report.control_address:
+            return
+        if known is not None:
+            self._retire(known)
+        self._links[name] = BalancerLink(self, name, report.control_address, self._config)
+
+    def _relink(self) -> None:
+        # A gRPC channel keeps the certificates it was opened with.
+        for name, link in tuple(self._links.items()):
+            self._retire(link)
+            self._links[name] = BalancerLink(self, name, link.address, self._config)
+
+    def on_tls_failure(self, address: str, why: str) -> None:
+        """TLS with a regional balancer failed."""
+        self._trouble(address_of(address), why)
+
+    def on_ping(self, name: tuple[str, str], reply: region_pb2.PingReply, sent_at: float) -> None:
+        """A ping over a standing connection came back."""
+        if not self.distances.pinged(name, reply.incarnation, reply.clock_ms, sent_at, self._clock()):
+            self._refused("absurd_ping")
+            return
+        region = name[0]
+        known_ms = self._known_ms.get(region)
+        if known_ms is not None and moved(known_ms, self.distances.rtt_ms(region, self._clock())):
+            self._react(RegionKnown(region, self._region(region)))  # its reports may not come, or not soon
+
+    def on_channel(self, name: tuple[str, str], up: bool) -> None:
+        """One instance's channel broke, or is back."""
+        if name not in self._reports or self._up.get(name) == up:
+            return
+        self._up[name] = up
+        if self._upstreams is not None:
+            self._upstreams.channel(self._instances[name[0]][name[1]].tier, up)
+        self._channel_of(name[0])
+
+    def _unwatched(self, instance: Instance) -> None:
+        """Nobody tells of the way to it any more: it counts as it does before anybody has."""
+        if self._upstreams is not None:
+            self._upstreams.channel(instance.tier, True)
+
+    def quiet(self, name: tuple[str, str]) -> Sequence[Quiet]:
+        """See LinkEvents."""
+        known = self._instances.get(name[0], {}).get(name[1])
+        return self._upstreams.quiet(known.tier) if self._upstreams is not None and known is not None else ()
+
+    def _channel_of(self, region: str) -> None:
+        """A region's channel is up while that of any of its instances is."""
+        up = any(self._up.get((region, instance), False) for instance in self._instances[region])
+        self._react(ChannelChanged(region, up, self._region(region)))
+
+    def on_link_report(self, message: region_pb2.Report, name: tuple[str, str]) -> None:
+        """A report over gRPC, judged as one from etcd is."""
+        try:
+            report = from_wire(message)
+        except DocumentError:
+            self._refused("malformed")
+            return
+        if (report.region, report.instance) != name:
+            self._refused("misplaced")
+            return
+        self.on_report(report)
+
+    def on_stream_failed(self, what: str, code: grpc.StatusCode) -> None:
+        """A link's stream ended in an error. That nobody is there the ping tells; any other reason is counted."""
+        if code not in GONE:
+            self._refused(f"{what}_{code.name.lower()}")
+
+    def now(self) -> float:
+        """This process's monotonic clock, seconds."""
+        return self._clock()
+
+    def jitter(self) -> float:
+        """0.8 to 1.2, so that many balancers do not ask one region in step."""
+        return 0.8 + 0.4 * self._rng.random()
+
+
+def _as_before(known: RegionReport, report: RegionReport) -> bool:
+    """Whether it names the addresses that an earlier one did, which was let in."""
+    return (report.tier_address, report.control_address, report.client_url) == (
+        known.tier_address,
+        known.control_address,
+        known.client_url,
+    )

@@ -1,0 +1,1 @@
+"""Where a request goes: law -> policy -> pick, and what follows when a region fails. Pure: never does IO."""

@@ -1,0 +1,89 @@
+"""The law, before anything else: where a request may be read, and where it may be processed.
+
+Evaluated at arrival and again before every attempt. What counts is the intersection of the law in force when the
+request came and the law in force now: a change in flight can only narrow. Never weighs, never fails open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance import outcome
+from topology.law import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
+    from topology.law import Law, Verdict
+    from topology.model import Topology
+
+_HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
+
+
+class EntryForbidden(msgspec.Struct, frozen=True):
+    """This balancer may not read the tenant's requests. `elsewhere` is an entry that may, if there is one."""
+
+    why: str
+    elsewhere: str | None
+
+
+def entry(tenant: str, region: str, law: Law, topology: Topology) -> EntryForbidden | None:
+    """None if a balancer standing in `region` may read the body."""
+    verdict = law.verdict(tenant, "", Scope.ENTRY)
+    why = verdict.why_not(region)
+    if why is None:
+        return None
+    entries = (url for name in sorted(verdict.lawful) for url in topology.regions[name].entry)
+    return EntryForbidden(why, next(entries, None))
+
+
+def processing(request: Request, law: Law) -> Verdict:
+    """Where the request may be processed by the law of now."""
+    return law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
+
+
+def both(one: frozenset[str], other: frozenset[str] | None) -> frozenset[str]:
+    """Those of both; where they are the same, the very set that the law gives out: much is kept by it."""
+    return one if other is None or one is other or one == other else one & other
+
+
+def may_read(tenant: str, region: str, law: Law) -> bool:
+    """Whether a balancer in `region` may be the first to read the tenant's bodies."""
+    return region in law.verdict(tenant, "", Scope.ENTRY).lawful
+
+
+def hints_allowed(request: Request, region: str, law: Law) -> bool:
+    """Whether a trace of the request's prefix may be kept in `region`."""
+    return region in law.verdict(request.tenant, request.model, _HINTS, request.narrow, request.key).lawful
+
+
+def records_allowed(request: Request, region: str, law: Law) -> bool:
+    """Whether spans and decisions of the request may be recorded in `region`."""
+    return region in law.verdict(request.tenant, request.model, Scope.LOGGING, request.narrow, request.key).lawful
+
+
+def turned_away(reason: Outcome) -> bool:
+    """Whether a region refused for the sake of others, and would take the request as the last resort."""
+    return reason is outcome.FOREIGN_FULL or reason is outcome.BROKEN_PROMISE
+
+
+def refused_by(refusals: Mapping[str, Outcome], absent: Mapping[str, str]) -> str:
+    """What became of a request, region by region, for the client."""
+    why = [f"{region}: {reason.reason}" for region, reason in sorted(refusals.items())]
+    why += [f"{region}: {reason}" for region, reason in sorted(absent.items()) if region not in refusals]
+    return f"no lawful region can serve this request now ({'; '.join(why[:16])})"
+
+
+def summary(verdict: Verdict, lawful: frozenset[str]) -> str:
+    """Why nothing is lawful, region by region, for the client. `lawful` is by the law the request came under."""
+    reasons: dict[str, list[str]] = {}
+    for region, why in sorted(verdict.excluded.items()):
+        reasons.setdefault(why, []).append(region)
+    if narrowed := sorted(verdict.lawful - lawful):
+        reasons["not lawful when the request came"] = narrowed
+    why = "; ".join(f"{', '.join(regions[:8])}: {reason}" for reason, regions in list(reasons.items())[:8])
+    return f"no region may lawfully process this request ({why})"

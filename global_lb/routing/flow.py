@@ -1,0 +1,584 @@
+"""The global tier's machine: law -> policy -> pick, the next runner-up on refusal or failure, and what is learned.
+
+Invariants: a request is forwarded only to a region that is lawful by the law it came under *and* by the law of now;
+it is never tried twice at one region unless none is left untried after a transport failure, or all that are left turned
+it away for the sake of others; it holds at most one reservation; every request is concluded exactly once. Never awaits,
+never opens anything, never sees a body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop.balance import machine, outcome, retry
+from farhop.balance.estimate.estimates import Estimates
+from farhop.balance.health.reading import State
+from farhop.balance.health.region import LivenessConfig
+from farhop.balance.health.suspects import BROKE_OFF, Suspects
+from farhop.balance.ledger import Ledger, Reservation
+from farhop.balance.outcome import Source
+from global_lb.fleet.regions import Regions, Spill
+from global_lb.fleet.view import ChannelChanged, RegionForced, RegionKnown, RegionReported, ViewSwapped
+from global_lb.routing import admission
+from global_lb.routing.pick import Decision, pick
+from global_lb.routing.policy import OverridesChanged
+from global_lb.routing.redirect import Redirects
+from global_lb.routing.routes import Routes, RoutesChanged
+from topology.law import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
+    from farhop.balance.machine import Answer, Command, Event, Request
+    from farhop.balance.outcome import Outcome
+    from global_lb.fleet.table import Price
+    from global_lb.fleet.view import Instance, View
+    from topology.law import Law, Verdict
+
+    AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
+
+LOOK_AGAIN_S = 1.0  # after an attempt was sent that has not begun
+LOOK_SOON_S = 0.5  # after its region's channel broke
+TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
+LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
+_ENDED_TWO = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
+_UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
+ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
+
+
+class FlowConfig(msgspec.Struct, frozen=True):
+    """Bounds of one global balancer. `trie_bytes` is the prompt text mirrored per region, not memory; `https_only`:
+    its clients come by TLS, and are not redirected to anything less."""
+
+    region: str
+    trie_bytes: int = 256 * 1024 * 1024
+    held_max: int = 1024
+    liveness: LivenessConfig = LivenessConfig()
+    spill: Spill = Spill()
+    https_only: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt under way: where, since when (`sent_at`), and what it was counted with in `load`."""
+
+    region: str
+    instance: Instance
+    load: UnacknowledgedLoad
+    uncached_bytes: float
+    sent_at: float
+    started: bool = False
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
+
+    `attempt` is the one under way, `attempts` how many there were. `last_resort`: no promise is made any more;
+    `doubted`: it waits until it is known whether the processes live at which it broke off; `due` is what its timer is
+    set for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions that
+    refused it, as they said; `waited_s` what it waited in queues of regions that let it go.
+    """
+
+    request: Request
+    lawful: frozenset[str]
+    attempt: Attempt | None = None
+    attempts: int = 0
+    transport_retries: int = 0
+    budgeted: bool = False
+    last_resort: bool = False
+    doubted: bool = False
+    decision: Decision | None = None
+    refusals: dict[str, Outcome] = field(default_factory=dict)
+    waits_ms: dict[str, float] = field(default_factory=dict)
+    held_until: float | None = None
+    waited_s: float = 0.0
+    due: float = 0.0
+
+    def law_refused(self, lawful: frozenset[str]) -> bool:
+        """Whether every lawful region's own copy of the law said no."""
+        return all(self.refusals.get(region) in _UNLAWFUL_THERE for region in lawful)
+
+    def summary(self) -> str:
+        """What became of it, region by region, for the client."""
+        return admission.refused_by(self.refusals, self.decision.absent if self.decision is not None else {})
+
+
+class GlobalFlow:
+    """See the module's head. `patience_s` gives how long a tenant's requests wait when no lawful region serves."""
+
+    def __init__(
+        self,
+        config: FlowConfig,
+        law: Law,
+        rng: Random,
+        patience_s: Callable[[str], float],
+        routes: Routes | None = None,
+        prices: Mapping[str, Price] | None = None,
+    ) -> None:
+        self.config, self.law, self._rng, self._patience_s = config, law, rng, patience_s
+        self.redirects = Redirects(https_only=config.https_only)
+        self.routes = routes or Routes()
+        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices)
+        self.trie = self._regions.trie
+        self.liveness, self.cache_hit_calibration = self._regions.liveness, self._regions.cache_hit_calibration
+        self.best_instance = self._regions.best_instance
+        self.hits, self.sent, self.admitted_share = self._regions.hits, self._regions.sent, self._regions.admitted_share
+        self.forgotten: list[Callable[[], None]] = []  # called when all prefixes are forgotten
+        self.ledger, self.estimates = Ledger(), Estimates()
+        self._budget, self._suspects = retry.RetryBudget(), Suspects()
+        self._requests: dict[str, RequestState] = {}
+        self._held: dict[str, None] = {}
+        self._woken_at = -inf  # when all on hold were looked at last
+        self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
+            machine.RequestArrived: self._arrived,
+            machine.AttemptBegan: self._began,
+            machine.AttemptEnded: self._ended,
+            machine.AttemptRefused: self._refused,
+            machine.AttemptFailed: self._failed,
+            machine.ClientLeft: self._client_left,
+            machine.TimerFired: self._timer_fired,
+            machine.LawChanged: self._law_changed,
+            ViewSwapped: self._view_swapped,
+            RegionKnown: self._region_known,
+            RegionReported: self._region_reported,
+            ChannelChanged: self._channel_changed,
+            RegionForced: self._region_forced,
+            RoutesChanged: self._overridden,
+            OverridesChanged: self._overridden,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """One event in, commands out."""
+        return self._handlers[type(event)](event, now)
+
+    @property
+    def view(self) -> View:
+        """The regions as they are known now: frozen."""
+        return self._regions.view
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are neither answered nor given up."""
+        return len(self._requests)
+
+    # -- a request's edges
+
+    def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
+        request = event.request
+        if request.id in self._requests:
+            return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
+        lawful = admission.processing(request, self.law).lawful
+        if request.lawful is not None:
+            lawful &= request.lawful
+        state = self._requests[request.id] = RequestState(request, lawful)
+        self.estimates.age(now)
+        self._budget.began()
+        return self._dispatch(state, now)
+
+    def _began(self, event: machine.AttemptBegan, _now: float) -> list[Command]:
+        found = self._under_way(event)
+        if found is not None and not found[1].started:
+            self._start(*found, event.status)
+        return []
+
+    def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
+        found = self._under_way(event)
+        if found is None:
+            return []
+        state, attempt = found
+        if not attempt.started:
+            self._start(state, attempt, event.status)
+        self._over(state)
+        request, usage = state.request, event.usage
+        if self._suspects:
+            self._suspects.answered((request.tenant, request.body_hash))
+        if event.status < 400 and usage is not None:
+            self.estimates.age(now)
+            self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
+            if state.decision is not None:
+                self.routes.answered(state.decision, usage.completion_tokens, now)
+                if usage.cached_tokens is not None:
+                    self._regions.compare(state.decision.chosen, usage.cached_tokens, now)
+        return []
+
+    def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:
+        found = self._under_way(event)
+        if found is None:
+            return []
+        state, attempt = found
+        self._regions.liveness_of(attempt.region).relay_succeeded()
+        # What the region's machine refuses it has counted; its listeners turn away uncounted (client, balancer).
+        counted = event.outcome.source not in (Source.CLIENT, Source.BALANCER)
+        counted = counted and event.outcome is not outcome.UNLAWFUL_UNREAD
+        if event.wait_ms is not None:
+            state.waits_ms[attempt.region] = event.wait_ms
+        if event.outcome is outcome.QUEUE_TIMEOUT:
+            state.waited_s += now - attempt.sent_at
+        if event.outcome.source is Source.REGION:
+            self._regions.refused(attempt.instance, state.request.model, event.outcome, event.wait_ms)
+        return self._came_back(state, attempt, event.outcome, now, counted=counted)
+
+    def _failed(self, event: machine.AttemptFailed, now: float) -> list[Command]:
+        found = self._under_way(event)
+        if found is None:
+            return []
+        state, attempt = found
+        if outcome.blames_target(event.outcome):
+            self._regions.liveness_of(attempt.region).relay_failed(now)
+            self._broke_off(state, attempt, event.outcome, now)
+        if attempt.started:
+            self._over(state)
+            return [machine.Answer(event.id, event.outcome, f"region {attempt.region} failed while answering")]
+        return self._came_back(state, attempt, event.outcome, now, counted=False)
+
+    def _client_left(self, event: machine.ClientLeft, _now: float) -> list[Command]:
+        state = self._requests.get(event.id)
+        if state is not None:
+            self._over(state)
+        return []
+
+    def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
+        state = self._requests.get(event.id)
+        if state is None:
+            return []
+        if now < state.due:
+            return [machine.SetTimer(event.id, state.due)]  # timers may fire a little early
+        attempt = state.attempt
+        if attempt is None:
+            state.refusals.clear()
+            return self._dispatch(state, now)
+        if now >= state.request.deadline:
+            return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
+        if self._swallowed(state, attempt, now):
+            self._regions.liveness_of(attempt.region).relay_failed(now)
+            self._broke_off(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now)
+            cancel = machine.Cancel(state.request.id, state.attempts)
+            return [cancel, *self._came_back(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now, counted=False)]
+        return [self._look_again(state, attempt, now)]
+
+    def _look_again(self, state: RequestState, attempt: Attempt, now: float) -> Command:
+        """To see whether its region still lives: a request that is swallowed brings no event of its own."""
+        deadline = state.request.deadline
+        return self._timer(state, deadline if attempt.started else min(deadline, now + LOOK_AGAIN_S))
+
+    def _swallowed(self, state: RequestState, attempt: Attempt, now: float) -> bool:
+        """Whether an attempt that has not begun is better given up: its region is down, or in doubt and another not."""
+        health = State.UP if attempt.started else self._regions.liveness_of(attempt.region).read(now).state
+        if health is not State.SUSPECT:
+            return health is State.DOWN
+        elsewhere = frozenset((attempt.region, *state.refusals))
+        other = self.consider(state.request, now, state.lawful, elsewhere).chosen
+        return other is not None and self._regions.liveness_of(other.region).read(now).state is State.UP
+
+    def _under_way(self, event: AttemptEvent) -> tuple[RequestState, Attempt] | None:
+        """The request, and the attempt if it is this very one: an event of an earlier one changes nothing."""
+        state = self._requests.get(event.id)
+        if state is None or state.attempt is None or state.attempts != event.attempt:
+            return None
+        return state, state.attempt
+
+    def _start(self, state: RequestState, attempt: Attempt, status: int) -> None:
+        attempt.started = True
+        self.ledger.began(state.request.id)
+        self._regions.liveness_of(attempt.region).relay_succeeded()
+        attempt.load.settled(state.request.prompt_bytes, attempt.uncached_bytes)
+        self._regions.settled(attempt.region)
+        # The region holds this prefix now: known here only if the law lets a trace of it be kept here.
+        if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
+            self._regions.caches(attempt.region, state.request.chain)
+
+    # -- the world's edges
+
+    def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
+        """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
+        if not event.law.supersedes(self.law):
+            return []
+        return self._go_by(event.law.knowing(self._regions.lineages.of), now)
+
+    def _go_by(self, law: Law, now: float) -> list[Command]:
+        before, self.law = self.law, law
+        if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
+            self._regions.forget_prefixes()  # whose nodes they are nobody can tell any more
+            for forgotten in self.forgotten:
+                forgotten()
+        return self._wake(now)
+
+    def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
+        self.redirects.settle(self._regions, now)
+        self._regions.adopt(event.view, now)
+        law = self.law.knowing(self._regions.lineages.of)
+        return self._wake(now) if law is self.law else self._go_by(law, now)
+
+    def _region_known(self, event: RegionKnown, now: float) -> list[Command]:
+        return self._changed(event.region, lambda: self._regions.take(event.region, event.known), now)
+
+    def _region_reported(self, event: RegionReported, now: float) -> list[Command]:
+        region, known = event.region, event.known
+
+        def change() -> None:
+            self._regions.liveness_of(region).reported(now, renewed=event.renewed)
+            if known is not None:
+                self.redirects.settle(self._regions, now)
+                self._regions.take(region, known)
+
+        return self._changed(region, change, now)
+
+    def _channel_changed(self, event: ChannelChanged, now: float) -> list[Command]:
+        region, known = event.region, event.known
+
+        def change() -> None:
+            self._regions.liveness_of(region).channel(event.up)
+            if known is not None:
+                self._regions.take(region, known)
+
+        commands = self._changed(region, change, now)
+        if not event.up:
+            for state in self._requests.values():
+                attempt = state.attempt
+                waits = attempt is not None and attempt.region == region and not attempt.started
+                if waits and now + LOOK_SOON_S < state.due:  # its channel may be back then
+                    commands.append(self._timer(state, now + LOOK_SOON_S))
+        return commands
+
+    def _region_forced(self, event: RegionForced, now: float) -> list[Command]:
+        forced = self._regions.liveness_of(event.region).forced
+        force = partial(forced.force, State.DRAINING, event.why, event.until, now=now, over_s=event.over_s)
+        return self._changed(event.region, force if event.drain else forced.lift, now)
+
+    def _overridden(self, event: RoutesChanged | OverridesChanged, now: float) -> list[Command]:
+        self.routes.apply(event)
+        return self._wake(now)
+
+    def _changed(self, region: str, change: Callable[[], None], now: float) -> list[Command]:
+        """A region's life or offer changes. What it was until now may have come by time alone, unseen: see to both.
+
+        Whoever is on hold is looked at if it can be asked otherwise than before; once in LOOK_HELD_S in any case.
+        """
+        regions = self._regions
+        before = regions.standing(region, now) if self._held else None
+        regions.settle(region, now)
+        change()
+        regions.settle(region, now)
+        if before is None:
+            return []
+        after, seen = regions.standing(region, now), self._standings.get(region, before)
+        self._standings[region] = after
+        return self._wake(now) if not before == seen == after or now >= self._woken_at + LOOK_HELD_S else []
+
+    def _wake(self, now: float) -> list[Command]:
+        """Let those on hold go who can now. One that cannot speaks for all like it, as there may be many."""
+        commands: list[Command] = []
+        stuck: set[Any] = set()
+        self._woken_at = now
+        for request_id in tuple(self._held):
+            state = self._requests[request_id]
+            request = state.request
+            if now >= state.due:
+                state.refusals.clear()  # as its timer, which is due, would
+            alike = (
+                request.tenant, request.model, request.narrow, request.key, state.lawful, frozenset(state.refusals),
+                state.doubted and request.body_hash,
+            )  # fmt: skip
+            if alike in stuck:
+                continue
+            released = self._dispatch(state, now)
+            commands += released
+            if request_id in self._held:
+                stuck.add(alike)
+        return commands
+
+    # -- deciding
+
+    def consider(
+        self, request: Request, now: float, within: frozenset[str] | None = None, without: frozenset[str] = frozenset()
+    ) -> Decision:
+        """Decide for a request by the law of now, and inside `within` where given, `without` those tried already.
+
+        Changes nothing; `explain` asks the same way.
+        """
+        verdict, routes = admission.processing(request, self.law), self.routes
+        output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
+        lawful, route = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
+        field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
+        return pick(
+            field, verdict, route, self._rng, now, self.config.region, overrides=routes.overrides, homes=routes.homes
+        )
+
+    def _decide(self, state: RequestState, now: float) -> Decision:
+        """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,
+        without a promise, once nobody else is left or the client has waited for enough of them."""
+        decision = self.consider(state.request, now, state.lawful, frozenset(state.refusals))
+        away = [region for region, reason in state.refusals.items() if admission.turned_away(reason)]
+        few = len(away) < TURNED_AWAY_MAX and state.attempts + 1 < retry.ATTEMPTS_MAX
+        if not away or state.last_resort or (few and decision.chosen is not None):
+            state.last_resort |= not away and decision.unwelcome(now)
+            return decision
+        state.last_resort = True
+        for region in away:
+            del state.refusals[region]
+        return self.consider(state.request, now, state.lawful, frozenset(state.refusals))
+
+    def _dispatch(self, state: RequestState, now: float) -> list[Command]:
+        """Send the request to the best region it may go to, or conclude or hold it."""
+        request = state.request
+        if now >= request.deadline:
+            return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
+        if request.body_hash and (commands := self._suspected(state, now)) is not None:
+            return commands
+        decision = state.decision = self._decide(state, now)
+        chosen = decision.chosen
+        if chosen is None:
+            return self._nowhere(state, decision, now)
+        self._held.pop(request.id, None)
+        instance = self._regions.best_instance(chosen.region, request.model)
+        assert instance is not None  # it was among the offers, and no await lies between
+        lawful = admission.both(state.lawful, decision.verdict.lawful)
+        self.routes.sent(request, decision, now)
+        if state.attempts == 0 and self.redirects.redirects(request, decision, instance, self.law):
+            self._over(state)
+            return [self.redirects.redirect(request, decision, instance, lawful, self._regions, now)]
+        state.attempts += 1
+        load, uncached_bytes = self._regions.load_of(instance), chosen.uncached_share * request.prompt_bytes
+        state.attempt = attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
+        self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
+        load.sent(request.prompt_bytes, uncached_bytes)
+        return [
+            self._look_again(state, attempt, now),
+            machine.Forward(
+                request.id,
+                state.attempts,
+                chosen.region,
+                instance.tier,
+                None if state.last_resort else chosen.ttft_ms,
+                lawful,
+                decision,
+                waited_s=state.waited_s,
+            ),
+        ]
+
+    def _nowhere(self, state: RequestState, decision: Decision, now: float) -> list[Command]:
+        request = state.request
+        lawful = state.lawful & decision.verdict.lawful
+        if not lawful:
+            return [self._answer(state, outcome.UNLAWFUL, admission.summary(decision.verdict, state.lawful))]
+        if not self._regions.may_exist(request.model):
+            detail = f"the model `{request.model[:128]}` does not exist or no region serves it"
+            return [self._answer(state, outcome.UNKNOWN_MODEL, detail)]
+        if state.held_until is None:
+            state.held_until = min(request.deadline, now + self._patience_s(request.tenant))
+        held = request.id in self._held
+        crowded = not held and len(self._held) >= self.config.held_max
+        if crowded or now >= state.held_until or state.law_refused(lawful):
+            return [self._exhausted(state, decision.verdict, now)]
+        due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
+        if held and now < state.due:
+            return []  # it waits already
+        self._held[request.id] = None
+        timer = self._timer(state, due)
+        return [timer] if held else [machine.Hold(request.id), timer]
+
+    # -- queries of death: what may have ended two processes is not handed to a third (farhop.balance.health.suspects)
+
+    def _broke_off(self, state: RequestState, attempt: Attempt, reason: Outcome, now: float) -> None:
+        """An attempt ended without an answer: it was under way, unless there was no connection."""
+        instance, request = attempt.instance, state.request
+        if request.body_hash and reason in BROKE_OFF:
+            process = (instance.region, instance.name, str(instance.incarnation))
+            self._suspects.broke_off((request.tenant, request.body_hash), process, self._reported_at(process), now)
+
+    def _reported_at(self, process: tuple[str, ...]) -> float:
+        """When a report of this very process came, by whatever path."""
+        region, name, incarnation = process
+        known = self.view.regions.get(region)
+        instances = () if known is None else known.instances
+        same = (i.received_at for i in instances if i.name == name and str(i.incarnation) == incarnation)
+        return max(same, default=-inf)
+
+    def _suspected(self, state: RequestState, now: float) -> list[Command] | None:
+        """What to do instead of sending a request on; None where nothing is held against it."""
+        request = state.request
+        verdict = self._suspects.verdict((request.tenant, request.body_hash), self._reported_at, now)
+        state.doubted = verdict is not None
+        if verdict is None:
+            return None
+        if verdict.sure:
+            return [self._answer(state, outcome.ENDS_PROCESSES, _ENDED_TWO, verdict.until - now)]
+        held, due = request.id in self._held, min(request.deadline, verdict.until)
+        if held and state.due == due:
+            return []
+        self._held[request.id] = None
+        timer = self._timer(state, due)
+        return [timer] if held else [machine.Hold(request.id), timer]
+
+    def _timer(self, state: RequestState, at: float) -> Command:
+        state.due = at
+        return machine.SetTimer(state.request.id, at)
+
+    def _came_back(
+        self, state: RequestState, attempt: Attempt, reason: Outcome, now: float, *, counted: bool
+    ) -> list[Command]:
+        """An attempt ended before the first byte: the next runner-up, within the retry rules, or an answer.
+
+        `counted`: the region has counted the request, so that its next reports will acknowledge it.
+        """
+        region = attempt.region
+        self._withdraw(state, attempt, counted=counted)
+        state.refusals[region] = reason
+        if not retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+            if reason.retryable:
+                return [self._exhausted(state, admission.processing(state.request, self.law), now)]
+            return [self._answer(state, reason, state.summary())]
+        if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
+            state.budgeted = self._budget.take()
+        if reason.source is Source.TRANSPORT:
+            state.transport_retries += 1
+            # A region that tells of its replica's failure has tried what it could; one that did not speak may yet.
+            tried = frozenset(state.refusals)
+            if not counted and self.consider(state.request, now, state.lawful, tried).chosen is None:
+                del state.refusals[region]  # better the same region again than none
+        return self._dispatch(state, now)
+
+    # -- endings and learning
+
+    def _exhausted(self, state: RequestState, verdict: Verdict, now: float) -> Answer:
+        """No lawful region is left. If all of them refused for the law's sake, the law is the answer."""
+        lawful = state.lawful & verdict.lawful
+        if state.law_refused(lawful):
+            why = state.summary() if lawful else admission.summary(verdict, state.lawful)
+            return self._answer(state, outcome.UNLAWFUL, why)
+        return self._answer(
+            state, outcome.NO_REGION, state.summary(), self._regions.opens_in_s(lawful, state.waits_ms, now)
+        )
+
+    def _answer(self, state: RequestState, reason: Outcome, detail: str, retry_after_s: float | None = None) -> Answer:
+        self._over(state)
+        return machine.Answer(state.request.id, reason, detail, retry_after_s, reasons=state.decision)
+
+    def _over(self, state: RequestState) -> None:
+        """Forget a request and give back all it held."""
+        request_id = state.request.id
+        del self._requests[request_id]
+        self._held.pop(request_id, None)
+        if state.attempt is not None:
+            self._withdraw(state, state.attempt, counted=state.attempt.started)
+        self._budget.ended()
+        if state.budgeted:
+            self._budget.give()
+
+    def _withdraw(self, state: RequestState, attempt: Attempt, *, counted: bool) -> None:
+        """The attempt is over: give back what it held."""
+        self.ledger.release(state.request.id)
+        state.attempt = None
+        if not attempt.started:
+            settle = attempt.load.settled if counted else attempt.load.came_back
+            settle(state.request.prompt_bytes, attempt.uncached_bytes)
+            self._regions.settled(attempt.region)

@@ -1,0 +1,260 @@
+"""Which region: what a route's policy and modifiers make of a field; near ties are drawn by headroom.
+
+Near is what lies within the doubt about the waits: how old the reports are, and how fast what they say was changing.
+Never chooses outside the field it is given, and gives its reasons with the choice. Picking writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+import msgspec
+import numpy as np
+
+from farhop.balance import choose
+from global_lb.fleet.table import Field, Scored
+from global_lb.routing.policy import OperatorOverrides, Route, RouteConfig, modify
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from random import Random
+
+    from numpy.typing import NDArray
+
+    from global_lb.fleet.table import Column
+    from global_lb.routing.policy import Policy
+    from global_lb.routing.policy.account import Homes
+    from topology.law import Verdict
+
+FRESH_S = 1.5  # regions report once a second at the least
+IDLE_SHARE = 0.5  # a local region used less than this has nothing that a hop would spare
+_NO_OVERRIDES = OperatorOverrides()
+_PLAIN = Route(RouteConfig())
+
+
+class ScoredField(Sequence[Scored]):
+    """The field as it was scored, in its order; made when looked at, since hardly any decision is."""
+
+    __slots__ = ("_bias_ms", "_field", "_score", "_shift")
+
+    def __init__(self, field: Field, score: Column, shift: float, bias_ms: Column | None) -> None:
+        self._field, self._score, self._shift, self._bias_ms = field, score, shift, bias_ms
+
+    @overload
+    def __getitem__(self, place: int) -> Scored: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Scored]: ...
+    def __getitem__(self, place: int | slice) -> Scored | Sequence[Scored]:
+        """One of them, or some."""
+        if isinstance(place, slice):
+            return [self[at] for at in range(*place.indices(len(self)))]
+        bias_ms = self._bias_ms.item(place) if self._bias_ms is not None else 0.0
+        return self._field.scored(place, self._score.item(place) - self._shift, bias_ms)
+
+    def __len__(self) -> int:
+        return len(self._field)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The choice and why: the law's verdict, who was not serving and why, and who was scored, in no order.
+
+    `ties`: the doubt in ms about the wait of each that it was drawn from, if there was more than one. `spilled_from`:
+    the region that would have been best, were nobody hot; None if it was chosen, hot or not. `notes`: what modifiers
+    and operators had to say. `asked` is the field, `foreign` whether the choice is elsewhere than here, and
+    `lawful_here` whether here would have been lawful.
+    """
+
+    verdict: Verdict
+    absent: Mapping[str, str]
+    scored: Sequence[Scored]
+    chosen: Scored | None
+    ties: Mapping[str, float] = {}
+    spilled_from: str | None = None
+    notes: tuple[str, ...] = ()
+    route: Route = _PLAIN
+    asked: Field | None = None
+    foreign: bool = False
+    lawful_here: bool = True
+
+    def unwelcome(self, now: float) -> bool:
+        """Whether there is one alone who may be asked, or nobody who takes foreign requests, by reports of just now: a
+        promise would only be a reason to refuse, one ocean after the other."""
+        asked = self.asked
+        return asked is not None and (len(asked) == 1 or len(asked.full(now - FRESH_S)) == len(asked))
+
+    @property
+    def field(self) -> tuple[Scored, ...]:
+        """Those scored, best first; sorted when asked for, since hardly any decision is looked at."""
+        return tuple(sorted(self.scored, key=lambda s: s.score))
+
+    def terms(self) -> dict[str, dict[str, float]]:
+        """What the scores are made of, by region, where that is milliseconds: they add up to the score. Empty where a
+        score is another thing."""
+        policy, usd_weight_ms = self.route.policy, self.route.config.usd_weight_ms
+        if not policy.in_ms or not self.scored:
+            return {}
+        least_usd = min(s.usd for s in self.scored)
+        return {
+            s.region: {
+                **policy.terms(s),
+                "penalty": s.penalty_ms,
+                "bias": s.bias_ms,
+                "price": usd_weight_ms * (s.usd - least_usd),
+            }
+            for s in self.scored
+        }
+
+
+def pick(
+    field: Field,
+    verdict: Verdict,
+    route: Route,
+    rng: Random,
+    now: float,
+    here: str = "",
+    overrides: OperatorOverrides = _NO_OVERRIDES,
+    homes: Homes | None = None,
+) -> Decision:
+    """Choose among the regions of `field`, all of them lawful and serving the model. `here`: the entry region.
+
+    The field is the decision's from then on.
+    """
+    notes: list[str] = []
+    lawful_here = here in verdict.lawful
+    if not route.plain or overrides.pins:
+        field = _narrowed(field, route, overrides, lawful_here, now, notes)
+    if not len(field):
+        return Decision(verdict, field.absent, (), None, notes=tuple(notes), route=route)
+    policy, bias_ms = route.policy, None
+    score = policy.score(field)
+    shift = policy.shift(field)
+    if policy.in_ms and (not route.plain or overrides.biases):
+        score, bias_ms = _moved(field, score, route, overrides, now, notes)
+    unguarded, avoided = score, _avoided(field, policy)
+    if avoided is not None and policy.in_ms:
+        assert field.penalty_ms is not None
+        score = score + field.penalty_ms
+    ready = score if avoided is None or policy.in_ms or avoided.all() else np.where(avoided, np.inf, score)
+    ties = _near_ties(field, ready, avoided, policy, now)
+    place = ties[0][0] if len(ties) == 1 else _drawn(field, [at for at, _ in ties], avoided, rng)
+    if not route.plain:
+        place = _kept(field, place, avoided, route, homes, notes)
+    field.forget()
+    scored = ScoredField(field, score, shift, bias_ms)
+    return Decision(
+        verdict,
+        field.absent,
+        scored,
+        scored[place],
+        {field.names[at]: doubt_ms for at, doubt_ms in ties} if len(ties) > 1 else {},
+        _spilled_from(field, unguarded, avoided, place),
+        tuple(notes),
+        route,
+        field,
+        place != field.here,
+        lawful_here,
+    )
+
+
+def _narrowed(
+    field: Field, route: Route, overrides: OperatorOverrides, lawful_here: bool, now: float, notes: list[str]
+) -> Field:
+    """What pins, quota and budget leave of the field."""
+    pin = overrides.pin(field.request.tenant, field.request.model, now) if overrides.pins else None
+    if pin is not None:
+        field, why = modify.pinned(field, pin)
+        notes.append(why)
+    if route.quota is not None and lawful_here:
+        field, why = modify.within_quota(field, route.quota)
+        if why:
+            notes.append(why)
+    if route.budget is not None:
+        field, why = modify.within_budget(field, route.budget, now)
+        if why:
+            notes.append(why)
+    return field
+
+
+def _moved(
+    field: Field, score: Column, route: Route, overrides: OperatorOverrides, now: float, notes: list[str]
+) -> tuple[Column, Column | None]:
+    """The scores with biases and prices, and the biases."""
+    config, bias_ms = route.config, None
+    override_ms = overrides.bias_ms(now) if overrides.biases else {}
+    if config.bias_ms or override_ms:
+        bias_ms, why = modify.biased(field, config.bias_ms, override_ms)
+        score = score + bias_ms
+        if why:
+            notes.append(why)
+    if config.usd_weight_ms:
+        score = score + modify.priced(field, config.usd_weight_ms)
+        notes.append(
+            f"a dollar a request is worth {config.usd_weight_ms:g} ms: each pays for what it costs above the least"
+        )
+    return score, bias_ms
+
+
+def _avoided(field: Field, policy: Policy) -> NDArray[np.bool_] | None:
+    """Who is penalised: hot, full, or not fully returned to. None: nobody."""
+    full = policy.full(field)
+    if full is not None and full.any():
+        field.penalise(full)
+    return field.penalty_ms > 0.0 if field.penalty_ms is not None else None
+
+
+def _kept(
+    field: Field, place: int, avoided: NDArray[np.bool_] | None, route: Route, homes: Homes | None, notes: list[str]
+) -> int:
+    """The canary's region or the session's, where that says so; else `place`."""
+    config, request, why = route.config, field.request, ""
+    if config.canary:
+        region, why = modify.canary(request, config.canary, config.canary_by)
+        tries = field.at.get(region)
+        if tries is not None and (avoided is None or not avoided[tries]):
+            notes.append(why)
+            return tries
+    if config.affinity_ms and homes is not None and request.session:
+        home = homes.of(request.session, request.model)
+        if home is not None:
+            place, why = modify.at_home(field, home, place, avoided, config.affinity_ms)
+            if why:
+                notes.append(why)
+    return place
+
+
+def _spilled_from(field: Field, unguarded: Column, avoided: NDArray[np.bool_] | None, chosen: int) -> str | None:
+    if avoided is None:
+        return None
+    best = int(unguarded.argmin())
+    return field.names[best] if best != chosen and avoided[best] else None
+
+
+def _near_ties(
+    field: Field, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, now: float
+) -> list[tuple[int, float]]:
+    """Who may be the best within what the waits are known to: place and doubt in ms. Of these, the cold if any is."""
+    best = int(ready.argmin())
+    limit = ready.item(best) + policy.ties
+    if policy.doubts and field.moving:
+        doubt_ms = field.doubt_ms(now)
+        near = (ready - doubt_ms <= limit + doubt_ms.item(best)).nonzero()[0].tolist()
+        ties = [(place, doubt_ms.item(place)) for place in near]
+    elif policy.ties:
+        ties = [(place, 0.0) for place in (ready <= limit).nonzero()[0].tolist()]
+    else:
+        return [(best, 0.0)]
+    if avoided is None or len(ties) == 1:
+        return ties
+    return [tie for tie in ties if not avoided[tie[0]]] or ties
+
+
+def _drawn(field: Field, ties: Sequence[int], avoided: NDArray[np.bool_] | None, rng: Random) -> int:
+    """One of the ties in proportion to headroom; the local region if that is idle: nobody is drawn away from it."""
+    headroom = field.headroom()
+    here = field.here if field.here in ties else None
+    if here is not None and (avoided is None or not avoided[here]):
+        idle = headroom.item(here) >= 1.0 and field.used_share().item(here) < IDLE_SHARE
+        if idle:
+            return here
+    return ties[choose.draw(headroom[list(ties)].tolist(), rng)]

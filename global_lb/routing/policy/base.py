@@ -1,0 +1,70 @@
+"""What a policy is: it scores the regions of a field for one request, and says what counts as equal and as full.
+
+Invariants: scoring writes nothing (`explain` asks, too) and a policy keeps nothing of requests; it never filters: law,
+liveness and drains have spoken before, and who is hot or comes back is `pick`'s business, the same for every policy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from global_lb.fleet.table import Column, Field, Scored
+
+TIE_MS = 1.0  # below what a wire time is known to
+
+
+class Policy(ABC):
+    """How a region is preferred. `unit` is that of its scores, for people.
+
+    `in_ms`: what is hot, biased or dear is so many milliseconds worse; in any other unit, who is hot comes after all
+    who are not. `ties`: how much worse than the best, in its unit, still counts as equal; `doubts`: so does what the
+    waits are not known to.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    in_ms: ClassVar[bool] = False
+    ties: ClassVar[float] = 0.0
+    doubts: ClassVar[bool] = False
+    wants_session: ClassVar[bool] = False
+
+    @abstractmethod
+    def score(self, field: Field) -> Column:
+        """One score per region of the field, lower is better, finite. Whoever gets it does not write it."""
+
+    def full(self, field: Field) -> NDArray[np.bool_] | None:  # noqa: ARG002
+        """Who is treated as hot beyond those who are. None: nobody."""
+        return None
+
+    def terms(self, scored: Scored) -> dict[str, float]:  # noqa: ARG002
+        """What a region's score in ms is made of, in order, before what is the same under every policy (`pick`)."""
+        return {}
+
+    def shift(self, field: Field) -> float:  # noqa: ARG002
+        """What is taken off every score where one is shown."""
+        return 0.0
+
+
+class ByRegion:
+    """A number per region as a column, made once for as long as the same regions are asked for."""
+
+    __slots__ = ("_column", "_names", "_of", "_other")
+
+    def __init__(self, of: Mapping[str, float], other: float) -> None:
+        self._of, self._other = of, other
+        self._names: tuple[str, ...] = ()
+        self._column: Column = np.empty(0)
+
+    def column(self, names: tuple[str, ...]) -> Column:
+        """Each one's; `other` for who has none."""
+        if names is not self._names:
+            self._names = names
+            self._column = np.array([self._of.get(name, self._other) for name in names])
+        return self._column

@@ -1,0 +1,93 @@
+"""Modifiers: small pure functions over a field or its scores, each with its reason; the same for every policy.
+
+Invariants: a modifier only narrows the field or moves scores within it, so none leads out of what is lawful and serves;
+none writes what it reads. A reason is "" where a modifier had nothing to say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from farhop.balance import hashing
+from global_lb.routing.policy.shares import draw_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from farhop.balance.machine import Request
+    from global_lb.fleet.table import Column, Field
+    from global_lb.routing.policy.account import EgressBudget, ForeignQuota
+    from global_lb.routing.policy.overrides import Pin
+
+
+def pinned(field: Field, pin: Pin) -> tuple[Field, str]:
+    """The region pinned to alone, if it is in the field; if not, all of it, or nothing where the pin is strict."""
+    place = field.at.get(pin.region)
+    why = f"pinned to {pin.region} by {pin.author}: {pin.why}"
+    if place is not None:
+        return field.only([place], why), why
+    if pin.strict:
+        return field.only([], why), f"{why}; it does not serve, and nobody else may"
+    return field, f"{why}; it does not serve, so the pin is passed over"
+
+
+def within_quota(field: Field, quota: ForeignQuota) -> tuple[Field, str]:
+    """This region alone, or nobody, once what may leave it has left. Only for requests that are lawful here."""
+    if quota.allows():
+        return field, ""
+    why = f"the foreign quota of {quota.share:.3g} is used up"
+    return field.only([] if field.here is None else [field.here], why), why
+
+
+def within_budget(field: Field, budget: EgressBudget, now: float) -> tuple[Field, str]:
+    """This region alone, if it serves at all, once the traffic has cost what it may."""
+    if not budget.spent(now):
+        return field, ""
+    why = f"the egress budget of {budget.usd_per_hour:g} USD an hour is spent"
+    if field.here is None:
+        return field, f"{why}; nobody serves here, so it is passed over"
+    return field.only([field.here], why), why
+
+
+def biased(field: Field, *biases: Mapping[str, float]) -> tuple[Column, str]:
+    """Milliseconds to be added to the scores."""
+    totals = {name: sum(bias.get(name, 0.0) for bias in biases) for name in {n for bias in biases for n in bias}}
+    named = [f"{name} {ms:+g}" for name, ms in sorted(totals.items()) if ms and name in field.at]
+    bias_ms = np.array([totals.get(name, 0.0) for name in field.names])
+    return bias_ms, f"bias in ms: {', '.join(named)}" if named else ""
+
+
+def priced(field: Field, usd_weight_ms: float) -> Column:
+    """Milliseconds to be added to the scores: what a dollar is worth, times what each costs more than the cheapest."""
+    usd = field.usd()
+    dearer: Column = usd_weight_ms * (usd - usd.min())
+    return dearer
+
+
+def canary(request: Request, shares: Mapping[str, float], by: str) -> tuple[str, str]:
+    """The region that tries this request, "" for most. Who is drawn stays drawn: a session, a tenant or a request."""
+    key = hashing.key_of(f"tenant {request.tenant}") if by == "tenant" else draw_key(request)
+    # Not the draw of the policies: it would pick the same sessions again.
+    point, start = xxh3_64_intdigest(key.to_bytes(8, "little"), seed=1) / 2.0**64, 0.0
+    for region, share in shares.items():
+        if start <= point < start + share:
+            return region, f"canary: {region} tries {share:.3g} of the requests"
+        start += share
+    return "", ""
+
+
+def at_home(field: Field, home: str, chosen: int, avoided: NDArray[np.bool_] | None, most_ms: float) -> tuple[int, str]:
+    """The session's region, if that is not hot and by no more than `most_ms` slower than the one chosen."""
+    place = field.at.get(home)
+    if place is None or place == chosen or (avoided is not None and avoided[place]):
+        return chosen, ""
+    predicted_ms = field.predicted_ms()
+    slower_ms = predicted_ms.item(place) - predicted_ms.item(chosen)
+    if slower_ms > most_ms:
+        return chosen, f"the session leaves {home}, which is {slower_ms:.0f} ms slower"
+    return place, f"the session stays in {home}, {max(slower_ms, 0.0):.0f} ms slower than {field.names[chosen]}"

@@ -1,0 +1,47 @@
+"""`predictive`: the earliest first token, and what later tokens cost, in milliseconds.
+
+    ttft_ms(r)  = rtt_ms(r) + upload_ms(r, bytes) + wait_ms(r) + (n - hit(r)) * prefill_ms_per_token(r)
+    score_ms(r) = ttft_ms(r) + BETA * (m * (token_ms(r) - min token) + stalled_ms(r))
+    token_ms(r) = tpot_ms(r) + batch_interference_ms(r) * requests at each of its replicas: its cost to all of them
+    stalled_ms  = what of the prefill exceeds a step, times those requests: they wait for it
+
+Prompt tokens n are counted by each region's own learned bytes per token. Never writes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from global_lb.fleet.table import BETA
+from global_lb.routing.policy.base import TIE_MS, Policy
+
+if TYPE_CHECKING:
+    from global_lb.fleet.table import Column, Field, Scored
+
+
+class Predictive(Policy):
+    """The default."""
+
+    name, unit = "predictive", "ms"
+    in_ms = doubts = True
+    ties = TIE_MS
+
+    def score(self, field: Field) -> Column:
+        """See the module's head; the least tpot is the same for all, and is taken off where scores are shown."""
+        return field.predicted_ms()
+
+    def terms(self, scored: Scored) -> dict[str, float]:
+        """See Policy."""
+        return {
+            "rtt": scored.rtt_ms,
+            "upload": scored.upload_ms,
+            "wait": scored.wait_ms,
+            "prefill": scored.prefill_ms,
+            "decode": scored.decode_ms,
+            "interference": scored.interference_ms,
+            "stall": scored.stall_ms,
+        }
+
+    def shift(self, field: Field) -> float:
+        """See Policy."""
+        return BETA * field.output_tokens * field.least_token_ms()

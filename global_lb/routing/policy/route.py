@@ -1,0 +1,161 @@
+"""What one route is: the policy and modifiers configured for a tenant, a model or all, and what is counted for it.
+
+Never scores.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from farhop.config import Part
+from global_lb.routing.policy.account import EgressBudget, ForeignQuota
+from global_lb.routing.policy.predictive import Predictive
+from global_lb.routing.policy.ranked import Failover, LeastLoad, Nearest, Waterfall
+from global_lb.routing.policy.shares import ConsistentHash, Weighted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from global_lb.routing.policy.base import Policy
+
+ROUTES_MAX = 4096
+RouteScope: TypeAlias = tuple[str, str]  # a tenant and a model; "" is any
+
+Name = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
+RegionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+KNOWN: dict[str, Callable[[RouteConfig], Policy]] = {
+    Predictive.name: lambda _: Predictive(),
+    Nearest.name: lambda _: Nearest(),
+    Waterfall.name: lambda it: Waterfall(it.fill_at),
+    Weighted.name: lambda it: Weighted(it.weights),
+    Failover.name: lambda it: Failover(it.regions),
+    ConsistentHash.name: lambda it: ConsistentHash(it.prefix_bytes),
+    LeastLoad.name: lambda _: LeastLoad(),
+}
+# The options that only some policies read.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    Waterfall.name: ("fill_at",),
+    Weighted.name: ("weights",),
+    Failover.name: ("regions",),
+    ConsistentHash.name: ("prefix_bytes",),
+}
+_ALL_OPTIONS = {option for options in OPTIONS.values() for option in options}
+
+
+class RouteConfig(Part):
+    """Whose requests (`tenant`, `model`; without either: all), by which policy, and what modifies it.
+
+    `weights`: shares by region. `regions`: the order of failover. `fill_at`: the share of its use from which a
+    waterfall goes on to the next. `prefix_bytes`: how much of a prompt's beginning keeps prompts together.
+    `bias_ms`: by region, added. `foreign_quota`: the share of the requests sent that may leave this region.
+    `affinity_ms`: how much slower the region of its last request may be for a session to stay. `canary`: shares by
+    region, whatever the scores; `canary_by`: who stays drawn. `egress_usd_per_hour`: what traffic between regions may
+    cost. `usd_weight_ms`: milliseconds that a dollar a request is worth. `answer`: whether the client is sent to the
+    region itself ("redirect") with bodies of `redirect_bytes` and more, or its answer is relayed. `advise`: whether it
+    may ask for decisions alone. Regions are named as in the topology; more in docs/reference/policies.md.
+    """
+
+    tenant: Name | Literal[""] = ""
+    model: Name | Literal[""] = ""
+    policy: str = "predictive"
+    weights: dict[RegionName, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict, max_length=1024)
+    regions: Annotated[tuple[RegionName, ...], Field(max_length=1024)] = ()
+    fill_at: Annotated[float, Field(gt=0, le=10)] = 0.8
+    prefix_bytes: Annotated[int, Field(ge=256, le=4 * 1024 * 1024)] = 1024
+    bias_ms: dict[RegionName, Annotated[float, Field(ge=-60_000, le=60_000)]] = Field(
+        default_factory=dict, max_length=1024
+    )
+    foreign_quota: Share = 1.0
+    affinity_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    canary: dict[RegionName, Share] = Field(default_factory=dict, max_length=64)
+    canary_by: Literal["session", "tenant"] = "session"
+    egress_usd_per_hour: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    usd_weight_ms: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    answer: Literal["proxy", "redirect"] = "proxy"
+    redirect_bytes: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    advise: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        name = given.get("policy", "predictive")
+        if not isinstance(name, str) or name not in KNOWN:
+            raise ValueError(f"no policy {str(name)[:64]!r}; known are {', '.join(KNOWN)}")
+        options = OPTIONS.get(name, ())
+        for option in given:
+            if option in _ALL_OPTIONS and option not in options:
+                takes = ", ".join(options) or "none"
+                raise ValueError(f"{option} is no option of policy {name}; its options: {takes}")
+        return given
+
+    @model_validator(mode="after")
+    def _sound(self) -> RouteConfig:
+        if self.policy == "failover" and not self.regions:
+            raise ValueError("regions: give them in order, the active one first")
+        if len(set(self.regions)) < len(self.regions):
+            raise ValueError("regions: one stands twice; name each once")
+        if self.policy == "weighted" and self.weights and not any(self.weights.values()):
+            raise ValueError("weights: none is above 0; give some region a share, or leave them out")
+        if sum(self.canary.values()) > 1.0 + 1e-9:
+            raise ValueError(f"canary: the shares come to {sum(self.canary.values()):g}; at most 1")
+        if self.redirect_bytes and self.answer != "redirect":
+            raise ValueError("redirect_bytes: goes with `answer: redirect`; say both or neither")
+        return self
+
+    def named(self) -> set[str]:
+        """The regions it names."""
+        return {*self.weights, *self.regions, *self.bias_ms, *self.canary}
+
+
+class Route:
+    """A route in force: its policy, and what is counted for it. `plain`: without modifiers."""
+
+    __slots__ = ("budget", "config", "plain", "policy", "quota")
+
+    def __init__(self, config: RouteConfig) -> None:
+        self.config, self.policy = config, KNOWN[config.policy](config)
+        self.quota = ForeignQuota(config.foreign_quota) if config.foreign_quota < 1.0 else None
+        self.budget = EgressBudget(config.egress_usd_per_hour) if config.egress_usd_per_hour is not None else None
+        modified = config.bias_ms or config.canary or config.affinity_ms or config.usd_weight_ms
+        self.plain = not modified and self.quota is None and self.budget is None
+
+    def status(self, scope: RouteScope, now: float) -> dict[str, Any]:
+        """For people."""
+        config, quota, budget = self.config, self.quota, self.budget
+        return {
+            "tenant": scope[0],
+            "model": scope[1],
+            "policy": self.policy.name,
+            "answer": config.answer,
+            "redirect_bytes": config.redirect_bytes,
+            "foreign_quota": quota.share if quota is not None else None,
+            "egress_usd_per_hour": budget.usd_per_hour if budget is not None else None,
+            "egress_spent_usd": budget.spent_usd(now) if budget is not None else None,
+            "usd_weight_ms": config.usd_weight_ms,
+        }
+
+    def wants_session(self) -> bool:
+        """Whether anything in it goes by a request's session."""
+        by_session = self.config.canary and self.config.canary_by == "session"
+        return bool(self.policy.wants_session or self.config.affinity_ms or by_session)
+
+
+def routes_of(listed: Sequence[RouteConfig], regions: Collection[str]) -> dict[RouteScope, RouteConfig]:
+    """Routes by their scope. ValueError that names the route and the remedy if they cannot stand together here."""
+    routes: dict[RouteScope, RouteConfig] = {}
+    for n, one in enumerate(listed):
+        scope = (one.tenant, one.model)
+        if scope in routes:
+            raise ValueError(f"routes.{n}: a second one for tenant {one.tenant!r}, model {one.model!r}; keep one")
+        for name in sorted(one.named() - set(regions)):
+            known = ", ".join(sorted(regions)[:8])
+            raise ValueError(f"routes.{n}: no region {name!r} in the topology; known are {known}")
+        routes[scope] = one
+    return routes

@@ -1,0 +1,78 @@
+"""How a request is answered: its answer is relayed, or its client is sent to the region itself.
+
+What was redirected no report acknowledges to us, as the client brings it: until the region's next reports show it, it
+counts here as sent (REDIRECTED_S), and then no more, whether the client went there or not.
+Invariants: nobody is sent where the law would not let the body be read first, nor from TLS to less; each counts for a
+while, and there are at most REDIRECTED_MAX. Never signs and never opens anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from farhop.balance import machine, outcome
+from global_lb.routing import admission
+
+if TYPE_CHECKING:
+    from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
+    from farhop.balance.machine import Redirect, Request
+    from global_lb.fleet.regions import Regions
+    from global_lb.fleet.view import Instance
+    from global_lb.routing.pick import Decision
+    from topology.law import Law
+
+REDIRECTED_S = 2.0  # a round trip of the client's, and the second within which every region reports
+REDIRECTED_MAX = 65_536
+
+
+class Redirects:
+    """See the module's head."""
+
+    __slots__ = ("_https_only", "_redirected")
+
+    def __init__(self, *, https_only: bool) -> None:
+        self._https_only = https_only
+        self._redirected: deque[tuple[float, str, UnacknowledgedLoad, float]] = deque()  # until when, where, bytes
+
+    def redirects(self, request: Request, decision: Decision, instance: Instance, law: Law) -> bool:
+        """Whether the client is to ask the instance itself."""
+        config = decision.route.config
+        if config.answer != "redirect" or request.body_bytes < config.redirect_bytes:
+            return False
+        return self.open_to(request.tenant, instance, law)
+
+    def open_to(self, tenant: str, instance: Instance, law: Law) -> bool:
+        """Whether a client of this tenant may come to the instance by a token."""
+        url = instance.client_url
+        if not url or (self._https_only and not url.startswith("https:")):
+            return False
+        return admission.may_read(tenant, instance.region, law)
+
+    def redirect(
+        self,
+        request: Request,
+        decision: Decision,
+        instance: Instance,
+        lawful: frozenset[str],
+        regions: Regions,
+        now: float,
+    ) -> Redirect:
+        """The command; what it sends there counts for a while."""
+        chosen = decision.chosen
+        assert chosen is not None
+        self.settle(regions, now)
+        if len(self._redirected) < REDIRECTED_MAX:
+            load = regions.load_of(instance)
+            load.sent(request.prompt_bytes)
+            self._redirected.append((now + REDIRECTED_S, instance.region, load, request.prompt_bytes))
+        forward = machine.Forward(request.id, 1, chosen.region, instance.tier, chosen.ttft_ms, lawful, decision)
+        return machine.Redirect(request.id, instance.client_url, outcome.REDIRECTED, forward)
+
+    def settle(self, regions: Regions, now: float) -> None:
+        """Those whose time is over count no more."""
+        redirected = self._redirected
+        while redirected and redirected[0][0] <= now:
+            _, region, load, n_bytes = redirected.popleft()
+            load.came_back(n_bytes)
+            regions.settled(region)

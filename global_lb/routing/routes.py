@@ -1,0 +1,103 @@
+"""The routes in force: which one decides for whom, what is counted over the requests sent, operators' overrides.
+
+Never scores, and counts only what was sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.balance.machine import Event
+from global_lb.routing.policy.account import Homes
+from global_lb.routing.policy.overrides import OperatorOverrides, OverridesChanged
+from global_lb.routing.policy.route import Route, RouteConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farhop.balance.machine import Request
+    from global_lb.routing.pick import Decision
+    from global_lb.routing.policy.route import RouteScope
+
+ALL: RouteScope = ("", "")
+
+
+class RoutesChanged(Event, frozen=True):
+    """By scope, what goes before the configuration from now on."""
+
+    routes: dict[RouteScope, RouteConfig]
+
+
+class Routes:
+    """The routes in force, as configured or as changed at work, and the operators' overrides.
+
+    The narrowest scope decides, whole: tenant and model, tenant, model, all.
+    """
+
+    def __init__(self, configured: Mapping[RouteScope, RouteConfig] | None = None) -> None:
+        self._configured = {ALL: RouteConfig(), **(configured or {})}
+        self._routes: dict[RouteScope, Route] = {}
+        self.overrides = OperatorOverrides()
+        self.homes = Homes()
+        self.override({})
+
+    def of(self, tenant: str, model: str) -> Route:
+        """What decides for a tenant's request for a model."""
+        routes = self._routes
+        if len(routes) == 1:
+            return self._default
+        return routes.get((tenant, model)) or routes.get((tenant, "")) or routes.get(("", model)) or self._default
+
+    def override(self, routes: Mapping[RouteScope, RouteConfig]) -> None:
+        """From now on these go before what is configured, and nothing else does. A new one begins with nothing
+        counted; one that stays goes on."""
+        chosen = {**self._configured, **routes}
+        before = self._routes
+        kept = {scope: before[scope] for scope, it in chosen.items() if scope in before and before[scope].config == it}
+        self._routes = {scope: kept.get(scope) or Route(config) for scope, config in chosen.items()}
+        self._default = self._routes[ALL]
+        self._wants_session = any(route.wants_session() for route in self._routes.values())
+        self._affine = any(route.config.affinity_ms for route in self._routes.values())
+
+    def apply(self, event: RoutesChanged | OverridesChanged) -> None:
+        """What is in force has changed."""
+        if isinstance(event, RoutesChanged):
+            self.override(event.routes)
+        else:
+            self.overrides = event.overrides
+
+    def sent(self, request: Request, decision: Decision, now: float) -> None:
+        """A request is on its way to the region chosen: what is counted, counts it."""
+        chosen, route, field = decision.chosen, decision.route, decision.asked
+        if chosen is None or field is None:
+            return
+        if self._affine and request.session:
+            self.homes.moved_in(request.session, request.model, chosen.region)
+        if route.plain:
+            return
+        if route.quota is not None and decision.lawful_here:
+            route.quota.sent(foreign=decision.foreign)
+        if route.budget is not None and decision.foreign:
+            route.budget.spend(field.egress_usd(field.at[chosen.region]), now)
+
+    def answered(self, decision: Decision, output_tokens: int, now: float) -> None:
+        """Its answer took so many tokens: what it was thought to cost is set right."""
+        chosen, route, field = decision.chosen, decision.route, decision.asked
+        if route.budget is not None and decision.foreign and chosen is not None and field is not None:
+            place = field.at[chosen.region]
+            route.budget.spend(field.egress_usd(place, output_tokens) - field.egress_usd(place), now)
+
+    def policies(self) -> dict[str, str]:
+        """The policies in force, by `tenant/model`; `*` stands for any."""
+        return {
+            f"{tenant or '*'}/{model or '*'}": route.policy.name
+            for (tenant, model), route in sorted(self._routes.items())
+        }
+
+    def accounts(self, now: float) -> list[dict[str, Any]]:
+        """For people: each route's policy, way to answer, and what is left of what is counted for it."""
+        return [route.status(scope, now) for scope, route in sorted(self._routes.items())]
+
+    def want_session(self) -> bool:
+        """Whether any of them asks for a request's session."""
+        return self._wants_session

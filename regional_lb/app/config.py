@@ -1,0 +1,114 @@
+"""The regional balancer's configuration file, checked whole. Never opens a connection."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from farhop.config import Model, Part
+from farhop.identity.hop_token import HopVerifier
+from farhop.service.config import Entry, Listen, Session
+from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
+from regional_lb.engines.config import EnginesConfig
+from regional_lb.mesh.config import MeshConfig
+from regional_lb.scheduler.admission import ForeignConfig
+from regional_lb.scheduler.policy import PolicyConfig
+from regional_lb.scheduler.queue import QueueConfig
+from regional_lb.scheduler.split import SplitConfig
+
+FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class ClientEntry(Entry):
+    """Where clients come. `url` is how those reach it whom a global balancer redirects; without it none are."""
+
+    url: Annotated[str, Field(pattern=f"^{CLIENT_URL.pattern}$")] | None = None
+
+    @model_validator(mode="after")
+    def _own(self) -> ClientEntry:
+        if self.url is not None and self.reuse_port:
+            raise ValueError("url: a token is for one instance; give each its own port, or leave reuse_port out")
+        return self
+
+
+class TokenizerFiles(Part):
+    """A model's tokenizer.json, and its chat template; without, the one that stands beside (docs/understand/kv.md)."""
+
+    file: FilePath
+    template: FilePath | None = None
+
+
+class RegionalConfig(EnginesConfig, MeshConfig):
+    """One regional balancer: what each of its rooms is told, in one file.
+
+    `policy` is for all models but those of `policies`. `splits` are by model, between the versions of its replicas.
+    `tokenizers` are by model; an adapter that has none is read by that of its replica's first model.
+    """
+
+    tier: Listen
+    client: ClientEntry | None = None
+    queue: QueueConfig = QueueConfig()
+    foreign: ForeignConfig = ForeignConfig()
+    policy: PolicyConfig = PolicyConfig()
+    policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
+    splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
+    session: Session = Session()
+    tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
+
+    @model_validator(mode="after")
+    def _proven(self) -> RegionalConfig:
+        for name, listen in (("tier", self.tier), ("control", self.control)):
+            if listen.exposed and (listen.tls is None or listen.tls.client_ca_file is None):
+                raise ValueError(
+                    f"{name}.tls.client_ca_file: balancers must prove who they are to be believed off loopback; give "
+                    f"the authority of their certificates (`farhop certs init` makes one), or say {name}.insecure: true"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _checks_tokens(self) -> RegionalConfig:
+        HopVerifier(self.hop.secrets(), self.region)
+        return self
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> RegionalConfig:
+        if (self.tier.tls is None) != (self.control.tls is None):
+            raise ValueError("tier.tls, control.tls: give both or neither: the global tier speaks TLS to both or none")
+        return self
+
+    @model_validator(mode="after")
+    def _weighed(self) -> RegionalConfig:
+        known = {replica.label for replica in self.replicas}
+        for where, policy in (("policy", self.policy), *((f"policies.{m}", p) for m, p in self.policies.items())):
+            for name in policy.weights.keys() - known if not self.discovery else ():
+                raise ValueError(
+                    f"{where}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
+                )
+        if self.discovery or not all(replica.models for replica in self.replicas):
+            return self
+        served = {model for replica in self.replicas for model in replica.served}
+        for where, named in (("policies", self.policies.keys()), ("tokenizers", self.tokenizers.keys())):
+            for model in named - served:
+                raise ValueError(f"{where}.{model}: no replica serves this model; correct its name, or leave it out")
+        return self
+
+    def tokenizer_of(self) -> dict[str, TokenizerFiles]:
+        """By model, adapters included."""
+        known = dict(self.tokenizers)
+        for replica in self.replicas:
+            for adapter in replica.adapters:
+                if replica.models[0] in known:
+                    known.setdefault(adapter, known[replica.models[0]])
+        return known
+
+    @model_validator(mode="after")
+    def _served(self) -> RegionalConfig:
+        if self.discovery:
+            return self  # who will be found may serve it
+        for model, split in self.splits.items():
+            known = {replica.version for replica in self.replicas if model in replica.models}
+            for version in sorted(split.versions - known):
+                there = ", ".join(sorted(known - {""})[:8]) or "none: give replicas a version"
+                raise ValueError(f"splits.{model}: no replica serves this model in version {version}; there is {there}")
+        return self

@@ -1,0 +1,440 @@
+"""Assembles a regional balancer from its configuration: the one place here that knows the clock, chance and sockets.
+
+Order of starting: replicas are watched, the region's other balancers tell what they know, clients are let in, the world
+is told. Of stopping: peers and the world are told, no new connections, requests under way finish, everything closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from farhop_wire import peers_pb2_grpc, region_pb2_grpc
+
+from farhop.balance.health.replica import Mode
+from farhop.balance.limits import ByteBudget, SlotLimit
+from farhop.balance.machine import LawChanged
+from farhop.config import load
+from farhop.identity.hop_token import HopVerifier
+from farhop.identity.redirect_token import RedirectTokenVerifier, holder
+from farhop.relay.http.listener import Listener, PortTakenError
+from farhop.relay.relay import Relay
+from farhop.service import dataplane, stores
+from farhop.service.admin import AdminServer
+from farhop.service.authenticator import KeyAuthenticator
+from farhop.service.certificates import TlsManager
+from farhop.service.clock import Clock, wall
+from farhop.service.decisions import Decisions
+from farhop.service.ingress import Ingress
+from farhop.service.large_bodies import LargeBodyReader
+from farhop.service.loop_lag import LoopLag
+from farhop.service.peer_authenticator import peer_authenticator_of
+from farhop.service.process import run as run_process
+from farhop.service.request_telemetry import RequestTelemetry
+from farhop.service.routing_keys import HeaderMatchReader, SessionReader
+from farhop.service.tasks import Tasks, all_of
+from farhop.service.tokenizer import Files, Tokenizers
+from farhop.telemetry import logs
+from farhop.telemetry.metrics import TierMetrics
+from farhop.telemetry.spans import Tracing
+from regional_lb.app import overrides
+from regional_lb.app.config import RegionalConfig
+from regional_lb.app.redirect_token import RedirectAuthenticator
+from regional_lb.app.serve import HopAuthenticator, PickReasons, RegionalAdmin, RegionalTier
+from regional_lb.engines.discovery import Discovery
+from regional_lb.engines.watch import Watcher
+from regional_lb.mesh.peers import Peers
+from regional_lb.mesh.report import Reporter
+from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
+from regional_lb.scheduler.policy import Policies
+from regional_lb.scheduler.split import Splits
+from topology.law import Law
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farhop.service.certificates import Certificates
+    from farhop.service.config import Listen
+    from farhop.store.contract import Store
+    from regional_lb.engines.config import ReplicaConfig
+    from regional_lb.engines.kv.events import KvListener
+    from topology.model import Topology
+
+_CONTROL = (
+    # By default gRPC shares a port with whoever else listens there: two balancers would each get half of the pings.
+    ("grpc.so_reuseport", 0),
+    # Global balancers ping an idle channel, too: only so do they notice a path that swallows everything.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # And a global balancer behind such a path must not hold its stream here for hours.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+)
+
+
+FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes take descriptors from clients' share
+
+
+class RegionalBalancer:
+    """One regional balancer, assembled."""
+
+    def __init__(self, config: RegionalConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
+        self.config, self.topology = config, topology
+        self.clock = Clock(rng)
+        log = logs.Throttled(logs.get("regional"), 10.0, self.clock.now)
+        self.metrics = TierMetrics("regional", config.region, config.instance)
+        self.decisions = Decisions()
+        self.tracing = Tracing("farhop-regional", config.region, config.instance)
+        for problem in self.tracing.problems:
+            log.warning("telemetry", problem, problem=problem)
+        flow_config = FlowConfig(
+            config.region,
+            config.instance,
+            config.queue,
+            config.health.thresholds(config.watch.rise, config.watch.fall),
+            config.foreign,
+        )
+        policies, splits = Policies({"": config.policy, **config.policies}), Splits(config.splits)
+        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies, splits)
+        self.telemetry = RequestTelemetry(
+            "farhop.regional",
+            "farhop.regional.pick",
+            tracing=self.tracing,
+            metrics=self.metrics,
+            decisions=self.decisions,
+            clock=self.clock,
+            rng=rng,
+            reasons=PickReasons(),
+            traced_per_s_max=config.limits.traced_per_s_max,
+        )
+        self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
+        self.lag = LoopLag()
+        engine_key = config.engine_key.get_secret_value() if config.engine_key else None
+        tier = RegionalTier(self.telemetry, log, config.region, engine_key)
+        self.tls = dataplane.TlsSetup(TlsManager(logs.get("regional"), wall), self.metrics, log)
+        engines = self.tls.upstream("engine_tls", config.engine_tls)
+        pool = self.tls.pool(config.limits, engines)
+        self._log, self._slots = log, dataplane.slots(aside=_descriptors(config))
+        self.relay = Relay(
+            b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False, budget=self.budget
+        )
+        self._incarnation = time.time_ns() // 1_000_000
+        self._listeners(rng)
+        self._watch_and_follow(rng, engines, store)
+        self.tier_admin = RegionalAdmin(
+            config.instance,
+            flow=self.flow,
+            authenticator=self.authenticator,
+            ingress=self.client_ingress,
+            clock=self.clock,
+            overrides=self.overrides,
+            peers=self.peers,
+            laws=self.laws,
+        )
+        self.tier_admin.newest_epoch = lambda: self.hop_authenticator.newest_epoch
+        self.tier_admin.origins = self._origins
+        hub = topology.regions[config.region].hub
+        self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        self.admin = AdminServer(
+            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin)
+        )
+        self.control: grpc.aio.Server | None = None
+        self.reporter: Reporter | None = None
+        self._gauges()
+
+    def _watch_and_follow(self, rng: Random, engines: Certificates | None, store: Store | None) -> None:
+        """What looks at replicas, at the store and at the region's other balancers, and tells the machine."""
+        config = self.config
+        self.watcher = Watcher(
+            config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
+            dataplane.context_of(engines), self.tls.trouble,
+            grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
+            self.flow.standing.answered_at, self._in_flight_at, self._warn, self._listen_to_kv_events,
+        )  # fmt: skip
+        self.kv_listener: KvListener | None = None
+        hubs = store if store is not None else stores.home_hubs(config, self.topology, config.remote_hub)
+        keep = stores.keep(config, "regional", rng, self._log)
+        self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
+        self.laws = stores.law_book(
+            config, "regional", self.store, self.flow.law, self._adopt, self.metrics, self._log, rng
+        )
+        followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
+        self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
+        self.discovery = Discovery(
+            config, self.store, self.watcher.announce, self.metrics.report_refused, self._warn, rng
+        )
+        self._tasks = Tasks()
+        assert self.flow.shares is not None  # it has a name
+        self.peer_authenticator = peer_authenticator_of(config.control, config.trust_domain)
+        self.peers = Peers(
+            config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
+            self.clock.now, rng, self._incarnation, self.tls.upstream("peers.tls", config.peers.tls),
+            self.tls.trouble, self.laws, self.peer_authenticator,
+        )  # fmt: skip
+
+    def _adopt(self, law: Law) -> None:
+        self.relay.react(LawChanged(law))
+
+    def _origins(self) -> dict[str, Any]:
+        hub = self.topology.regions[self.config.region].hub
+        published = {} if self.reporter is None else self.reporter.published(hub)
+        return {**self.discovery.status(), "hubs": [{"hub": name, "trouble": why} for name, why in published.items()]}
+
+    def _weight(self, tenant: str) -> float:
+        known = self.flow.law.topology.tenants.get(tenant)
+        return known.weight if known is not None else 1.0
+
+    def _in_flight_at(self, replica: str) -> int:
+        return self.flow.ledger.load(replica).in_flight
+
+    def _warn(self, whom: str, problem: str) -> None:
+        self._log.warning("replicas", f"{whom}: {problem}", source=whom, problem=problem)
+
+    def _listeners(self, rng: Random) -> None:
+        config, limits = self.config, dataplane.client_limits(self.config.limits)
+        verifier = HopVerifier(config.hop.secrets(), config.region)
+        above = peer_authenticator_of(config.tier, config.trust_domain)
+        self.hop_authenticator = HopAuthenticator(verifier, self.flow, self.clock, names_body=not above.mutual)
+        policies, splits = self.flow.policies, self.flow.splits
+        session = SessionReader(
+            **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
+        )
+        header_matches = HeaderMatchReader(splits)
+        self.tokenizers = _tokenizers(config)
+        self.guard, self.large = config.requests.guard(), LargeBodyReader()
+        ingress = partial(
+            Ingress,
+            telemetry=self.telemetry,
+            clock=self.clock,
+            rng=rng,
+            session=session,
+            header_matches=header_matches,
+            tokenizers=self.tokenizers,
+            guard=self.guard,
+            large=self.large,
+            to_engines=True,
+        )
+        self.hop_ingress = ingress(self.hop_authenticator)
+        self.authenticator = KeyAuthenticator(
+            config.region, lambda: self.flow.law, self._offered, config.limits.request_s
+        )
+        self.telemetry.may_record = self.authenticator.recorded
+        redirect_tokens = RedirectTokenVerifier(
+            config.hop.secrets(), config.region, holder(config.instance, self._incarnation)
+        )
+        redirect_authenticator = RedirectAuthenticator(self.authenticator, redirect_tokens, self.flow, self.clock)
+        self.client_ingress = ingress(redirect_authenticator)
+        self.hop_ingress.relay = self.client_ingress.relay = self.relay
+        self.tier_listener = Listener(
+            "tier", self.hop_ingress, limits, self.budget, self._slots, self.requests, is_hop=True,
+            tls=self.tls.listener("tier", config.tier, partial(above.admits, "global") if above.mutual else None),
+        )  # fmt: skip
+        self.client_listener = Listener(
+            "client", self.client_ingress, limits, self.budget, self._slots, self.requests,
+            tls=self.tls.listener("client", config.client),
+        )  # fmt: skip
+        self.control_certificates = self.tls.listened("control", config.control)
+
+    def _offered(self, regions: frozenset[str]) -> list[str]:
+        return sorted(self.flow.view.by_model) if self.config.region in regions else []
+
+    def _gauges(self) -> None:
+        flow, gauge, counter = self.flow, self.metrics.gauge, self.metrics.counter
+        gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
+        gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
+        gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
+        gauge("peers_connected", "Other balancers of the region whose stream is open.", lambda: float(self.peers.up))
+        gauge("peer_age_seconds", "Since the last message of each peer.", self.peers.ages_s, "peer")
+        gauge("kv_blocks", "Blocks of KV cache that replicas reported.", lambda: float(len(flow.blocks)))
+        gauge("kv_exact_replicas", "Replicas whose cache is known wholly.", lambda: float(flow.blocks.exact))
+        counter("kv_blocks_ignored", "Reported blocks that made no sense.", lambda: flow.blocks.ignored, "reason")
+        if (tokenizers := self.tokenizers) is not None:
+            counter("tokenized_prompts", "Prompts read as tokens.", lambda: float(tokenizers.prompts))
+            counter(
+                "untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason"
+            )
+            counter("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
+        gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
+        gauge(
+            "replica_kv_cache_usage_ratio",
+            "Share of its KV cache in use, by its own metrics.",
+            self._kv_shares,
+            "replica",
+        )
+        gauge("replica_usable_ratio", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
+        gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
+        counter("replica_ejections", "Ejections of replicas.", flow.standing.ejections.copy, "reason")
+        gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
+        self.laws.observe(self.metrics)
+        dataplane.observe(
+            self.metrics,
+            self.budget,
+            self.requests,
+            self.relay.pool,
+            self.lag,
+            self.guard,
+            self.large,
+            self.tier_listener,
+            self.client_listener,
+        )
+
+    def _in_flight(self) -> dict[str, float]:
+        return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
+
+    def _kv_shares(self) -> dict[str, float]:
+        told = ((name, replica.sample) for name, replica in self.flow.view.replicas.items())
+        return {name: sample.kv_usage for name, sample in told if sample is not None and sample.kv_usage is not None}
+
+    def _shares(self) -> dict[str, float]:
+        now, standing = self.clock.now(), self.flow.standing
+        return {name: standing.offered(name, now) for name in standing.health}
+
+    def _modes(self) -> dict[str, float]:
+        now = self.clock.now()
+        modes = [self.flow.wait_estimate.mode(model, now) for model in self.flow.view.by_model]
+        return {mode: float(modes.count(mode)) for mode in (Mode.NORMAL, Mode.PANIC, Mode.ALL_DOWN)}
+
+    async def open(self) -> str:
+        """See farhop.service.process.Balancer."""
+        config = self.config
+        self.laws.remember()
+        await self.store.open()
+        await self.watcher.open()
+        self.discovery.open()
+        self._tasks.start(self.laws.follow(), "watch the law")
+        for followed in self.overrides:
+            self._tasks.start(followed.follow(), f"watch the {followed.what}")
+        await self.laws.begun()
+        tier = await self.tier_listener.open(config.tier.host, config.tier.port)
+        admin = await self.admin.open(config.admin.host, config.admin.port)
+        self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
+        control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
+        addresses = tuple(f"{config.advertise}:{port}" for port in (tier, control, admin))
+        assert len(addresses) == 3
+        self.reporter = Reporter(
+            config.region,
+            config.instance,
+            addresses,
+            self.flow,
+            self.clock.now,
+            incarnation=self._incarnation,
+            prefix_nodes_per_s=config.prefix_nodes_per_s,
+            client_url=(config.client.url or "") if config.client is not None else "",
+            quiet_s=self.telemetry.quiet_s,
+            laws=self.laws,
+            peer_authenticator=self.peer_authenticator,
+            signer=config.report_signer,
+        )
+        region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
+        self.reporter.hold()
+        peers_pb2_grpc.add_PeersServicer_to_server(self.peers.feed, self.control)
+        await self.control.start()
+        await self.peers.open(addresses[1])
+        client = ""
+        if config.client is not None:
+            port = await dataplane.open_entry(self.client_listener, config.client, self.tier_admin.ready)
+            client = f", clients on {config.client.host}:{port}"
+        await self.reporter.open(self.store)
+        self.tls.open()
+        self.lag.open()
+        dataplane.check_descriptors(config.limits, self._slots, self._log)
+        return (
+            f"region {config.region}: tier on {config.tier.host}:{tier}{client}, admin on {config.admin.host}:{admin}"
+        )
+
+    async def close(self) -> None:
+        """See farhop.service.process.Balancer."""
+        self.tier_admin.stopping = True
+        await all_of(
+            self._withdraw,
+            self._drain,
+            self.discovery.close,
+            self.peers.close,
+            self.watcher.close,
+            self._stop_listening,
+            self._tasks.close,
+            self.relay.close,
+            self._close_control,
+            self.store.close,
+            self.admin.close,
+            self.tls.close,
+            self.lag.close,
+            lambda: self.tracing.close(2.0),
+        )
+
+    def _listen_to_kv_events(self, watched: Mapping[str, ReplicaConfig]) -> None:
+        """Listen to the KV events of those who have them."""
+        if self.kv_listener is None:
+            if not any(replica.kv_events for replica in watched.values()):
+                return
+            from regional_lb.engines.kv.events import KvListener  # brings ZeroMQ: only where it is wanted
+
+            self.kv_listener = KvListener(self.relay.react, self.metrics.report_refused, self.clock.now)
+        self.kv_listener.listen(watched.values())
+
+    async def _stop_listening(self) -> None:
+        if self.kv_listener is not None:
+            await self.kv_listener.close()
+        if self.tokenizers is not None:
+            self.tokenizers.close()
+        self.large.close()
+
+    async def _withdraw(self) -> None:
+        self.peers.withdraw()
+        if self.reporter is not None:
+            await self.reporter.withdraw()
+
+    async def _drain(self) -> None:
+        drain_s = self.config.limits.drain_s
+        await asyncio.gather(self.tier_listener.close(drain_s), self.client_listener.close(drain_s))
+
+    async def _close_control(self) -> None:
+        if self.control is not None:
+            await self.control.stop(0.5)
+
+
+def _tokenizers(config: RegionalConfig) -> Tokenizers | None:
+    """Those configured. Raises ConfigError."""
+    files = {model: Files(named.file, named.template or "") for model, named in config.tokenizer_of().items()}
+    return Tokenizers(files, wall) if files else None
+
+
+def _descriptors(config: RegionalConfig) -> int:
+    """What it takes beside the relay: a probe, a scrape, a token of each replica, and its sockets of KV events."""
+    expected = len(config.replicas) + (FOUND_EXPECTED if config.discovery else 0)
+    return 3 * expected + 6 * sum(len(replica.kv_sources) for replica in config.replicas)
+
+
+def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:
+    return () if control.tls is None else (("grpc.server_handshake_timeout_ms", int(1e3 * control.tls.handshake_s)),)
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass  # gRPC would say why it cannot, too, but in lines of its own on stderr and not to us
+        if certificates is not None:
+            return server.add_secure_port(where, certificates.server_credentials())
+        return server.add_insecure_port(where)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "it is taken"
+        raise PortTakenError(f"control: cannot listen on {where}: {reason}; choose another port") from None
+
+
+def run(path: Path) -> None:
+    """Run a regional balancer from its configuration file. SystemExit(2), after one line, if it cannot start."""
+
+    def make() -> RegionalBalancer:
+        config = load(RegionalConfig, path)
+        logs.configure("regional", config.region, config.instance, config.log_level)
+        return RegionalBalancer(config, stores.world(config), Random())
+
+    run_process("regional", make)

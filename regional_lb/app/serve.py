@@ -1,0 +1,331 @@
+"""What the regional tier asks, writes and tells: who may come in, headers, what its operator is told.
+
+Two listeners: the tier listener takes hop tokens of the global tier; the client listener, where there is one, takes API
+keys and evaluates the law itself (`farhop.service.authenticator`). Never picks a replica: that is the flow's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+from farhop.identity.hop_token import HEADER as HOP_HEADER
+from farhop.identity.hop_token import request_line
+from farhop.relay import answers
+from farhop.service.admin import composed
+from farhop.service.authenticator import Caller, recorded
+from farhop.service.lawbook import LawBook
+from farhop.service.request_telemetry import InstrumentedTier
+from farhop.store.documents.report import TEXT_LIMIT
+from farhop.store.kept import notice
+from farhop.telemetry import attributes as a
+from regional_lb.app.redirect_token import RETRY_AFTER_S, vouched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farhop.balance.machine import Request, Usage
+    from farhop.identity.hop_token import HopVerifier
+    from farhop.relay.active import ActiveRequest
+    from farhop.relay.answers import Reply
+    from farhop.relay.http.head import Head
+    from farhop.service.admin import Question
+    from farhop.service.authenticator import KeyAuthenticator
+    from farhop.service.clock import Clock
+    from farhop.service.ingress import Ingress
+    from farhop.service.request_telemetry import RequestContext, RequestTelemetry
+    from farhop.telemetry.attributes import Value
+    from farhop.telemetry.logs import Throttled
+    from regional_lb.app.overrides import Overrides
+    from regional_lb.mesh.peers import Peers
+    from regional_lb.scheduler.flow import RegionalFlow
+    from regional_lb.scheduler.pick import Pick
+
+_HOP_SAYS = {
+    outcome.HOP_MISSING: "this listener is for the global tier: a hop token is required",
+    outcome.HOP_FORGED: "the hop token is not genuine",
+    outcome.HOP_EXPIRED: "the hop token has expired",
+    outcome.HOP_MISADDRESSED: "the hop token is addressed to another region",
+    outcome.HOP_USED: "the hop token was used already",
+    outcome.NO_BUFFER: "too many requests at once to remember which hop tokens were used",
+}
+_UNBOUND = "the hop token names no body: this listener asks for no certificate; give it tier.tls.client_ca_file"
+
+
+class HopAuthenticator:
+    """Callers by hop token. `newest_epoch` is the latest law that a token was signed under, 0 before the first.
+
+    `names_body`: a token must, as no mutual TLS keeps others from sending it with another body.
+    """
+
+    def __init__(self, verifier: HopVerifier, flow: RegionalFlow, clock: Clock, *, names_body: bool) -> None:
+        self._verifier, self._flow, self._clock, self._names_body = verifier, flow, clock, names_body
+        self.newest_epoch = 0
+
+    def caller(self, head: Head) -> Caller | Reply:
+        """Who the global tier asks for. The law here is evaluated again, in admission."""
+        request = request_line(head.method, head.target, head.content_length)
+        claims = self._verifier.use(head.get(HOP_HEADER), self._clock.now() * 1e3, request)
+        if isinstance(claims, Outcome):
+            retry_after_s = RETRY_AFTER_S if claims is outcome.NO_BUFFER else None
+            return answers.refusal(claims, _HOP_SAYS[claims], retry_after_s=retry_after_s)
+        issuer = claims.issuer
+        if len(issuer) > TEXT_LIMIT or not issuer.isprintable() or not issuer.startswith(f"{claims.entry_region}/"):
+            # It will stand in our reports: one that cannot be read would silence the region, and nobody acknowledges
+            # what another region's balancer sent.
+            return answers.refusal(outcome.HOP_FORGED, _HOP_SAYS[outcome.HOP_FORGED])
+        if self._names_body and not claims.body:
+            return answers.refusal(outcome.HOP_FORGED, _UNBOUND)
+        region, law = self._flow.config.region, self._flow.law
+        self.newest_epoch = max(self.newest_epoch, claims.epoch)
+        if claims.epoch < law.epoch:
+            # Whatever the model, which stands in the body: the body need not come here to be refused.
+            why = law.verdict(claims.tenant, "", narrow=claims.narrow, key=claims.key).why_not(region)
+            if why is not None:
+                return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
+        return vouched(claims, law, region, claims.issuer, claims.attempt)
+
+    def models(self, _caller: Caller) -> list[str]:
+        """The models served here."""
+        return sorted(self._flow.view.by_model)
+
+    def recorded(self, caller: Caller, model: str) -> bool:
+        """Whether spans and decisions of a request for this model may be kept here."""
+        return recorded(self._flow.law, caller.tenant, model, caller.narrow, self._flow.config.region)
+
+
+class RegionalTier(InstrumentedTier):
+    """What the relay writes for this tier."""
+
+    def __init__(self, telemetry: RequestTelemetry, log: Throttled, region: str, engine_key: str | None) -> None:
+        super().__init__(telemetry, log)
+        self._region = region.encode()
+        self._engine_key = f"authorization: Bearer {engine_key}\r\n".encode() if engine_key else b""
+
+    def concluded(self, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None) -> None:
+        """See relay.Tier. What a version served is counted, once."""
+        context: RequestContext = active.context
+        pick: Pick | None = None if context.over else active.reasons
+        self.telemetry.concluded(active, reason, status, usage)
+        if pick is not None and pick.version:
+            self.telemetry.versioned(active, pick.version, pick.split, status)
+
+    def upstream_headers(self, active: ActiveRequest) -> bytes:
+        """The engine's own key, and the trace context."""
+        context: RequestContext = active.context
+        return self._engine_key + self.telemetry.upstream_context(context)
+
+    def answer_headers(self, active: ActiveRequest) -> bytes:
+        """Where it was served, under which decision, by whom, in which version."""
+        forward = active.forward
+        replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n" if forward is not None else b""
+        if forward is not None and forward.prefill is not None:
+            replica += b"x-farhop-prefill-replica: " + forward.prefill.target.encode() + b"\r\n"
+        pick: Pick | None = active.reasons
+        if pick is not None and pick.version:
+            replica += b"x-farhop-version: " + pick.version.encode() + b"\r\n"
+        context: RequestContext = active.context
+        decision = context.decision_id.encode()
+        return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
+
+
+class PickReasons:
+    """What is said of a Pick."""
+
+    def attributes(self, decision: Pick) -> dict[str, Value]:
+        """On the span."""
+        chosen = decision.chosen
+        if chosen is None:
+            return {}
+        pair: dict[str, Value] = {} if decision.prefill is None else {a.PREFILL_REPLICA: decision.prefill.replica}
+        return pair | {
+            a.REPLICA: chosen.replica,
+            a.HIT_TOKENS: round(chosen.hit_tokens),
+            a.POLICY: decision.policy.name,
+            a.REASONS: [f"{s.replica} {s.score:.1f} {decision.policy.unit}" for s in decision.field[:16]],
+            **({a.VERSION: decision.version, a.SPLIT: _why(decision)} if decision.version else {}),
+        }
+
+    def record(self, decision: Pick) -> dict[str, Any]:
+        """For explain."""
+        terms = decision.terms()
+        return {
+            "policy": decision.policy.name,
+            "unit": decision.policy.unit,
+            "explored": decision.explored,
+            "chosen": decision.chosen.replica if decision.chosen is not None else None,
+            "version": decision.version,
+            "split": _why(decision),
+            "prefill": decision.prefill.replica if decision.prefill is not None else None,
+            "candidates": [
+                {
+                    "replica": s.replica,
+                    "score": s.score,
+                    "terms_ms": terms.get(s.replica, {}),
+                    "hit_tokens": s.hit_tokens,
+                    "hit_exact": s.exact,
+                    "uncached_tokens": s.uncached_tokens,
+                    "backlog_tokens": s.backlog_tokens,
+                    "delay_ms": s.delay_ms,
+                    "prefill_ms_per_token": s.prefill_ms_per_token,
+                    "tpot_ms": s.tpot_ms,
+                    "full": s.replica in decision.full,
+                }
+                for s in decision.field
+            ],
+        }
+
+    def predicted_hit_tokens(self, decision: Pick) -> float:
+        """What the chosen replica was thought to hold."""
+        chosen = decision.chosen
+        if chosen is None:
+            return 0.0
+        # Once it has fetched what another computed, it holds all of it.
+        return chosen.hit_tokens if decision.prefill is None else chosen.hit_tokens + chosen.uncached_tokens
+
+    def hit_source(self, decision: Pick) -> str:
+        """The replica's own word, or our guess."""
+        return "exact" if decision.chosen is not None and decision.chosen.exact else "trie"
+
+    def predicted_ttft_ms(self, decision: Pick) -> float | None:
+        """Until all prefill before it and its own are done."""
+        return decision.prefill_ms if decision.chosen is not None else None
+
+
+def _why(decision: Pick) -> str:
+    """Why it has its version: "" if no split decided."""
+    assigned = decision.assigned
+    if assigned is None:
+        return ""
+    return f"{assigned.why}: {assigned.version}" + (", fallback" if decision.split == "fallback" else "")
+
+
+class RegionalAdmin:
+    """What an operator is told of a region's balancer. `overrides` are followed beside it, `peers` are the others."""
+
+    def __init__(
+        self,
+        instance: str,
+        *,
+        flow: RegionalFlow,
+        authenticator: KeyAuthenticator,
+        ingress: Ingress,
+        clock: Clock,
+        overrides: Sequence[Overrides] = (),
+        peers: Peers | None = None,
+        laws: LawBook | None = None,
+    ) -> None:
+        self._instance, self._flow, self._authenticator, self._ingress, self._clock = (
+            instance,
+            flow,
+            authenticator,
+            ingress,
+            clock,
+        )
+        self._overrides, self._peers = overrides, peers
+        self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
+        self.stopping = False
+        self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
+        # Where replicas come from, and what was left out; main says it, since the flow does not know.
+        self.origins: Callable[[], dict[str, Any]] = dict
+        self.newest_epoch: Callable[[], int] = int  # of the laws that hop tokens named
+
+    def ready(self) -> bool:
+        """Some replica can take work, the others have told us what they know, and we are not on our way out."""
+        now = self._clock.now()
+        flow = self._flow
+        if self.stopping or (self._peers is not None and not self._peers.warm):
+            return False
+        return any(len(flow.wait_estimate.able(model, now)) for model in flow.view.by_model)
+
+    def notice(self) -> str:
+        """See TierAdmin."""
+        return notice(self.kept())
+
+    def status(self) -> dict[str, Any]:
+        """Replicas with health and load, and the queue."""
+        flow, now = self._flow, self._clock.now()
+        return {
+            "tier": "regional",
+            "region": flow.config.region,
+            "instance": self._instance,
+            "policy_epoch": flow.law.epoch,
+            "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
+            "policies": flow.policies.status(),
+            "splits": flow.splits.status(flow.view.by_line),
+            "overrides": {one.what: one.status() for one in self._overrides},
+            "kept": self.kept(),
+            "under_way": flow.under_way,
+            "queued_requests": len(flow.queue),
+            "queued_tokens": flow.queue.tokens,
+            "trie_nodes": flow.trie.nodes,
+            "predicted_hit_tokens": flow.predicted_tokens,
+            "actual_hit_tokens": flow.actual_tokens,
+            "modes": {model: flow.wait_estimate.mode(model, now) for model in sorted(flow.view.by_model)},
+            "ejections": dict(flow.standing.ejections),
+            "peers": self._peers.status() if self._peers is not None else [],
+            "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
+            **self.origins(),
+        }
+
+    def _replica(self, name: str, now: float) -> dict[str, Any]:
+        flow = self._flow
+        replica, health, load = flow.view.replicas[name], flow.standing.read(name, now), flow.ledger.load(name)
+        sample, speed, shares = replica.sample, flow.speeds[name], flow.shares
+        total = load if shares is None else shares.with_others(name, load)
+        return {
+            "replica": name,
+            "address": str(replica.address),
+            "models": sorted(replica.models),
+            "version": replica.version,
+            "models_missing": sorted(replica.missing),
+            "role": replica.role,
+            "state": health.state,
+            "why": health.why,
+            "until_s": health.until - now if health.until is not None else None,
+            "share": flow.standing.offered(name, now),
+            "failing_share": flow.standing.outliers.failing(name),
+            "owned": shares is None or shares.owns(name),
+            "in_flight": load.in_flight,
+            "in_flight_elsewhere": total.in_flight - load.in_flight,
+            "slots": replica.slots,
+            "prefill_tokens": load.prefill_tokens,
+            "kv_tokens": load.kv_tokens,
+            "kv_tokens_total": replica.kv_tokens,
+            "engine_waiting": sample.waiting if sample is not None else None,
+            "engine_running": sample.running if sample is not None else None,
+            "engine_kv_usage": sample.kv_usage if sample is not None else None,
+            "engine_hit_share": sample.hit_share if sample is not None else None,
+            "sample_age_s": now - sample.at if sample is not None else None,
+            "prefill_ms_per_token": speed.prefill_ms_per_token,
+            "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
+            "speed_doubt": speed.doubt,
+            "speed_sample_age_s": now - speed.sampled_at if speed.sampled_at is not None else None,
+            "slow": flow.speeds.slow(name, total.in_flight, now),
+            "adapters_loaded": list(flow.adapters.loaded(name)),
+            "kv_word": flow.blocks.word(name),
+        }
+
+    def compose(self, question: Question) -> Request:
+        """See TierAdmin."""
+        return composed(self._ingress, self._authenticator, question)
+
+    def explain(self, request: Request) -> dict[str, Any]:
+        """Which replica a request would get now."""
+        flow = self._flow
+        region = flow.config.region
+        why = flow.law.verdict(request.tenant, request.model, narrow=request.narrow).why_not(region)
+        served = request.model in flow.view.by_model
+        need = flow.wait_estimate.need_of(request)
+        choice = flow.wait_estimate.consider(request, need, self._clock.now()) if served else None
+        return {
+            "region": region,
+            "unlawful": why,
+            "reasons": PickReasons().record(choice) if choice is not None else None,
+            "law": self._laws.status(),
+        }
+
+    def law(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return self._laws.document()

@@ -1,0 +1,1 @@
+"""What feeds the regional balancer from engines: discovery, metrics, KV events, probes. Never decides."""

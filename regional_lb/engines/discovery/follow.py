@@ -1,0 +1,115 @@
+"""Follows all sources and announces the roster, whole, whenever it is another one.
+
+Invariants: a source that fails, hangs or talks nonsense holds up no other; changes that come together are announced
+together; whatever is left out is counted and said once as it comes. Never drops a replica because a source is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from farhop.service.tasks import Tasks
+from regional_lb.engines.config import DnsSource, EtcdSource, FileSource
+from regional_lb.engines.discovery.dns import DnsNames
+from regional_lb.engines.discovery.etcd import EtcdKeys
+from regional_lb.engines.discovery.file import ReplicaFile
+from regional_lb.engines.discovery.kubernetes import Kubernetes
+from regional_lb.engines.discovery.roster import Roster
+from regional_lb.engines.discovery.source import Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from farhop.store.contract import Store
+    from regional_lb.engines.config import EnginesConfig, ReplicaConfig, SourceConfig
+    from regional_lb.engines.discovery.roster import LeftOut
+    from regional_lb.engines.discovery.source import Found, Source
+
+GAP_S = 0.1  # between two announcements: a thousand pods that come together are one change or a few
+_REST = 9.0  # times what an announcement took: thousands that come one by one leave most of the process to requests
+LEFT_OUT_TOLD = 32
+
+
+def source_of(config: SourceConfig, region: str, store: Store, rng: Random) -> Source:
+    """The source that a part of the configuration describes."""
+    if isinstance(config, FileSource):
+        return ReplicaFile(config)
+    if isinstance(config, EtcdSource):
+        return EtcdKeys(config, region, store)
+    if isinstance(config, DnsSource):
+        return DnsNames(config, rng)
+    return Kubernetes(config, rng)
+
+
+class Discovery:
+    """`announce` is given all replicas; `refused` counts what was not believed, by reason; `say` is told why, by whom.
+
+    Without sources nothing runs and nothing is announced.
+    """
+
+    def __init__(
+        self,
+        config: EnginesConfig,
+        store: Store,
+        announce: Callable[[Sequence[ReplicaConfig]], None],
+        refused: Callable[[str], None],
+        say: Callable[[str, str], None],
+        rng: Random,
+    ) -> None:
+        self._announce, self._refused, self._say = announce, refused, say
+        self._sources = [source_of(source, config.region, store, rng) for source in config.discovery]
+        self._roster = Roster(config.replicas, [source.label for source in self._sources])
+        self._changed = asyncio.Event()
+        self._problems: dict[str, tuple[str, ...]] = {}
+        self._left_out: tuple[LeftOut, ...] = ()
+        self._tasks = Tasks()
+
+    def open(self) -> None:
+        """Begin to ask."""
+        for source in self._sources:
+            self._tasks.start(source.follow(self._took), f"discovery: {source.label}")
+        if self._sources:
+            self._tasks.start(self._announcing(), "announce what is discovered")
+
+    async def close(self) -> None:
+        """Ask no more. What was announced stands."""
+        await self._tasks.close()
+
+    def _took(self, step: Found | Failed) -> None:
+        if self._roster.take(step):
+            self._changed.set()
+        if isinstance(step, Failed):
+            self._refused("discovery_failed")
+            self._say(step.source, f"{step.why}; what it said last stands")
+            return
+        before = self._problems.get(step.source, ())
+        for problem in step.problems:
+            if problem not in before:
+                self._refused("discovery_malformed")
+                self._say(step.source, problem)
+        self._problems[step.source] = step.problems
+
+    async def _announcing(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            began_s = loop.time()
+            replicas, left_out = self._roster.merged()
+            known = set(self._left_out)
+            for one in left_out:
+                if one not in known:
+                    self._refused(f"discovery_{one.reason}")
+                    self._say(one.source, f"{one.replica} is left out: {one.why}")
+            self._left_out = tuple(left_out)
+            self._announce(replicas)
+            await asyncio.sleep(max(GAP_S, _REST * (loop.time() - began_s)))
+
+    def status(self) -> dict[str, Any]:
+        """For /status; nothing where nothing is discovered."""
+        if not self._sources:
+            return {}
+        left_out = [{"source": o.source, "replica": o.replica, "why": o.why} for o in self._left_out[:LEFT_OUT_TOLD]]
+        return {"discovery": self._roster.status(), "discovery_left_out": left_out}

@@ -1,0 +1,311 @@
+"""Replicas that Kubernetes knows: of EndpointSlices, or the pods that an InferencePool selects.
+
+Invariants: what is ready is taken, what is terminating and still serves takes no new work, all else is not there; an
+object that makes no sense is named and left out, the others stand; what Kubernetes deletes leaves, what we cannot ask
+about stays. Never writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from farhop.service.tasks import Tasks
+from regional_lb.engines.discovery import kube_api
+from regional_lb.engines.discovery.kube_api import KubeError
+from regional_lb.engines.discovery.source import EndpointError, Failed, Found, at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from random import Random
+
+    from regional_lb.engines.config import KubernetesSource, ReplicaConfig, Template
+    from regional_lb.engines.discovery.source import Tell
+
+NAME_CHARS_MAX = 128
+_OWN = "farhop.dev/"  # annotations and labels that say it better than the template
+_AGAIN_S = 10.0
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+    def said(self) -> dict[str, Any]:
+        """What it says of its replicas itself."""
+        told = {**(self.labels or {}), **(self.annotations or {})}
+        fields: dict[str, Any] = {
+            field: told[_OWN + field] for field in ("models", "engine", "gpu") if _OWN + field in told
+        }
+        if "models" in fields:
+            fields["models"] = [model for part in fields["models"].split(",") if (model := part.strip())]
+        return fields
+
+
+class _Conditions(msgspec.Struct):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class _Target(msgspec.Struct):
+    name: str = ""
+    namespace: str = ""
+
+
+class _Endpoint(msgspec.Struct, rename="camel"):
+    addresses: list[str]
+    conditions: _Conditions | None = None
+    target_ref: _Target | None = None
+
+
+class _Port(msgspec.Struct):
+    name: str | None = None
+    port: int | None = None
+    protocol: str | None = None
+
+
+class _Slice(msgspec.Struct):
+    metadata: _Meta
+    endpoints: list[_Endpoint] | None = None
+    ports: list[_Port] | None = None
+
+
+class _PodCondition(msgspec.Struct):
+    type: str
+    status: str
+
+
+class _PodStatus(msgspec.Struct, rename={"pod_ip": "podIP"}):
+    pod_ip: str = ""
+    conditions: list[_PodCondition] | None = None
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Meta
+    status: _PodStatus | None = None
+
+
+class _Selector(msgspec.Struct, rename="camel"):
+    match_labels: dict[str, str]
+
+
+class _TargetPort(msgspec.Struct):
+    number: int
+
+
+class _PoolSpec(msgspec.Struct, rename="camel"):
+    selector: _Selector
+    target_ports: list[_TargetPort]
+
+
+class _Pool(msgspec.Struct):
+    spec: _PoolSpec
+
+
+class _Kind(Protocol):
+    """What is watched, and what replicas one object of it is."""
+
+    def path(self, namespace: str) -> str: ...
+
+    def replicas(self, thing: dict[str, Any], template: Template) -> Iterator[ReplicaConfig]:
+        """Raises EndpointError, msgspec.ValidationError."""
+        ...
+
+
+class EndpointSlices:
+    """`port` is a port's name or number; None where a slice has only one."""
+
+    def __init__(self, port: str | int | None) -> None:
+        self._port = port
+
+    def path(self, namespace: str) -> str:
+        """Of the list."""
+        return f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+
+    def replicas(self, thing: dict[str, Any], template: Template) -> Iterator[ReplicaConfig]:
+        """See _Kind."""
+        slice_ = msgspec.convert(thing, _Slice)
+        said = slice_.metadata.said()
+        for endpoint in slice_.endpoints or ():
+            draining = _standing(endpoint.conditions or _Conditions())
+            if draining is None or not endpoint.addresses:
+                continue
+            # Of several addresses the first: the API says that they are interchangeable.
+            host, target, port = endpoint.addresses[0], endpoint.target_ref, self._number(slice_)
+            name = _named(target.namespace or slice_.metadata.namespace, target.name) if target is not None else ""
+            yield at(template, host, port, name, f"{slice_.metadata.name} {host}", draining=draining, **said)
+
+    def _number(self, slice_: _Slice) -> int:
+        if isinstance(self._port, int):
+            return self._port
+        there = [port for port in slice_.ports or () if port.protocol in (None, "TCP") and port.port is not None]
+        fitting = [port for port in there if self._port is None or port.name == self._port]
+        if len(fitting) == 1 and fitting[0].port is not None:
+            return fitting[0].port
+        known = ", ".join(f"{port.name or '-'} ({port.port})" for port in there[:8]) or "none"
+        raise EndpointError(f"{slice_.metadata.name}: has the ports {known}; choose one by `port`")
+
+
+class Pods:
+    """The pods of an InferencePool, each of whose ports is an endpoint of its own."""
+
+    def __init__(self, ports: tuple[int, ...]) -> None:
+        self._ports = ports
+
+    def path(self, namespace: str) -> str:
+        """Of the list."""
+        return f"/api/v1/namespaces/{namespace}/pods"
+
+    def replicas(self, thing: dict[str, Any], template: Template) -> Iterator[ReplicaConfig]:
+        """See _Kind."""
+        pod = msgspec.convert(thing, _Pod)
+        status, meta = pod.status, pod.metadata
+        if status is None or not status.pod_ip:
+            return
+        if not any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()):
+            return
+        name = _named(meta.namespace, meta.name)
+        for port in self._ports:
+            own = name if len(self._ports) == 1 else f"{name}:{port}"[-NAME_CHARS_MAX:]
+            leaving = meta.deletion_timestamp is not None
+            yield at(template, status.pod_ip, port, own, f"{meta.name}:{port}", draining=leaving, **meta.said())
+
+
+def _standing(conditions: _Conditions) -> bool | None:
+    """False: takes work. True: it finishes what it has. None: it is not there."""
+    ready = conditions.ready is not False  # what is not told is true, and `serving` is then as `ready`
+    if conditions.terminating:
+        return True if (ready if conditions.serving is None else conditions.serving) else None
+    return False if ready else None
+
+
+def _named(namespace: str, name: str) -> str:
+    """Two namespaces may have a `vllm-0` each. Of a long one the end: there it differs from its siblings."""
+    return f"{namespace}/{name}"[-NAME_CHARS_MAX:] if name else ""
+
+
+class _Book:
+    """The replicas of the objects of one kind, kept by object."""
+
+    def __init__(self, label: str, kind: _Kind, template: Template) -> None:
+        self._label, self._kind, self._template = label, kind, template
+        self._replicas: dict[str, tuple[ReplicaConfig, ...]] = {}
+        self._problems: dict[str, str] = {}
+
+    def take(self, step: kube_api.Step) -> Found | Failed:
+        if isinstance(step, kube_api.Lost):
+            return Failed(self._label, step.why)
+        if isinstance(step, kube_api.Listed):
+            self._replicas, self._problems = {}, {}
+            for thing in step.objects:
+                self._put(thing)
+        elif step.gone:
+            self._replicas.pop(_key(step.object), None)
+            self._problems.pop(_key(step.object), None)
+        else:
+            self._put(step.object)
+        return self._found()
+
+    def _put(self, thing: dict[str, Any]) -> None:
+        key = _key(thing)
+        try:
+            self._replicas[key] = tuple(self._kind.replicas(thing, self._template))
+            self._problems.pop(key, None)
+        except (EndpointError, msgspec.ValidationError) as error:
+            self._replicas.pop(key, None)
+            self._problems[key] = str(error) if isinstance(error, EndpointError) else f"{key}: {error}"
+
+    def _found(self) -> Found:
+        """While slices are rewritten an endpoint may stand in two of them: one that takes work goes before."""
+        by_place: dict[tuple[str, int], ReplicaConfig] = {}
+        for key in sorted(self._replicas):
+            for replica in self._replicas[key]:
+                place = (replica.address.host, replica.address.port)
+                if place not in by_place or by_place[place].draining:
+                    by_place[place] = replica
+        replicas = sorted(by_place.values(), key=lambda replica: replica.label)
+        return Found(self._label, tuple(replicas), tuple(self._problems.values()))
+
+
+def _key(thing: dict[str, Any]) -> str:
+    meta = thing.get("metadata")
+    return str(meta.get("name")) if isinstance(meta, dict) else ""
+
+
+class Kubernetes:
+    """See the module's head."""
+
+    def __init__(self, config: KubernetesSource, rng: Random, api: kube_api.Api | None = None) -> None:
+        self._config, self.label = config, config.label
+        self._api = api or kube_api.Api(config, rng)
+        self._pods = Tasks()
+
+    async def follow(self, tell: Tell) -> None:
+        """See Source."""
+        await self._api.open()
+        try:
+            namespace = await self._namespace(tell)
+            if self._config.pool is not None:
+                await self._follow_pool(namespace, self._config.pool, tell)
+            else:
+                selector = self._config.selector or f"kubernetes.io/service-name={self._config.service}"
+                await self._follow(namespace, EndpointSlices(self._config.port), selector, tell)
+        finally:
+            await self._pods.close()
+            await self._api.close()
+
+    async def _namespace(self, tell: Tell) -> str:
+        while True:
+            try:
+                return self._api.namespace()
+            except KubeError as error:
+                tell(Failed(self.label, str(error)))
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _follow(self, namespace: str, kind: _Kind, selector: str, tell: Tell) -> None:
+        book = _Book(self.label, kind, self._config.replica)
+        async with contextlib.aclosing(self._api.follow(kind.path(namespace), {"labelSelector": selector})) as steps:
+            async for step in steps:
+                tell(book.take(step))
+
+    async def _follow_pool(self, namespace: str, name: str, tell: Tell) -> None:
+        """The pods by the pool's selector, and others when it says otherwise; nobody when it is gone."""
+        path = f"/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
+        spec: _PoolSpec | None = None  # None as well after a trouble: then the pods are told anew, and it is over
+        async with contextlib.aclosing(self._api.follow(path, {"fieldSelector": f"metadata.name={name}"})) as steps:
+            async for step in steps:
+                if isinstance(step, kube_api.Lost):
+                    tell(Failed(self.label, step.why))
+                    spec = None
+                    continue
+                try:
+                    now = _pool(step, name)
+                except msgspec.ValidationError as error:
+                    tell(Failed(self.label, f"the InferencePool {name} makes no sense: {error}"))
+                    spec = None
+                    continue
+                if now is None:
+                    await self._pods.close()
+                    tell(Found(self.label, (), (f"there is no InferencePool {name} in {namespace}; create it",)))
+                elif now != spec:
+                    await self._pods.close()
+                    pods = Pods(tuple(port.number for port in now.target_ports))
+                    selector = ",".join(f"{key}={value}" for key, value in sorted(now.selector.match_labels.items()))
+                    self._pods.start(self._follow(namespace, pods, selector, tell), f"pods of {name}")
+                spec = now
+
+
+def _pool(step: kube_api.Listed | kube_api.Changed, name: str) -> _PoolSpec | None:
+    """What the pool says now, None if there is none. Raises msgspec.ValidationError."""
+    things = step.objects if isinstance(step, kube_api.Listed) else [] if step.gone else [step.object]
+    for thing in things:
+        if _key(thing) == name:
+            return msgspec.convert(thing, _Pool).spec
+    return None

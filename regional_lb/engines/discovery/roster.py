@@ -1,0 +1,91 @@
+"""Merges what the sources say into one list of replicas.
+
+Invariants: no address and no name stands twice, the first source's entry wins; a source that fails is believed what it
+said last; the same words give the same list in the same order; never more than REPLICAS_MAX. Pure: no IO, no clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from regional_lb.engines.config import REPLICAS_MAX
+from regional_lb.engines.discovery.source import PROBLEM_CHARS_MAX, Failed, Found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from regional_lb.engines.config import ReplicaConfig
+
+PROBLEMS_MAX = 32  # told of one source
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A replica that is not in the list. `reason` is a fixed word to count by: duplicate or limit."""
+
+    source: str
+    replica: str
+    reason: str
+    why: str
+
+
+class _Said:
+    __slots__ = ("found", "trouble")
+
+    def __init__(self) -> None:
+        self.found: Found | None = None
+        self.trouble = "has not answered yet"
+
+
+class Roster:
+    """See the module's head. `fixed` are the replicas of the configuration, which go first."""
+
+    def __init__(self, fixed: Sequence[ReplicaConfig], sources: Iterable[str]) -> None:
+        self._fixed = Found("configuration", tuple(fixed))
+        self._said = {source: _Said() for source in sources}
+
+    def take(self, step: Found | Failed) -> bool:
+        """A source spoke. Whether the list may be another one now."""
+        said = self._said[step.source]
+        if isinstance(step, Failed):
+            said.trouble = step.why[:PROBLEM_CHARS_MAX]
+            return False
+        changed = said.found is None or said.found.replicas != step.replicas
+        said.found, said.trouble = step, ""
+        return changed
+
+    def merged(self) -> tuple[list[ReplicaConfig], list[LeftOut]]:
+        """All replicas, the configuration's first, then by source; and those left out."""
+        kept: list[ReplicaConfig] = []
+        left_out: list[LeftOut] = []
+        addresses: dict[tuple[str, int], str] = {}
+        names: dict[str, str] = {}
+        for found in (self._fixed, *(said.found for said in self._said.values() if said.found is not None)):
+            for replica in found.replicas:
+                place, name = (replica.address.host, replica.address.port), replica.label
+                if place in addresses:
+                    why = f"{replica.address} is there already, from {addresses[place]}; announce it once"
+                    left_out.append(LeftOut(found.source, name, "duplicate", why))
+                elif name in names:
+                    why = f"another of this name is there already, from {names[name]}; give each its own"
+                    left_out.append(LeftOut(found.source, name, "duplicate", why))
+                elif len(kept) >= REPLICAS_MAX:
+                    why = f"more than {REPLICAS_MAX} replicas in one balancer; run several"
+                    left_out.append(LeftOut(found.source, name, "limit", why))
+                else:
+                    addresses[place] = names[name] = found.source
+                    kept.append(replica)
+        return kept, left_out
+
+    def status(self) -> list[dict[str, Any]]:
+        """For /status: how many replicas each source knows, what it left out, and why it cannot be asked."""
+        return [
+            {
+                "source": source,
+                "replicas": len(said.found.replicas) if said.found is not None else 0,
+                "problems": list(said.found.problems[:PROBLEMS_MAX]) if said.found is not None else [],
+                "trouble": said.trouble,
+            }
+            for source, said in self._said.items()
+        ]

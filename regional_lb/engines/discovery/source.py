@@ -1,0 +1,79 @@
+"""What every source of replicas promises, and how what it says becomes a replica's configuration.
+
+Invariants: a source says whole sets; that it cannot ask is said as Failed, and never as an empty set; one endpoint that
+makes no sense is named and left out, and the others stand. `follow` never ends by itself and never raises because of
+the world outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import msgspec
+from pydantic import ValidationError
+
+from farhop.config import problems_of
+from regional_lb.engines.config import ReplicaConfig
+
+if TYPE_CHECKING:
+    from regional_lb.engines.config import Template
+
+PROBLEM_CHARS_MAX = 500
+
+
+class Found(msgspec.Struct, frozen=True):
+    """All the replicas a source now knows, in a stable order. `problems` are lines about what it left out."""
+
+    source: str
+    replicas: tuple[ReplicaConfig, ...]
+    problems: tuple[str, ...] = ()
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A source cannot say what there is; what it said before stands."""
+
+    source: str
+    why: str
+
+
+Tell: TypeAlias = Callable[[Found | Failed], None]
+
+
+class Source(Protocol):
+    """One place where replicas are found."""
+
+    @property
+    def label(self) -> str:
+        """Its name, in the log and in /status."""
+        ...
+
+    async def follow(self, tell: Tell) -> None:
+        """Tell what there is, and again whenever that changes, until cancelled."""
+        ...
+
+
+class EndpointError(ValueError):
+    """An endpoint of which no replica can be made. The text has a line for each thing wrong."""
+
+
+def replica_of(template: Template, said: Any, where: str, **more: Any) -> ReplicaConfig:
+    """The replica that `said` describes as `replicas` in a configuration do; what it leaves open is the template's.
+
+    `more` are fields that its source alone may say. Raises EndpointError, with `where` at the head of each line.
+    """
+    if not isinstance(said, dict):
+        raise EndpointError(f"{where}: must be a mapping with the fields of a replica, such as `url`")
+    for field in more.keys() & said.keys():
+        raise EndpointError(f"{where}.{field}: is said by where it stands; leave it out")
+    taken = template.model_dump(exclude={"scheme"})
+    try:
+        return ReplicaConfig.model_validate({**taken, **said, **more})
+    except ValidationError as error:
+        raise EndpointError("\n".join(problems_of(error, f"{where}."))) from None
+
+
+def at(template: Template, host: str, port: int, name: str, where: str, **more: Any) -> ReplicaConfig:
+    """The replica at a host and port. Raises EndpointError."""
+    shown = f"[{host}]" if ":" in host else host
+    return replica_of(template, {"url": f"{template.scheme}://{shown}:{port}", "name": name, **more}, where)

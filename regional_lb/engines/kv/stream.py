@@ -1,0 +1,116 @@
+"""The order in an engine's KV events: what to apply, what is a repetition, what is missing, and when it restarted.
+
+Batches are numbered from 0. Invariants: a batch is applied at most once and in order; what could not be had is said
+(`Lost`), and so is that the engine is another process (`Cleared`): its numbers fell, or what it kept for replay is not
+what it said. Silence is not death: an engine without work says nothing. Never reads a batch, never opens anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from xxhash import xxh3_64_intdigest
+
+from regional_lb.fleet.kv_events import Cleared, Lost
+
+if TYPE_CHECKING:
+    from regional_lb.fleet.kv_events import Change
+
+SEQ_MAX = (1 << 63) - 1  # beyond it lies vLLM's end of a replay, -1
+
+Out: TypeAlias = Cleared | Lost | bytes
+"""What becomes of what came: a change, or a payload to be read and applied."""
+
+
+class Follower:
+    """One stream. `applied` and the digest of that batch survive a cut link, to see whether it is still the same."""
+
+    __slots__ = ("_digest", "_empty", "_heard", "_unproven", "applied")
+
+    def __init__(self) -> None:
+        self.applied = -1
+        self._heard = -1  # the last number that came by itself
+        self._digest = 0
+        self._empty = False  # it is known to have said nothing yet
+        self._unproven = False  # a replay is under way and has not shown that it is the engine we know
+
+    # -- as it comes
+
+    def heard(self, seq: int, payload: bytes) -> tuple[list[Out], bool]:
+        """A batch came by itself: what to do, and whether something before it is missing.
+
+        If so, a replay is to follow; what that does not bring is given up by `give_up`.
+        """
+        out: list[Out] = []
+        if seq <= self._heard:
+            out += self._anew()
+        self._heard = seq
+        if seq <= self.applied:
+            return out, False  # a replay was faster
+        if seq != self.applied + 1:
+            return out, True
+        return [*out, *self._first(seq), self._take(seq, payload)], False
+
+    def give_up(self, seq: int, payload: bytes) -> list[Out]:
+        """What is missing before this batch cannot be had."""
+        if seq <= self.applied:
+            return []
+        return [Lost(), self._take(seq, payload)]
+
+    # -- as it is said again
+
+    def ask(self) -> int:
+        """A replay begins: the number to ask from. The last batch known is asked for once more, to be compared."""
+        self._unproven = self.applied >= 0
+        return max(self.applied, 0)
+
+    def replayed(self, seq: int, payload: bytes) -> tuple[list[Out], bool]:
+        """A batch of the replay: what to do, and whether to ask anew (a part of it was dropped on the way)."""
+        if self._unproven:
+            if seq < self.applied:
+                return [], False
+            self._unproven = False
+            if seq > self.applied:
+                return [Lost(), self._take(seq, payload)], False  # it does not keep that much
+            if xxh3_64_intdigest(payload) == self._digest:
+                return [], False
+            return self._anew(), True
+        if self.applied < 0:
+            return [*self._first(seq), self._take(seq, payload)], False
+        if seq <= self.applied:
+            return [], False
+        if seq > self.applied + 1:
+            return [], True
+        return [self._take(seq, payload)], False
+
+    def replay_ended(self) -> list[Out]:
+        """That was all it keeps."""
+        if self._unproven:
+            # It keeps at least the last it said. So it is another one, and has said nothing yet.
+            self._unproven = False
+            return self._anew()
+        return self._first(0) if self.applied < 0 else []
+
+    def lost(self) -> list[Change]:
+        """The link was cut, or is new, and there is no replay: who is there now, and what it holds, is not known."""
+        self._anew()
+        self._unproven = self._empty = False
+        return [Lost()]
+
+    # -- within
+
+    def _first(self, seq: int) -> list[Out]:
+        """What is to be said before its first word that is heard."""
+        if seq:
+            return [Lost()] if self.applied < 0 else []
+        known, self._empty = self._empty, True
+        return [] if known else [Cleared()]  # before its very first it held nothing
+
+    def _take(self, seq: int, payload: bytes) -> bytes:
+        self.applied, self._digest, self._empty = seq, xxh3_64_intdigest(payload), False
+        return payload
+
+    def _anew(self) -> list[Out]:
+        self.applied = self._heard = -1
+        self._digest, self._empty = 0, True
+        return [Cleared()]

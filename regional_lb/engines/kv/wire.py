@@ -1,0 +1,174 @@
+"""Reads KV events as engines word them (vLLM, SGLang): msgpack of arrays or of maps, at both layers.
+
+A batch is `[ts, [event...], dp_rank]` or `{ts, events, data_parallel_rank}`; an event `[tag, field...]` (vLLM up to
+0.23, SGLang) or a map with the tag as `type`; fields that are new are passed over, those that are older may be missing.
+Invariants: one event that cannot be read is counted by reason and the others of its batch stand, but its source's word
+is not whole any more; an event of a kind unknown here is counted and changes nothing; a change is never larger than
+BLOCKS_AT_ONCE, so that applying one holds nobody up. Never fetches, never keeps anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from regional_lb.fleet.kv_events import TOKEN_BYTES, Cleared, Lost, Removed, Stored, spell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from regional_lb.fleet.kv_events import Change
+
+BATCH_BYTES_MAX = 768 * 1024  # a step of 16k tokens takes about 100 KB
+BLOCKS_AT_ONCE = 1024
+BLOCK_TOKENS_MAX = 65_536
+_NAME_MAX = 256
+_OTHER_LAYERS = ("sliding", "window", "mamba", "chunked", "ssm")  # caches that forget the beginning of a prompt
+
+_Hash = int | bytes
+
+
+class _Event(msgspec.Struct, tag_field="type"):
+    pass
+
+
+class BlockStored(_Event, tag=True):
+    """As vLLM names its fields, in its order."""
+
+    block_hashes: list[_Hash]
+    parent_block_hash: _Hash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class BlockRemoved(_Event, tag=True):
+    """As vLLM names its fields."""
+
+    block_hashes: list[_Hash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(_Event, tag=True):
+    """Nothing is held."""
+
+
+def _as_array(event: type[_Event]) -> type[Any]:
+    fields = [
+        (f.name, f.type, f.default) if not f.required else (f.name, f.type) for f in msgspec.structs.fields(event)
+    ]
+    return msgspec.defstruct(event.__name__, fields, array_like=True, tag=event.__name__)
+
+
+_Word = BlockStored | BlockRemoved | AllBlocksCleared
+_batch = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
+_events = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_anything = msgspec.msgpack.Decoder()
+_KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+_of_map = msgspec.msgpack.Decoder(_Word)
+_of_array = msgspec.msgpack.Decoder(_as_array(BlockStored) | _as_array(BlockRemoved) | _as_array(AllBlocksCleared))
+
+
+class BatchError(Exception):
+    """A batch of which nothing can be read. `reason` is a fixed word to count by."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def read_batch(payload: bytes, dropped: Callable[[str], None]) -> list[Change]:
+    """The changes in a batch, in order; `dropped` is told of each event that could not be used. Raises BatchError."""
+    if len(payload) > BATCH_BYTES_MAX:
+        raise BatchError("size")
+    try:
+        batch = _batch.decode(payload)
+        raw = batch["events"] if isinstance(batch, dict) else batch[1]
+        events = _events.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, IndexError, RecursionError):
+        raise BatchError("batch") from None
+    changes: list[Change] = []
+    for event in events:
+        try:
+            changes += _changes(event)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if _is_known(event):
+                changes.append(Lost(all=False))
+                dropped("event")
+            else:
+                dropped("kind")
+        except (ValueError, OverflowError, TypeError):
+            changes.append(Lost(all=False))
+            dropped("value")
+    return changes
+
+
+def _is_known(raw: msgspec.Raw) -> bool:
+    """Whether a kind that is read here can be made out in an event. What is no event at all might have been one."""
+    try:
+        word = _anything.decode(raw)
+        kind = word.get("type") if isinstance(word, dict) else word[0]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, IndexError, ValueError):
+        return True
+    return not isinstance(kind, str) or kind in _KINDS
+
+
+def _changes(raw: msgspec.Raw) -> Iterator[Change]:
+    """One event's changes. Raises msgspec's errors for what is no event, ValueError for what makes no sense."""
+    first = memoryview(raw)[0]
+    is_array = 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
+    word: Any = _of_array.decode(raw) if is_array else _of_map.decode(raw)
+    kind = type(word).__name__
+    if kind == "AllBlocksCleared":
+        return iter((Cleared(),))
+    if (word.medium or "GPU").upper() != "GPU":
+        return iter(())  # on the host or a disk: to be had, but not at once
+    return _removed(word) if kind == "BlockRemoved" else _stored(word)
+
+
+def _removed(word: BlockRemoved) -> Iterator[Change]:
+    names = word.block_hashes
+    return iter([
+        Removed(names[at : at + BLOCKS_AT_ONCE], word.group_idx) for at in range(0, len(names), BLOCKS_AT_ONCE)
+    ])  # fmt: skip
+
+
+def _stored(word: BlockStored) -> Iterator[Change]:
+    names, size = word.block_hashes, word.block_size
+    if not 0 < size <= BLOCK_TOKENS_MAX or len(word.token_ids) != len(names) * size:
+        raise ValueError("token_ids must be block_size for each of block_hashes")
+    if any(word_ in (word.kv_cache_spec_kind or "").lower() for word_ in _OTHER_LAYERS):
+        return iter(())
+    adapter = (word.lora_name or ("" if word.lora_id is None else f"#{word.lora_id}"))[:_NAME_MAX]
+    ids = array("I", word.token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    tokens, extras = ids.tobytes(), _extras(word, adapter)
+    changes: list[Change] = []
+    parent = word.parent_block_hash
+    for at in range(0, len(names), BLOCKS_AT_ONCE):
+        end = at + BLOCKS_AT_ONCE
+        part = tokens[at * size * TOKEN_BYTES : end * size * TOKEN_BYTES]
+        changes.append(Stored(names[at:end], parent, part, size, adapter, extras[at:end], word.group_idx))
+        parent = names[min(end, len(names)) - 1]
+    return iter(changes)
+
+
+def _extras(word: BlockStored, adapter: str) -> tuple[bytes, ...]:
+    """What sets each block apart, the adapter aside: it is in the seed."""
+    given = word.extra_keys
+    if not given:
+        return ()
+    if len(given) != len(word.block_hashes):
+        raise ValueError("extra_keys must be one for each of block_hashes")
+    extras = tuple(spell([key for key in keys if key != adapter] if keys else ()) for keys in given)
+    return extras if any(extras) else ()

@@ -1,0 +1,205 @@
+"""Who belongs to the region's replicas now: those announced, what their engines said they serve, and those leaving.
+
+Invariants: who is announced no more takes nothing new, and stays until it is idle or `leave_s` is over; what is more
+than a report can say (models, kinds of GPU) is left out by the order of the announcement, and named. Pure: no IO, no
+clock. Never looks at health.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.store.documents.report import BASES_LIMIT, GPU_TYPES_LIMIT, MODELS_LIMIT
+from regional_lb.engines.config import MODELS_MAX
+from regional_lb.engines.signals.exposition import PageError
+from regional_lb.fleet.view import Replica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from regional_lb.engines.config import ReplicaConfig
+    from topology.lineage import Bases
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """What an engine's /v1/models says: `ids` in its order, and every name (root, parent) one of them also goes by;
+    by id, what it is based on: an adapter on its parent (`adapters`), another name on its root."""
+
+    ids: tuple[str, ...]
+    names: frozenset[str]
+    bases: dict[str, frozenset[str]] = {}
+    adapters: frozenset[str] = frozenset()
+
+
+_UNLISTED = Listing((), frozenset())
+
+
+class _Model(msgspec.Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_decoder = msgspec.json.Decoder(_Models)
+_MODEL = re.compile(r"[!-~]{1,256}")
+
+
+def read_listing(body: bytes) -> Listing:
+    """What an OpenAI-like `GET /v1/models` answered. Raises PageError for what is none, or lists nothing."""
+    try:
+        models = _decoder.decode(body).data
+    except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
+        raise PageError("malformed", f"/v1/models: {error}") from None
+    ids = tuple(dict.fromkeys(model.id for model in models if _MODEL.fullmatch(model.id)))
+    if not ids:
+        raise PageError("missing", "/v1/models lists no model that could be asked for")
+    names = {name for model in models for name in (model.id, model.root, model.parent) if name}
+    bases: dict[str, frozenset[str]] = {}
+    for model in models:
+        base = model.parent or model.root  # the root of an adapter is but where its weights lie
+        told = {base} if base and base != model.id and _MODEL.fullmatch(base) else set()
+        bases[model.id] = bases.get(model.id, frozenset()) | told
+    adapters = frozenset(model.id for model in models if model.parent and model.parent != model.id)
+    return Listing(ids[:MODELS_MAX], frozenset(names), {model: bases[model] for model in ids[:MODELS_MAX]}, adapters)
+
+
+class Members:
+    """See the module's head. `leave_s` is how long one that is announced no more may take to finish."""
+
+    def __init__(self, leave_s: float) -> None:
+        self._leave_s = leave_s
+        self._announced: dict[str, ReplicaConfig] = {}
+        self._leaving: dict[str, tuple[ReplicaConfig, float]] = {}
+        self._listings: dict[str, Listing] = {}
+        self.left_out: dict[str, str] = {}  # why, by name
+
+    @property
+    def watched(self) -> dict[str, ReplicaConfig]:
+        """All that are to be looked at, by name."""
+        return {name: config for name, (config, _) in self._leaving.items()} | self._announced
+
+    @property
+    def leaving(self) -> int:
+        """How many are announced no more, and not gone yet."""
+        return len(self._leaving)
+
+    def announce(self, configs: Sequence[ReplicaConfig], now: float) -> bool:
+        """From now on these are all there is (names are unique). Whether that changed anything."""
+        before, self._announced = self._announced, {config.label: config for config in configs}
+        if list(before.items()) == list(self._announced.items()):
+            return False
+        for name, config in before.items():
+            if name not in self._announced:
+                self._leaving[name] = config, now + self._leave_s
+        for name, config in self._announced.items():
+            was = before.get(name) or self._leaving.get(name, (None, 0.0))[0]
+            if was is not None and was.address != config.address:
+                self._listings.pop(name, None)  # another process: what the one before served says nothing
+            self._leaving.pop(name, None)
+        return True
+
+    def listed(self, name: str, listing: Listing) -> bool:
+        """An engine said what it serves. Whether that changed anything: mostly it says what is known."""
+        config = self._config(name)
+        if config is None:
+            return False
+        before = self._listings.get(name)
+        self._listings[name] = listing
+        return _said(config, before) != _said(config, listing)
+
+    def missing(self, name: str) -> frozenset[str]:
+        """Which of the models configured for it its engine does not list."""
+        config = self._config(name)
+        return frozenset() if config is None else _missing(config, self._listings.get(name))
+
+    def sweep(self, now: float, idle: Callable[[str], bool]) -> bool:
+        """Let go of those leaving who have finished, or whose time is over. Whether there were any."""
+        gone = [name for name, (_, until) in self._leaving.items() if now >= until or idle(name)]
+        for name in gone:
+            del self._leaving[name]
+            self._listings.pop(name, None)
+        return bool(gone)
+
+    def replicas(self) -> list[Replica]:
+        """All of them as a view has them, within what a report can say. Renews `left_out`."""
+        models: set[str] = set()
+        kinds: set[str] = set()
+        kept: list[Replica] = []
+        self.left_out = {}
+        for replica in self._all():
+            if len(models | replica.models) > MODELS_LIMIT:
+                self.left_out[replica.name] = f"more than {MODELS_LIMIT} models in one balancer; run several"
+            elif len(kinds | {replica.gpu}) > GPU_TYPES_LIMIT:
+                self.left_out[replica.name] = f"more than {GPU_TYPES_LIMIT} kinds of GPU in one balancer; run several"
+            else:
+                models |= replica.models
+                kinds.add(replica.gpu)
+                kept.append(replica)
+        return kept
+
+    def _config(self, name: str) -> ReplicaConfig | None:
+        return self._announced.get(name) or self._leaving.get(name, (None, 0.0))[0]
+
+    def _all(self) -> Iterable[Replica]:
+        for name, config in self._announced.items():
+            yield _replica(config, self._listings.get(name), config.draining)
+        for name, (config, _) in self._leaving.items():
+            yield _replica(config, self._listings.get(name), draining=True)
+
+
+def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> Replica:
+    return Replica(
+        name=config.label,
+        address=config.address,
+        models=_models(config, listing),
+        gpu=config.gpu,
+        slots=config.slots,
+        kv_tokens=config.kv_tokens,
+        prefill_tokens_max=config.prefill_tokens_max,
+        prefill_ms_per_token=config.prefill_ms_per_token,
+        tpot_ms=config.tpot_ms,
+        draining=draining,
+        missing=_missing(config, listing),
+        version=config.version,
+        kv_ranks=len(config.kv_sources),
+        adapters=frozenset(config.adapters),
+        lineage=_lineage(config, listing),
+        role=config.role,
+        handover=config.handover,
+        bootstrap_port=config.bootstrap_port,
+    )
+
+
+def _models(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
+    return frozenset(config.models or (listing.ids if listing is not None else ())).union(config.adapters)
+
+
+def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]:
+    """What each model served there is based on, as configured and as its engine tells. A configured adapter is one of
+    the models configured beside it or, where there are none, of those that its engine lists."""
+    known = listing if listing is not None else _UNLISTED
+    lineage: dict[str, Bases] = {}
+    for model in _models(config, listing):
+        told = known.bases.get(model, frozenset())
+        if model not in config.adapters:
+            lineage[model] = told
+            continue
+        bases = (told if model in known.adapters else frozenset()) | frozenset(config.models)
+        bases = bases or frozenset(known.ids) - known.adapters - frozenset(config.adapters)
+        lineage[model] = frozenset(sorted(bases - {model})[:BASES_LIMIT]) or None
+    return lineage
+
+
+def _said(config: ReplicaConfig, listing: Listing | None) -> tuple[frozenset[str], frozenset[str], dict[str, Bases]]:
+    return _models(config, listing), _missing(config, listing), _lineage(config, listing)
+
+
+def _missing(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
+    return config.served - listing.names if listing is not None else frozenset()

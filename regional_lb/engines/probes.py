@@ -1,0 +1,163 @@
+"""One look at a replica's health: by HTTP, a TCP connect, gRPC's health service, or by having it generate a token.
+
+Readiness is not liveness: an engine that loads its weights is alive, and no failure. Invariants: every look is bounded
+in time and bytes; nothing is left open by one that failed; a redirect is not followed. Never decides what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from msgspec.structs import replace
+
+from farhop.relay.upstream import fetch
+from farhop.relay.upstream.fetch import FetchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Address
+    from farhop.relay.upstream.pool import Pool
+    from regional_lb.engines.config import ReplicaConfig
+
+_HEALTH_BYTES_MAX = 64 * 1024
+_COMPLETION_BYTES_MAX = 256 * 1024
+_COMPLETIONS = "/v1/completions"
+_CHANNEL = (
+    ("grpc.enable_http_proxy", 0),  # an engine is never behind the proxy of the environment
+    ("grpc.initial_reconnect_backoff_ms", 100),
+)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What was seen. `ready` says something only of one that is alive (`ok`)."""
+
+    ok: bool
+    ready: bool = True
+
+
+READY, UNREADY, FAILED = Verdict(True), Verdict(True, ready=False), Verdict(False)
+
+
+class Prober(Protocol):
+    """Looks at one replica, again and again."""
+
+    async def look(self) -> Verdict:
+        """One look. Raises nothing."""
+
+    async def close(self) -> None:
+        """Leave nothing open."""
+
+
+def prober(
+    replica: ReplicaConfig, path: str, pool: Pool, timeout_s: float, credentials: Callable[[], grpc.ChannelCredentials]
+) -> Prober:
+    """As a replica's configuration has it; `path` is where engines of its kind say whether they are ready."""
+    probe, address = replica.probe, replica.address
+    if probe.port is not None:
+        address = replace(address, port=probe.port)
+    if probe.kind == "tcp":
+        return _Tcp(address, timeout_s)
+    if probe.kind == "grpc":
+        return _Grpc(address, probe.service, timeout_s, credentials)
+    return _Http(pool, address, probe.path or path, probe.live_path, timeout_s)
+
+
+class _Http:
+    def __init__(self, pool: Pool, address: Address, path: str, live_path: str, timeout_s: float) -> None:
+        self._pool, self._address, self._path, self._live_path = pool, address, path, live_path
+        self._timeout_s = timeout_s
+
+    async def look(self) -> Verdict:
+        """200: ready. Else the page for liveness decides, where there is one, and without one 503 alone is alive."""
+        status = await self._status(self._path)
+        if status == 200:
+            return READY
+        if not self._live_path:
+            return UNREADY if status == 503 else FAILED
+        return UNREADY if await self._status(self._live_path) == 200 else FAILED
+
+    async def _status(self, path: str) -> int:
+        try:
+            return (await fetch.get(self._pool, self._address, path, self._timeout_s, _HEALTH_BYTES_MAX)).status
+        except FetchError:
+            return 0
+
+    async def close(self) -> None:
+        """The pool is others' to close."""
+
+
+class _Tcp:
+    def __init__(self, address: Address, timeout_s: float) -> None:
+        self._address, self._timeout_s = address, timeout_s
+
+    async def look(self) -> Verdict:
+        """Somebody accepts connections there."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                transport, _ = await loop.create_connection(asyncio.Protocol, self._address.host, self._address.port)
+        except OSError:  # TimeoutError is one
+            return FAILED
+        transport.close()
+        return READY
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+
+class _Grpc:
+    """grpc.health.v1. A channel is kept while looks succeed; after a failure the next opens another, with the
+    certificates of then."""
+
+    def __init__(
+        self, address: Address, service: str, timeout_s: float, credentials: Callable[[], grpc.ChannelCredentials]
+    ) -> None:
+        self._address, self._timeout_s, self._credentials = address, timeout_s, credentials
+        self._request = health_pb2.HealthCheckRequest(service=service)
+        self._channel: grpc.aio.Channel | None = None
+
+    async def look(self) -> Verdict:
+        """SERVING: ready. NOT_SERVING: alive, not ready. A server that does not know the service fails."""
+        if self._channel is None:
+            self._channel = self._open()
+        try:
+            async with asyncio.timeout(2.0 * self._timeout_s):  # gRPC keeps to its own; it has been known not to
+                told = await health_pb2_grpc.HealthStub(self._channel).Check(self._request, timeout=self._timeout_s)
+        except (grpc.RpcError, TimeoutError):
+            await self.close()
+            return FAILED
+        if told.status == health_pb2.HealthCheckResponse.SERVING:
+            return READY
+        return UNREADY if told.status == health_pb2.HealthCheckResponse.NOT_SERVING else FAILED
+
+    def _open(self) -> grpc.aio.Channel:
+        where = str(self._address)
+        if self._address.tls is None:
+            return grpc.aio.insecure_channel(where, options=_CHANNEL)
+        return grpc.aio.secure_channel(where, self._credentials(), options=_CHANNEL)
+
+    async def close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
+
+
+async def generates(pool: Pool, replica: ReplicaConfig, key: str | None, timeout_s: float) -> bool | None:
+    """Whether it completes a prompt by one token in time; None where it refuses to be asked so (a 4xx), which says
+    nothing of its GPU."""
+    document = {"model": replica.models[0], "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+    body = msgspec.json.encode(document)
+    try:
+        answer = await fetch.post(
+            pool, replica.address, _COMPLETIONS, body, timeout_s, _COMPLETION_BYTES_MAX, bearer=key
+        )
+    except FetchError:
+        return False
+    if 400 <= answer.status < 500:
+        return None
+    return answer.status == 200

@@ -1,0 +1,241 @@
+"""What engines and GPUs say of themselves, each in its own words, made one Sample.
+
+An engine's words are a Dialect: a row of a table, not code. Invariants: a value outside its domain is never used: where
+it is needed the page is refused, elsewhere it is dropped and counted. Counts of several engines behind one address
+(data parallel) are summed, shares are averaged. Never fetches anything and never decides.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from regional_lb.engines.signals.exposition import Page, PageError, Places, labels_of
+from regional_lb.fleet.view import Lora, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COUNT_MAX = 1_000_000_000
+_COUNTER_MAX = 1e18
+_DIGITS_MAX = 10
+ADAPTERS_MAX = 1024
+
+
+class Series(NamedTuple):
+    """A metric by its whole name; with `label`, only lines where it has `value`.
+
+    `per`: ranks that differ in this label are parts of the replica and add up, others of one rank repeat each other.
+    """
+
+    name: bytes
+    label: bytes = b""
+    value: bytes = b""
+    per: bytes = b""
+
+
+class Info(NamedTuple):
+    """A metric whose labels say how many blocks the KV cache has, and how many tokens a block."""
+
+    name: bytes
+    blocks: bytes
+    size: bytes
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine's words. Of several series the first that is on the page counts: later ones are older names.
+
+    `waiting`, and `running` unless it is empty, must be there. The KV cache in tokens is the product of the `capacity`
+    series, or what the `info` metric's labels say. `lora`: a metric whose labels name adapters, and whose value is when
+    that was so.
+    """
+
+    waiting: Series
+    running: tuple[Series, ...] = ()
+    kv_usage: tuple[Series, ...] = ()
+    queries: tuple[Series, ...] = ()
+    hits: tuple[Series, ...] = ()
+    capacity: tuple[Series, ...] = ()
+    info: Info | None = None
+    lora: bytes = b""
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """Where an engine answers, and how its page may be worded. `metrics_port`: where not the one it serves on."""
+
+    dialects: tuple[Dialect, ...]
+    metrics: str = "/metrics"
+    health: str = "/health"
+    metrics_port: int | None = None
+
+
+_VLLM = Dialect(
+    waiting=Series(b"vllm:num_requests_waiting"),
+    running=(Series(b"vllm:num_requests_running"),),
+    kv_usage=(Series(b"vllm:kv_cache_usage_perc"), Series(b"vllm:gpu_cache_usage_perc")),
+    queries=(Series(b"vllm:prefix_cache_queries_total"), Series(b"vllm:gpu_prefix_cache_queries_total")),
+    hits=(Series(b"vllm:prefix_cache_hits_total"), Series(b"vllm:gpu_prefix_cache_hits_total")),
+    info=Info(b"vllm:cache_config_info", b"num_gpu_blocks", b"block_size"),
+    lora=b"vllm:lora_requests_info",
+)
+_SGLANG = Dialect(  # every tensor-parallel rank may repeat its data-parallel rank's gauges
+    waiting=Series(b"sglang:num_queue_reqs", per=b"dp_rank"),
+    running=(Series(b"sglang:num_running_reqs", per=b"dp_rank"),),
+    kv_usage=(Series(b"sglang:token_usage", per=b"dp_rank"),),
+    queries=(Series(b"sglang:prompt_tokens_total"),),
+    hits=(Series(b"sglang:cached_tokens_total"),),
+    capacity=(Series(b"sglang:max_total_num_tokens", per=b"dp_rank"),),
+    info=Info(b"sglang:cache_config_info", b"num_pages", b"page_size"),
+)
+_TGI = Dialect(waiting=Series(b"tgi_queue_size"), running=(Series(b"tgi_batch_current_size"),))
+_TRTLLM = Dialect(
+    waiting=Series(b"trtllm_num_requests_waiting"),
+    running=(Series(b"trtllm_num_requests_running"),),
+    kv_usage=(Series(b"trtllm_kv_cache_utilization"),),
+    capacity=(Series(b"trtllm_kv_cache_max_blocks"), Series(b"trtllm_kv_cache_tokens_per_block")),
+)
+_BLOCKS, _BLOCK_TYPE = b"nv_trt_llm_kv_cache_block_metrics", b"kv_cache_block_type"
+_TRITON_TRTLLM = Dialect(
+    waiting=Series(b"nv_trt_llm_request_metrics", b"request_type", b"waiting"),
+    running=(Series(b"nv_trt_llm_request_metrics", b"request_type", b"scheduled"),),
+    kv_usage=(Series(_BLOCKS, _BLOCK_TYPE, b"fraction"),),
+    capacity=(Series(_BLOCKS, _BLOCK_TYPE, b"max"), Series(_BLOCKS, _BLOCK_TYPE, b"tokens_per")),
+)
+_TRITON = Dialect(waiting=Series(b"nv_inference_pending_request_count"))
+
+ENGINES = {
+    "vllm": Engine((_VLLM,)),
+    "sglang": Engine((_SGLANG,)),
+    "tgi": Engine((_TGI,)),
+    "trtllm": Engine((_TRTLLM,), metrics="/prometheus/metrics"),
+    "triton": Engine((_TRITON_TRTLLM, _TRITON), health="/v2/health/ready", metrics_port=8002),
+}
+# An engine nobody named is found out from its page.
+ANY = Engine(tuple(dialect for engine in ENGINES.values() for dialect in engine.dialects))
+
+
+def read_page(
+    text: bytes, at: float, dropped: Callable[[str], None], engine: Engine = ANY, places: Places | None = None
+) -> Sample:
+    """The sample in a metrics page received at `at`; `dropped` is told what could not be used; `places`: see Page.
+
+    Raises PageError.
+    """
+    page = Page(text, places)
+    for dialect in engine.dialects:
+        waiting = _needed(page, dialect.waiting)
+        if waiting is not None:
+            break
+    else:
+        known = ", ".join(sorted(dialect.waiting.name.decode() for dialect in engine.dialects))
+        raise PageError("missing", f"none of {known} is on the page: is this the engine's metrics page?")
+    running = next((n for s in dialect.running if (n := _needed(page, s)) is not None), None)
+    if running is None and dialect.running:
+        raise PageError("missing", f"{dialect.running[0].name.decode()} is missing")
+    usage = _first(page, dialect.kv_usage, 1.0, dropped)
+    return Sample(
+        at=at,
+        waiting=int(waiting),
+        running=int(running or 0),
+        kv_usage=sum(usage) / len(usage) if usage else None,
+        kv_tokens=_kv_tokens(page, dialect, dropped),
+        prefix_queries=sum(_first(page, dialect.queries, _COUNTER_MAX, dropped)),
+        prefix_hits=sum(_first(page, dialect.hits, _COUNTER_MAX, dropped)),
+        lora=_lora(page, dialect.lora, dropped) if dialect.lora else None,
+    )
+
+
+def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:
+    """What the latest line says; None where there is none. Each combination of adapters has a line, for ever."""
+    latest, told = -1.0, b""
+    for labels, number in page.series(name):
+        at = _sound(number, _COUNTER_MAX)
+        if at is None:
+            dropped("value")
+        elif at > latest:
+            latest, told = at, labels
+    if latest < 0.0:
+        return None
+    known = labels_of(told)
+    most = known.get(b"max_lora", b"")
+    if not most.isdigit() or len(most) > _DIGITS_MAX:
+        dropped("value")
+        return None
+    running, waiting = (_names(known.get(key, b"")) for key in (b"running_lora_adapters", b"waiting_lora_adapters"))
+    return Lora(min(int(most), ADAPTERS_MAX), running, waiting)
+
+
+def _names(listed: bytes) -> frozenset[str]:
+    """At most ADAPTERS_MAX of them."""
+    names = listed.decode("utf-8", "replace").split(",", ADAPTERS_MAX)[:ADAPTERS_MAX]
+    return frozenset(name for name in names if name)
+
+
+def _needed(page: Page, series: Series) -> float | None:
+    """The sum of a series, None if it is not there. Raises PageError if one of its values makes no sense."""
+    found = _lines(page, series)
+    if not found:
+        return None
+    ranks: dict[object, float] = {}
+    for rank, number in found:
+        value = _sound(number, COUNT_MAX)
+        if value is None:
+            raise PageError("value", f"{series.name.decode()}: {number[:32]!r} is not in 0..{COUNT_MAX}")
+        ranks[rank] = max(value, ranks.get(rank, 0.0))
+    return min(sum(ranks.values()), float(COUNT_MAX))
+
+
+def _first(page: Page, names: tuple[Series, ...], most: float, dropped: Callable[[str], None]) -> list[float]:
+    """Each rank's value of the first series that is there."""
+    for series in names:
+        found = _lines(page, series)
+        if found:
+            ranks: dict[object, float] = {}
+            for rank, number in found:
+                value = _sound(number, most)
+                if value is None:
+                    dropped("value")
+                else:
+                    ranks[rank] = max(value, ranks.get(rank, 0.0))
+            return list(ranks.values())
+    return []
+
+
+def _lines(page: Page, series: Series) -> list[tuple[object, bytes]]:
+    """Rank and number of each line of a series."""
+    found, label, per = page.series(series.name), series.label, series.per
+    if not label and not per:
+        return [(place, number) for place, (_, number) in enumerate(found)]
+    lines: list[tuple[object, bytes]] = []
+    for place, (labels, number) in enumerate(found):
+        told = page.labels(labels)
+        if not label or told.get(label) == series.value:
+            lines.append((told.get(per) if per else place, number))
+    return lines
+
+
+def _sound(number: bytes, most: float) -> float | None:
+    try:
+        value = float(number)
+    except ValueError:
+        return None
+    return value if 0.0 <= value <= most else None  # NaN is not, either
+
+
+def _kv_tokens(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> int | None:
+    """The whole KV cache in tokens; None if it is not told, or absurd."""
+    parts = [sum(_first(page, (series,), COUNT_MAX, dropped)) for series in dialect.capacity]
+    tokens = prod(parts) if parts else 0.0
+    if not tokens and dialect.info is not None:
+        tokens = sum(_blocks(page.labels(labels), dialect.info) for labels, _ in page.series(dialect.info.name))
+    return int(tokens) if 1 <= tokens <= COUNT_MAX else None
+
+
+def _blocks(told: dict[bytes, bytes], info: Info) -> int:
+    """Blocks × tokens a block; 0 as long as the engine says None."""
+    blocks, size = told.get(info.blocks, b""), told.get(info.size, b"")
+    if not (blocks.isdigit() and size.isdigit() and len(blocks) <= _DIGITS_MAX and len(size) <= _DIGITS_MAX):
+        return 0
+    return int(blocks) * int(size)

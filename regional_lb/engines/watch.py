@@ -1,0 +1,334 @@
+"""Looks at replicas: probes their health, warms them up, scrapes their metrics and their GPUs', says what it saw.
+
+One task per replica and question, jittered, so that a slow one never delays another; they begin and end as replicas
+come and go. Invariants: a page that cannot be read is a failed scrape, not a failed replica: the last sample ages, and
+an engine that does not say what it serves is believed to serve what it should; whatever is not believed is counted, by
+reason; nothing that was seen of a process is said of another that came in its place. Never decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from math import inf
+from typing import TYPE_CHECKING
+
+import grpc
+from msgspec.structs import replace
+
+from farhop.relay.upstream import fetch
+from farhop.relay.upstream.fetch import FetchError
+from farhop.relay.upstream.pool import Pool, UpstreamLimits
+from farhop.service.tasks import Tasks
+from regional_lb.engines import probes
+from regional_lb.engines.config import place_of
+from regional_lb.engines.members import Members, read_listing
+from regional_lb.engines.signals import engines as signals
+from regional_lb.engines.signals import gpus
+from regional_lb.engines.signals.exposition import PageError, Places
+from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from random import Random
+
+    from farhop.balance.machine import Address, Event
+    from regional_lb.engines.config import EnginesConfig, ReplicaConfig
+    from regional_lb.fleet.view import Sample
+
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+LISTING_BYTES_MAX = 1024 * 1024
+SWAP_S = 0.1  # within which what engines say that they serve is taken in together
+SWEEP_S = 0.1  # between two looks at whether those leaving have finished
+_WARMUP_S = 60.0  # each completion of a warm-up may take so long: kernels are compiled, graphs captured
+_HUNG = "it generates nothing, whatever its health page says"
+# Anything else may be a page whose server says nothing better of it.
+_NO_PAGES = (b"text/html", b"application/json")
+_GPUS_FRESH = 4  # rounds for which an exporter's last word holds: a GPU that broke does not mend while it is silent
+
+
+class Watcher:
+    """Watches all replicas. `react` is told events; `refused` counts what was not believed, by reason.
+
+    `context` and `trouble` are as the relay's pool has them: probes believe whom requests believe; `credentials` is the
+    same for gRPC. `answered_at` tells when a replica last answered a request well, `in_flight` how many it works on;
+    `say` is told of a replica by name what is wrong with it, `watched` is told all whom we look at when that changes.
+    """
+
+    def __init__(
+        self,
+        config: EnginesConfig,
+        react: Callable[[Event], None],
+        refused: Callable[[str], None],
+        clock: Callable[[], float],
+        rng: Random,
+        context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        trouble: Callable[[Address, str], None] = lambda _address, _why: None,
+        credentials: Callable[[], grpc.ChannelCredentials] = grpc.ssl_channel_credentials,
+        answered_at: Callable[[str], float] = lambda _label: -inf,
+        in_flight: Callable[[str], int] = lambda _name: 0,
+        say: Callable[[str, str], None] = lambda _name, _problem: None,
+        watched: Callable[[Mapping[str, ReplicaConfig]], None] = lambda _watched: None,
+    ) -> None:
+        self._config, self._watch = config, config.watch
+        self._context, self._trouble, self._credentials = context, trouble, credentials
+        self._answered_at = answered_at
+        self._key = config.engine_key.get_secret_value() if config.engine_key else None
+        self._ready: set[str] = set()  # whose last probe said so
+        self._hung: set[str] = set()
+        self._worked: dict[
+            str, tuple[tuple[float | None, ...], float]
+        ] = {}  # what a scrape said of its work, since when
+        self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
+        self._pool: Pool | None = None
+        self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was heard
+        self._in_flight, self._say, self._watched = in_flight, say, watched
+        # No request lives for longer than `request_s`: whoever is leaving then works on none.
+        self.members = Members(config.limits.request_s)
+        self._tasks = Tasks()
+        self._looking: dict[str, tuple[ReplicaConfig, list[asyncio.Task[None]]]] = {}  # by name
+        self._exporters: dict[str, asyncio.Task[None]] = {}  # by URL
+        self._sweeping: asyncio.Task[None] | None = None
+        self._swapping: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin: the view is there at once, what is in it becomes known as probes come back."""
+        self._pool = Pool(UpstreamLimits(connect_s=self._watch.timeout_s), self._context, self._trouble)
+        self.members.announce(self._config.replicas, self._clock())
+        self._swap()
+
+    def announce(self, replicas: Sequence[ReplicaConfig]) -> None:
+        """From now on these are all there is (names are unique); who is not among them finishes what it works on."""
+        if self.members.announce(replicas, self._clock()):
+            self._swap()
+            if self.members.leaving and (self._sweeping is None or self._sweeping.done()):
+                self._sweeping = self._tasks.start(self._sweep(), "let go of replicas")
+
+    def _swap(self) -> None:
+        """Say who there is, and look at them all and at nobody else."""
+        left_before = self.members.left_out
+        self._react(ViewSwapped(view_of(self.members.replicas())))
+        for name, why in self.members.left_out.items():
+            if name not in left_before:
+                self._refused("discovery_limit")
+                self._say(name, f"left out: {why}")
+        watched = self.members.watched
+        for name, (config, tasks) in list(self._looking.items()):
+            now = watched.get(name)
+            if now is not config and now != config:  # the first spares thousands of comparisons, field by field
+                del self._looking[name]
+                self._ready.discard(name)
+                self._hung.discard(name)
+                self._worked.pop(name, None)
+                for task in tasks:
+                    task.cancel()
+        for name, config in watched.items():
+            if name not in self._looking:
+                looks = {"probe": self._probe, "scrape": self._scrape, "models of": self._ask_models}
+                if config.probe.generate_s:
+                    looks["tokens of"] = self._generate
+                # They begin after this call, and each goes on only as long as it stands here.
+                started = [self._tasks.start(look(config), f"{what} {name}") for what, look in looks.items()]
+                self._looking[name] = config, started
+        self._look_at_exporters({config.dcgm for config in watched.values() if config.dcgm})
+        self._watched(watched)
+
+    def _look_at_exporters(self, urls: set[str]) -> None:
+        for url in self._exporters.keys() - urls:
+            self._exporters.pop(url).cancel()
+            self._gpus.pop(url, None)
+        for url in urls - self._exporters.keys():
+            self._exporters[url] = self._tasks.start(self._look_at_gpus(url), f"GPUs at {url}")
+
+    async def _sweep(self) -> None:
+        while self.members.leaving:
+            await asyncio.sleep(SWEEP_S)
+            if self.members.sweep(self._clock(), lambda name: not self._in_flight(name)):
+                self._swap()
+
+    def _current(self, replica: ReplicaConfig) -> bool:
+        """Whether it is still this very endpoint that goes by its name."""
+        looking = self._looking.get(replica.label)
+        return looking is not None and looking[0] is replica
+
+    async def close(self) -> None:
+        """Stop looking."""
+        await self._tasks.close()
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _probe(self, replica: ReplicaConfig) -> None:
+        assert self._pool is not None
+        path = _engine(replica).health
+        prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials)
+        fails, cold = 0, replica.probe.warmup > 0
+        try:
+            while self._current(replica):
+                verdict = await prober.look()
+                if not self._current(replica):
+                    return
+                fails = 0 if verdict.ok else fails + 1
+                cold = cold or (fails >= self._watch.fall and replica.probe.warmup > 0)
+                if cold and verdict is probes.READY:
+                    self._tell(replica, probes.UNREADY)
+                    cold = not await self._warm_up(replica)
+                    verdict = probes.FAILED if cold else verdict
+                self._tell(replica, verdict)
+                await self._pause(self._watch.probe_s)
+        finally:
+            await prober.close()
+
+    def _tell(self, replica: ReplicaConfig, verdict: probes.Verdict) -> None:
+        ready = self._ready.add if verdict is probes.READY else self._ready.discard
+        ready(replica.label)
+        fault, strain = self._gpus_of(replica)
+        hung = _HUNG if replica.label in self._hung and verdict is probes.READY else ""
+        self._react(ReplicaProbed(replica.label, verdict.ok, fault or hung, verdict.ready, strain))
+
+    async def _warm_up(self, replica: ReplicaConfig) -> bool:
+        """Whether it went through. Who refuses to be asked so is not warmed up, and serves all the same."""
+        assert self._pool is not None
+        for _ in range(replica.probe.warmup):
+            told = await probes.generates(self._pool, replica, self._key, _WARMUP_S)
+            if told is None:
+                self._refused("generate_status")
+                return True
+            if not told:
+                return False
+        return True
+
+    async def _generate(self, replica: ReplicaConfig) -> None:
+        """See whether it still generates whenever no answer of its has shown that for a while."""
+        assert self._pool is not None
+        name, every_s = replica.label, replica.probe.generate_s
+        shown_at = self._clock()
+        while self._current(replica):
+            await self._pause(every_s / 4.0)
+            shown_at = max(shown_at, self._answered_at(name))
+            if self._clock() - shown_at < every_s:
+                self._hung.discard(name)
+            elif name in self._ready:
+                told = await probes.generates(self._pool, replica, self._key, every_s)
+                if told is False and self._worked_since(name, self._clock() - every_s / 2.0):
+                    told = True  # busy with what takes long: ours waits its turn
+                if told is False:
+                    self._hung.add(name)
+                    continue
+                if told is None:
+                    self._refused("generate_status")
+                self._hung.discard(name)
+                shown_at = self._clock()
+
+    def _worked_since(self, name: str, since: float) -> bool:
+        """Whether an engine's numbers moved: one that hangs says the same ones for ever, if it says any. Not how many
+        wait: a server counts those for an engine that hangs, too."""
+        return name in self._worked and self._worked[name][1] >= since
+
+    def _work(self, name: str, sample: Sample) -> None:
+        numbers = (sample.running, sample.kv_usage, sample.prefix_queries, sample.prefix_hits)
+        if name not in self._worked:
+            self._worked[name] = numbers, -inf  # a first look shows no work
+        elif self._worked[name][0] != numbers:
+            self._worked[name] = numbers, sample.at
+
+    async def _scrape(self, replica: ReplicaConfig) -> None:
+        engine, (address, path) = _engine(replica), _metrics_place(replica)
+        places = Places()
+        while self._current(replica):
+            try:
+                page = await self._page(address, path)
+                sample = signals.read_page(page, self._clock(), self._dropped, engine, places)
+                if not self._current(replica):
+                    return
+                if replica.probe.generate_s:
+                    self._work(replica.label, sample)
+                self._react(ReplicaSampled(replica.label, sample))
+            except (PageError, FetchError) as error:
+                self._refused(f"metrics_{error.reason}")
+                places = Places()
+            await self._pause(self._watch.scrape_s)
+
+    async def _ask_models(self, replica: ReplicaConfig) -> None:
+        """What it says that it serves: slowly, but until it is known at the pace of probes where only it can say."""
+        unknown = not replica.models
+        while self._current(replica):
+            try:
+                listing = read_listing(await self._listing(replica.address))
+                if self._current(replica) and self.members.listed(replica.label, listing):
+                    self._compare(replica)
+                    if self._swapping is None or self._swapping.done():
+                        self._swapping = self._tasks.start(self._swap_soon(), "take in what engines serve")
+                unknown = False
+            except (PageError, FetchError) as error:
+                if unknown:
+                    self._refused(f"models_{error.reason}")
+                    self._say(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
+            await self._pause(self._watch.probe_s if unknown else self._watch.models_s)
+
+    async def _swap_soon(self) -> None:
+        """A thousand engines that say at once what they serve are a few views, not a thousand."""
+        await asyncio.sleep(SWAP_S)
+        self._swap()
+
+    def _compare(self, replica: ReplicaConfig) -> None:
+        """Say so where it serves something else than it should."""
+        missing = self.members.missing(replica.label)
+        if missing:
+            self._refused("models_other")
+            names = ", ".join(sorted(missing)[:8])
+            self._say(replica.label, f"does not serve {names}: not in its /v1/models; correct `models`")
+
+    async def _listing(self, address: Address) -> bytes:
+        """Raises PageError, FetchError: then it has not said what it serves, and that is no evidence."""
+        assert self._pool is not None
+        answer = await fetch.get(self._pool, address, "/v1/models", self._watch.timeout_s, LISTING_BYTES_MAX, self._key)
+        if answer.status != 200:
+            raise PageError("status", f"status {answer.status}")
+        return answer.body
+
+    async def _look_at_gpus(self, url: str) -> None:
+        address, path = place_of(url)
+        while url in self._exporters:
+            try:
+                self._gpus[url] = self._clock(), gpus.read_gpus(await self._page(address, path))
+            except (PageError, FetchError) as error:
+                self._refused(f"gpus_{error.reason}")
+            await self._pause(self._watch.gpus_s)
+
+    def _gpus_of(self, replica: ReplicaConfig) -> tuple[str, str]:
+        """What its GPUs' exporter lately said to be broken, and what strained."""
+        heard_at, known = self._gpus.get(replica.dcgm, (0.0, ()))
+        if self._clock() - heard_at >= _GPUS_FRESH * self._watch.gpus_s:
+            return "", ""
+        health = self._config.health
+        strain = gpus.strain(known, replica.gpus, health.gpu_temperature_c_max, health.gpu_free_mib_min)
+        return gpus.fault(known, replica.gpus), strain
+
+    def _dropped(self, reason: str) -> None:
+        self._refused(f"metrics_{reason}")
+
+    def _pause(self, seconds: float) -> Coroutine[None, None, None]:
+        # ±20 %, so that many balancers do not look at one engine in step.
+        return asyncio.sleep(seconds * (0.8 + 0.4 * self._rng.random()))
+
+    async def _page(self, address: Address, path: str) -> bytes:
+        """The page, whole: what is cut short could say 1 where it meant 12. Raises PageError, FetchError."""
+        assert self._pool is not None
+        answer = await fetch.get(self._pool, address, path, self._watch.timeout_s, PAGE_BYTES_MAX)
+        if answer.status != 200:
+            raise PageError("status", f"status {answer.status}")
+        if answer.content_type in _NO_PAGES:
+            raise PageError("type", f"{answer.content_type.decode()} is no metrics page")
+        return answer.body
+
+
+def _engine(replica: ReplicaConfig) -> signals.Engine:
+    return signals.ENGINES[replica.engine] if replica.engine is not None else signals.ANY
+
+
+def _metrics_place(replica: ReplicaConfig) -> tuple[Address, str]:
+    """Where its page is: where the configuration says, or where such engines have it."""
+    if replica.metrics:
+        return place_of(replica.metrics)
+    engine, address = _engine(replica), replica.address
+    return replace(address, port=engine.metrics_port or address.port), engine.metrics

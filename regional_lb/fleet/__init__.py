@@ -1,0 +1,1 @@
+"""What is known of the replicas. Pure: it is told, and answers; never does IO."""

@@ -1,0 +1,151 @@
+"""What each replica is thought to hold in its KV cache: a mirror of what it was sent and answered, and its own word.
+
+Invariants: a mirror is no larger than its cache; what a replica says of itself goes before what we think; a tokenizer
+that counts wrong is not gone by. Never chooses, and keeps nothing of replicas that left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farhop.balance.prefix.chain import depth_at
+from farhop.balance.prefix.journal import Journal
+from farhop.balance.prefix.trie import PrefixTrie, spread
+from regional_lb.fleet.blocks import BlockIndex
+from regional_lb.fleet.kv_events import Cleared
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from farhop.balance.estimate.estimates import Estimates
+    from regional_lb.fleet.table import Hits, Rows, Subset
+    from regional_lb.fleet.view import BlocksChanged, Replica
+
+_BLOCK_TOKENS = 16  # an engine counts whole blocks
+_MISCOUNTS_MAX = 3  # in a row: the tokenizer or template configured is not the engines'
+_MIRROR_SLACK_BYTES = 64 * 1024  # an answer's first byte may be faster than the event that its prompt is stored
+_SPELT_MAX, _SPELT_PLACES_MAX = 1024, 64
+
+
+class CacheMirror:
+    """See the module's head. `miscounts` are prompts of which an engine counted other tokens than we."""
+
+    def __init__(self, estimates: Estimates) -> None:
+        self._estimates = estimates
+        self.trie = PrefixTrie()
+        self.journal = Journal(self.trie)
+        self.blocks = BlockIndex()
+        self.miscounts = 0
+        self._miscounted: dict[str, int] = {}  # by model, in a row
+
+    # -- who there is
+
+    def adopt(self, replica: Replica, before: Replica | None) -> None:
+        """A replica of the view, as it is and as it was; None if it is new."""
+        name, capacity_bytes = replica.name, _capacity_bytes(replica, self._estimates)
+        if before is None:
+            self.trie.add(name, capacity_bytes)
+            self._listen(replica)
+            return
+        self.trie.set_capacity(name, capacity_bytes)
+        if (before.address, before.version) != (replica.address, replica.version):
+            self.trie.clear(name)  # another process under the same name
+        if (before.address, before.kv_ranks) != (replica.address, replica.kv_ranks):
+            self._listen(replica)
+
+    def drop(self, name: str) -> None:
+        """It left."""
+        self.trie.drop(name)
+        self.blocks.drop(name)
+
+    def _listen(self, replica: Replica) -> None:
+        self.blocks.drop(replica.name)
+        if replica.kv_ranks:
+            self.blocks.add(replica.name, replica.kv_ranks)
+
+    def fit(self, replica: Replica) -> None:
+        """Bound the mirror by the cache's size, and by what is in it where that is known."""
+        held = self.blocks.held_tokens(replica.name)
+        capacity_bytes = _capacity_bytes(replica, self._estimates)
+        if held is not None and held < replica.kv_tokens:
+            capacity_bytes = int(capacity_bytes * held / replica.kv_tokens) + _MIRROR_SLACK_BYTES
+        self.trie.set_capacity(replica.name, capacity_bytes)
+
+    # -- what it holds
+
+    def hits(self, chain: tuple[int, ...], some: Subset) -> Hits:
+        """Who of these holds how much of this prompt; who holds nothing is left out."""
+        trie = self.trie
+        found = trie.holders(chain)
+        if not found:
+            return ()
+        if some.version != trie.version:
+            some.place_slots(trie.slots(some.names), trie.slots_known, trie.version)
+        by_slot = some.by_slot
+        hits: list[tuple[int, int | Rows | NDArray[np.bool_]]] = []
+        for depth, mask in found:
+            if mask & (mask - 1):
+                places = some.spelt.get(mask)
+                hits.append((depth, _spell(some, mask, trie.slots_known) if places is None else places))
+            else:
+                place = by_slot.item(mask.bit_length() - 1)
+                if place >= 0:
+                    hits.append((depth, place))
+        return hits
+
+    # -- what was said
+
+    def changed(self, event: BlocksChanged) -> None:
+        """A replica told what it caches. What its mirror holds at most is seen to with the next sample."""
+        for change in event.changes:
+            self.blocks.apply(event.target, event.rank, change)
+            if isinstance(change, Cleared):
+                self.trie.clear(event.target)
+
+    def overrated(
+        self, name: str, chain: tuple[int, ...], bytes_per_token: float, believed_tokens: float, cached_tokens: int
+    ) -> bool:
+        """An engine found `cached_tokens` of a prompt cached. Had our mirror believed in clearly more, it forgets what
+        lies beyond, below the node where the two part, but for the prompt itself, which is there now: an engine lets go
+        of the oldest first, and what descends from a node is no younger.
+
+        Whether the mirror, corrected, lacks some of the prompt: tell so (`caches`).
+        """
+        if cached_tokens + _BLOCK_TOKENS >= believed_tokens:
+            return False
+        believed = depth_at(int(believed_tokens * bytes_per_token))
+        found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * bytes_per_token))
+        if found + 1 >= min(believed, len(chain)) or name not in self.trie:
+            return False
+        return self.trie.confine(name, chain, found) < len(chain)
+
+    def counted(self, model: str, ours: int, told: int) -> None:
+        """An engine told how many tokens a prompt has that was tokenized here, too."""
+        if ours == told:
+            self._miscounted.pop(model, None)
+        else:
+            self._miscounted[model] = self._miscounted.get(model, 0) + 1
+            self.miscounts += 1
+
+    def counts_right(self, model: str) -> bool:
+        """Whether a model's tokenizer here is the engines': if not, what it says of their blocks is nothing."""
+        return self._miscounted.get(model, 0) < _MISCOUNTS_MAX
+
+
+def _spell(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_]:
+    """The places of a set of slots. Those of few are kept, since hot prefixes ask for the same."""
+    held = spread(mask, n_slots)
+    if mask.bit_count() > _SPELT_PLACES_MAX:
+        return some.of_slots(held)
+    places = some.by_slot[held.nonzero()[0]]
+    if len(some.spelt) >= _SPELT_MAX:
+        some.spelt.clear()
+    places = some.spelt[mask] = places[places >= 0]
+    return places
+
+
+def _capacity_bytes(replica: Replica, estimates: Estimates) -> int:
+    """What its KV cache holds, in bytes of prompt."""
+    return int(replica.kv_tokens * max(map(estimates.bytes_per_token, replica.models), default=0.0))

@@ -1,0 +1,361 @@
+"""What is known of the replicas beyond one view of them: standing, load, speed, cached prefixes. Survives swaps.
+
+Everything a pick reads of it stands in a Table as well, kept in step here: whoever changes a replica's health, load or
+speed does so through the fleet. Never chooses.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from farhop.balance import outcome
+from farhop.balance.health.reading import State
+from farhop.balance.health.replica import Mode
+from farhop.balance.ledger import Ledger
+from regional_lb.fleet.adapters import Adapters
+from regional_lb.fleet.cache_mirror import CacheMirror
+from regional_lb.fleet.recent import Cached
+from regional_lb.fleet.shares import PeerReported, PeersChanged, TurnTimerFired
+from regional_lb.fleet.speeds import Speeds
+from regional_lb.fleet.standing import EASE_S, Standing
+from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
+from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_line, view_of
+from topology.lineage import Lineages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farhop.balance.estimate.estimates import Estimates
+    from farhop.balance.health.replica import HealthConfig
+    from farhop.balance.ledger import Load, Reservation
+    from farhop.balance.machine import Event
+    from farhop.balance.outcome import Outcome
+    from regional_lb.fleet.shares import Shares
+    from regional_lb.fleet.table import Eased
+    from regional_lb.fleet.view import Replica, View
+    from topology.law import Verdict
+
+
+class Fleet:
+    """See the module's head. Names of replicas that are not (or no more) in the view are no news to any call."""
+
+    def __init__(self, config: HealthConfig, estimates: Estimates, shares: Shares | None = None) -> None:
+        self.estimates, self.shares = estimates, shares
+        self.view: View = view_of([])
+        self.standing = Standing(config)
+        self.health = self.standing.health
+        self.speeds = Speeds()
+        self.mirror = CacheMirror(estimates)
+        self.trie, self.journal, self.blocks = self.mirror.trie, self.mirror.journal, self.mirror.blocks
+        self.adapters = Adapters()
+        self.lineages = Lineages()
+        self.ledger = Ledger(self._loaded)
+        self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
+        # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
+        self._able: dict[str, Subset] = {}
+        self._able_until = inf
+        self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
+        self._eased: dict[str, Eased] = {}  # those that are: hardly ever anybody
+        self._handlers: dict[type[Event], Callable[[Any, float], str | None]] = {
+            ReplicaProbed: self._probed,
+            ReplicaSampled: self._sampled,
+            BlocksChanged: self._blocks_changed,
+        }
+        if shares is not None:
+            self._handlers |= {
+                PeerReported: self._peer_reported,
+                PeersChanged: self._peers_changed,
+                TurnTimerFired: self._turn_timer_fired,
+            }
+
+    @property
+    def event_types(self) -> tuple[type[Event], ...]:
+        """The events that `hear` knows."""
+        return tuple(self._handlers)
+
+    def handle(self, event: Event, now: float) -> str | None:
+        """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
+        return self._handlers[type(event)](event, now)
+
+    def adopt(self, view: View) -> View:
+        """Take a new view: what came is not heard of yet, what left is forgotten. The view as it is kept here."""
+        before = self.view.replicas
+        self.view = view = view_of([_renewed(replica, before.get(name)) for name, replica in view.replicas.items()])
+        for name, replica in view.replicas.items():
+            self.mirror.adopt(replica, before.get(name))
+        for name in before.keys() - view.replicas.keys():
+            self._eased.pop(name, None)
+            self.mirror.drop(name)
+        self.speeds.adopt(view.replicas)
+        self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
+        self.standing.adopt(view)
+        self._able.clear()
+        self._able_until = -inf  # who has peers, and so may be eased, is another question now
+        if self.shares is not None:
+            self.shares.adopt(view)
+        self.lineages.learn(replica.lineage for replica in view.replicas.values())
+        names = tuple(view.replicas)
+        self.whole = table = Table(Subset(names, np.arange(len(names))))
+        for row, (name, replica) in enumerate(view.replicas.items()):
+            table.describe(row, replica)
+            self._write(name)
+            table.filled[row] = self.trie.filled(name)
+        table.rate(self.speeds)
+        return view
+
+    def age(self, now: float) -> None:
+        """Bring what grows old up to date: to be called with the first event after `speeds.due`."""
+        self.estimates.age(now)
+        self.speeds.refresh(now)
+        self.whole.rate(self.speeds)
+
+    def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
+        """A replica said how it is doing: its entry and its row are renewed, whoever else there is."""
+        name, sample = event.target, event.sample
+        known = self.view.replicas.get(name)
+        if known is None:
+            return name
+        before = known.sample
+        # What we sent and it has not begun is on its way, is bounded by tokens (Table.room), and is over within a step,
+        # long before the next scrape: held against the engine it would idle until then.
+        queued = max(0, sample.waiting - self.ledger.load(name).prefills)
+        if queued == 1 and before is not None and sample.at - before.at < SAMPLE_FRESH_S:
+            queued = min(1, before.waiting)
+        if queued != sample.waiting:
+            sample = replace(sample, queued=queued)
+        replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
+        self.view.replicas[name] = replica
+        if sample.lora is not None:
+            self.adapters.on_report(name, sample.lora)
+        if sample.kv_tokens is not None:
+            self.blocks.resize(name, sample.kv_tokens)
+        self.mirror.fit(replica)
+        row = self.whole.of.at[name]
+        self.whole.describe(row, replica)
+        if replica.kv_tokens != known.kv_tokens:
+            self._write(name)
+        return name
+
+    def _probed(self, event: ReplicaProbed, now: float) -> str | None:
+        """An active probe came back, or something in the replica's hardware is broken."""
+        health = None if event.ok and not event.fault else self.health.get(event.target)
+        was_down = health is None or health.read(now).state is State.DOWN
+        if self.standing.probed(event, now):
+            self._able.clear()
+        if health is not None and not was_down and health.read(now).state is State.DOWN:
+            self.silent.append(event.target)
+        if self.standing.easing:
+            self._ease(now, event.target)
+        return None
+
+    def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
+        if event.target in self.view.replicas:
+            self.mirror.changed(event)
+        return ""
+
+    # -- the other balancers of the region
+
+    def _peer_reported(self, event: PeerReported, now: float) -> str | None:  # noqa: ARG002
+        assert self.shares is not None
+        changed = self.shares.on_report(event)
+        for entry in event.cached:
+            if self.journal.epoch not in (None, event.epoch):
+                entry = replace(entry, audience=frozenset())  # by another law than ours nobody knows who may know
+            if self.shares.serves(event.peer, entry.replica):
+                self.journal.insert(entry.replica, entry.chain, entry.audience)
+                self.shares.recent.add(entry)
+        return self._reckon(self.view.replicas if changed is None else changed)
+
+    def _peers_changed(self, event: PeersChanged, now: float) -> str | None:  # noqa: ARG002
+        assert self.shares is not None
+        self.shares.changed(event)
+        return self._reckon(self.view.replicas)
+
+    def _turn_timer_fired(self, event: TurnTimerFired, now: float) -> str | None:  # noqa: ARG002
+        shares, at = self.shares, self.whole.of.at
+        assert shares is not None
+        in_flight = self.whole.in_flight.tolist()
+        replicas = self.view.replicas
+        return self._reckon([n for n in replicas if shares.overdue(n, in_flight[at[n]] < replicas[n].slots, now)])
+
+    def _reckon(self, names: Iterable[str]) -> str | None:
+        """Write the burden of these anew. The one of them, "" if there is none, None if there are more."""
+        written = [name for name in names if name in self.view.replicas]
+        for name in written:
+            self._burden(self.whole.of.at[name], self.view.replicas[name], self.ledger.load(name))
+        return None if len(written) > 1 else written[0] if written else ""
+
+    def owned(self, some: Subset) -> Subset:
+        """Those that are ours to report to the world: all of them where nobody shares them."""
+        if self.shares is None:
+            return some
+        return some.without([name for name in some.names if not self.shares.owns(name)])
+
+    # -- reading
+
+    def able(self, line: str, now: float) -> Subset:
+        """The replicas that serve the model, or this version of it (`view.line_of`), and may take work."""
+        if now >= self._able_until:
+            self._able.clear()
+            self._ease(now)
+        known = self._able.get(line)
+        return known if known is not None and known.names else self._find_able(line, now)
+
+    def mode(self, model: str, now: float) -> Mode:
+        """How the replicas of a model may be used."""
+        self.able(model, now)
+        return self.standing.modes.get(model, Mode.EMPTY)
+
+    def able_to_prefill(self, model: str, handover: str, now: float) -> Subset:
+        """The replicas that prefill for the model's others in this way and may take work."""
+        return self.able(prefill_line(model, handover), now)
+
+    def table(self, some: Subset) -> Table:
+        """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
+        return self.whole.only(some)
+
+    def _find_able(self, line: str, now: float) -> Subset:
+        if not self._able:
+            self._able_until = now + EASE_S if self.standing.easing else inf
+        names, until = self.standing.find(line, now)
+        self._able_until = min(self._able_until, until)
+        at = self.whole.of.at
+        able = Subset(tuple(names), np.array([at[name] for name in names], dtype=np.intp))
+        if line in self.view.by_line:  # others' names come from outside, without end
+            self._able[line] = able
+        return able
+
+    # -- what happened
+
+    def admit(self, name: str, now: float) -> bool:
+        """Whether a request may be dispatched now; a replica on trial takes one."""
+        if not self.health[name].steady:
+            self._able.clear()
+        return self.standing.admit(name, now)
+
+    def answered(self, name: str, status: int, now: float, sent_at: float = inf) -> None:
+        """An answer to a request sent at `sent_at` began. A 5xx is the replica's fault, a 4xx is not."""
+        if self.standing.answered(name, status < 500, now, sent_at):
+            self._stirred(name, now)
+
+    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> None:
+        """An answer said that something is broken there; `began_well` if it had begun as none that failed."""
+        if self.standing.broke(name, reason, now, began_well=began_well, sent_at=sent_at):
+            self._stirred(name, now)
+
+    def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
+        """What a request sent at `since` held at its replica when it failed; `reason` where no answer came to its end.
+
+        Nothing lingers where nobody was at home, which is an ejection's business, nor where our own bound was met.
+        """
+        mine = reason is None or (outcome.blames_target(reason) and reason is not outcome.CONNECT_FAILED)
+        if mine and held is not None and held.target in self.speeds:
+            self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
+            self._ease(now, held.target)
+
+    def failed(self, name: str, reason: Outcome, now: float, sent_at: float = inf) -> None:
+        """An attempt that was sent at `sent_at` broke."""
+        if reason is outcome.CONNECT_FAILED:
+            if self.standing.refused(name, now):
+                self._stirred(name, now)
+                self.adapters.forget(name)
+                self.speeds.restarted(name)
+                self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
+        elif outcome.blames_target(reason):
+            self.answered(name, 500, now, sent_at)
+
+    def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
+        """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
+        if name not in self.trie:
+            return
+        audience: frozenset[str] | None = frozenset()
+        if hints is not None:
+            self.journal.under(hints.epoch)
+            audience = hints.lawful if hints.excluded else None
+        self.journal.insert(name, chain, audience)
+        self.whole.filled[self.whole.of.at[name]] = self.trie.filled(name)
+        if self.shares is not None and chain:
+            self.shares.recent.add(Cached(name, chain, audience, own=True))
+
+    def narrowed(self, epoch: int) -> None:
+        """By the law of this epoch fewer may know what is cached than might before."""
+        self.journal.under(epoch, widened=True)
+        self.journal.narrowed()
+        if self.shares is not None:
+            self.shares.recent.narrowed()
+
+    def loaded(self, extra_ms: float, now: float) -> None:
+        """A first token came so much later than its prefill explains: an adapter was loaded before."""
+        self.adapters.learn(extra_ms, now)
+
+    def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float, *, sure: bool = True) -> None:
+        """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt; not `sure`: so
+        much of the prompt was thought to be cached that it may have been a multiple of them."""
+        if self.speeds.began(name, elapsed_ms, tokens, now):
+            step_ms = self.whole.tpot_ms.item(self.whole.of.at[name])
+            if self.standing.began(name, elapsed_ms, tokens, step_ms, now, sure=sure):
+                self._stirred(name, now)
+
+    def computed(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
+        """A prefill for another replica ended `elapsed_ms` after dispatch, behind and with `tokens` of its own."""
+        self.speeds.prefilled(name, elapsed_ms, tokens, now)
+
+    def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int, now: float) -> None:
+        """An answer ended `decode_ms` after its first token and `service_ms` after dispatch."""
+        row = self.whole.of.at.get(name)
+        if row is not None:
+            load = self.whole.in_flight.item(row) + 1.0  # itself, too
+            self.speeds.ended(name, decode_ms, service_ms, completion_tokens, load, now)
+
+    # -- within
+
+    def _loaded(self, name: str, load: Load) -> None:
+        if self.shares is not None:
+            self.shares.dispatched(name, load)
+        replica = self.view.replicas.get(name)
+        if replica is not None:
+            self._burden(self.whole.of.at[name], replica, load)
+
+    def _burden(self, row: int, replica: Replica, load: Load) -> None:
+        """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
+        shares, name = self.shares, replica.name
+        eased = self._eased.get(name) if self._eased else None
+        if shares is None or shares.alone:
+            self.whole.burden(row, replica, load, eased)
+            return
+        self.whole.burden(row, replica, shares.with_others(name, load), eased)
+        if shares.gives_way(name):
+            self.whole.kv_room_tokens[row] = -inf
+
+    def _write(self, name: str) -> None:
+        """The part of a replica's row that says what it has room for."""
+        row, replica, eased = self.whole.of.at[name], self.view.replicas[name], self._eased.get(name)
+        self.whole.allow(row, replica.slots if eased is None else eased.slots)
+        self._burden(row, replica, self.ledger.load(name))
+
+    def _stirred(self, name: str, now: float) -> None:
+        """Who is able must be found out anew, and what this one may use."""
+        self._able.clear()
+        self._ease(now, name)
+
+    def _ease(self, now: float, only: str = "") -> None:
+        """Bring the rows of those up to date who may use less than they have, or more than they might."""
+        for name, eased in self.standing.ease(now, only):
+            if eased is None:
+                self._eased.pop(name, None)
+            else:
+                self._eased[name] = eased
+            self._write(name)
+        if self.standing.easing:
+            self._able_until = min(self._able_until, now + EASE_S)
+
+
+def _renewed(replica: Replica, before: Replica | None) -> Replica:
+    """A replica of a new view, with what was heard of the same one before."""
+    if before is None or before.sample is None or replica.sample is not None or before.address != replica.address:
+        return replica
+    return replace(replica, sample=before.sample, kv_tokens=before.sample.kv_tokens or replica.kv_tokens)

@@ -1,0 +1,249 @@
+"""How each replica does beside those that serve the same model: who fails, or has become slow, more than the others.
+
+Failures: a share of its latest answers, a moving average. Of five or more, an outlier lies above the median by
+3 × 1.4826 × MAD (three standard deviations, were they normal), and by a margin at least; of fewer, where a MAD says
+nothing, above the median of the others by a wider margin.
+
+Slowness: the time per uncached prompt token until the first token. One such figure proves nothing: a hit that the
+engine had evicted makes it 50 times too long, a stall makes all that were under way as late as each other. So what was
+under way together counts as one, at its best; and an outlier is slow in each of its last RUN of these, one of which at
+least had most of its prompt to compute. Slow is
+`factor` times its own usual (a median over minutes: a slower kind of GPU is as fast as usual), beyond what its peers
+were slower than theirs in that very time, and `factor` times as slow as they are.
+
+Invariants: alone, nobody is an outlier; nor is anybody whose latest answers are well; what befalls all alike moves what
+they are held against; a peer that is faster than usual makes nobody slow. Never ejects, and never reads a clock: `now`
+is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import exp, inf, log
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+FAILING = "fails more than its peers"
+SLOW = "slower than its peers, by its own usual"
+
+ANSWERS_MIN = 10  # fewer say nothing of a replica's failures
+WELL_MIN = 3  # so many answers that were well, one after another: whatever failed before is over
+_WEIGHT = 0.1  # of one answer in the share that fails
+_NONE = 0.005  # a share below it is none: then an answer that is well costs nothing to note
+_FADE_S = 60.0  # how fast failures fade where nothing more is heard
+_PEERS_MIN = 5
+_DEVIATIONS = 3.0 * 1.4826
+_MARGIN, _MARGIN_FEW = 0.3, 0.5  # in shares of failures
+
+# Healthy replicas under the traces and scenarios at hand (chats, trees, agents, Azure's and Mooncake's prompts, 0.5 to
+# 1.2 of capacity) reach at most 2.0 times by five in a row and 2.7 by three; one that is 5 times slower, 4 to 9.
+RUN = 5
+RUN_S = 60.0  # what is older than this says nothing of now
+USUAL_MIN = 10  # samples before its usual is known
+USUAL_S, USUAL_EVERY_S = 600.0, 2.0  # what stays slow for minutes becomes usual, rather than an outlier for ever
+_USUAL_MAX = int(USUAL_S / USUAL_EVERY_S)
+_THEN_MIN = 2  # first tokens of a peer in the same time
+_THEN_S = 15.0  # how short that time may be, and how old the last of a run
+_SUSPECTS_MAX = 16  # are held against all others at a time: where all of 1,000 are slow that is no outlier's doing
+_STEP_LEAST = 0.1
+
+
+class First(NamedTuple):
+    """A first token: when its request was sent, when it came, and the logarithm of milliseconds per uncached token;
+    `sure` where most of the prompt was to be computed, whatever was cached."""
+
+    sent_at: float
+    at: float
+    pace: float
+    sure: bool
+
+
+class Record:
+    """One replica's doings. `failing` is a share 0..1, `answers` since it was last forgiven and `well` in a row (both
+    counted to a bound). `run` are its latest first tokens, `usual` its usual pace, None while it is not known. On
+    `trial` it was taken out as slow, and has not shown yet that it is not: its next first token does."""
+
+    __slots__ = ("_usually", "answers", "failing", "run", "trial", "usual", "usual_failing", "well")
+
+    def __init__(self) -> None:
+        self.failing, self.answers, self.well = 0.0, 0, 0
+        self.usual_failing = 0.0  # the least median of its peers when they were last compared
+        self.run: deque[First] = deque(maxlen=RUN)
+        self.usual: float | None = None
+        self.trial = False
+        self._usually: deque[tuple[float, float]] = deque(maxlen=_USUAL_MAX)
+
+    def began(self, first: First) -> None:
+        """A first token came."""
+        run = self.run
+        if run and first.sent_at < run[-1].at:  # beside the one before: the same moment of the engine
+            if first.pace < run[-1].pace:
+                run[-1] = run[-1]._replace(pace=first.pace, sure=first.sure)
+            return
+        run.append(first)
+        usually = self._usually
+        if not usually or first.at - usually[-1][0] >= USUAL_EVERY_S:
+            while usually and first.at - usually[0][0] > USUAL_S:
+                usually.popleft()
+            usually.append((first.at, first.pace))
+            self.usual = median([pace for _, pace in usually]) if len(usually) >= USUAL_MIN else None
+
+    def lately(self, now: float) -> tuple[First, ...]:
+        """The first tokens it is judged by: its last RUN, on trial its last. Empty where they are too few or old, or
+        may all be slow since nothing was cached there after all."""
+        wanted = 1 if self.trial else RUN
+        taken = tuple(self.run)[-wanted:]
+        fresh = len(taken) == wanted and now - taken[0].at <= RUN_S and now - taken[-1].at <= _THEN_S
+        return taken if fresh and any(first.sure for first in taken) else ()
+
+    def then(self, since: float) -> float | None:
+        """Its pace since a moment; None where too little is known."""
+        paces = [first.pace for first in self.run if first.at >= since]
+        return median(paces) if len(paces) >= _THEN_MIN and self.usual is not None else None
+
+    def forgive(self, *, slow: bool) -> None:
+        """It is out, as `slow` or otherwise, and begins anew when it is back; what is usual for it still counts."""
+        self.failing, self.answers, self.well = 0.0, 0, 0
+        self.run.clear()
+        self.trial = slow
+
+
+class Outliers:
+    """Records by name. `factor`: so many times slower than usual is an outlier; 0: nothing is, and nothing is kept."""
+
+    def __init__(self, factor: float) -> None:
+        self._margin = log(factor) if factor else inf
+        self._records: dict[str, Record] = {}
+        self._compared_at: float | None = None
+
+    def adopt(self, names: Iterable[str]) -> None:
+        """These are the replicas now; who left is forgotten."""
+        self._records = {name: self._records.get(name) or Record() for name in names}
+
+    def answered(self, name: str, ok: bool) -> None:
+        """An answer began, or failed to. Who has left is nobody."""
+        record = self._records.get(name)
+        if record is None or (ok and not record.failing and record.answers == ANSWERS_MIN):
+            return  # nearly always
+        record.answers = min(record.answers + 1, ANSWERS_MIN)
+        record.well = min(record.well + 1, WELL_MIN) if ok else 0
+        if not ok:
+            record.failing += _WEIGHT * (1.0 - record.failing)
+        elif record.failing:
+            record.failing = 0.0 if record.failing < _NONE else record.failing * (1.0 - _WEIGHT)
+
+    def began(
+        self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float, *, sure: bool = True
+    ) -> None:
+        """A first token came `elapsed_ms` after dispatch, behind and with so many uncached `tokens`, above 0; not
+        `sure`: more than those were thought to be cached.
+
+        `step_ms`, a decode step, is taken out: it waits for one before its own prompt's turn comes.
+        """
+        record = self._records.get(name)
+        if record is None or self._margin == inf or elapsed_ms <= 0.0:
+            return
+        pace = log(max(elapsed_ms - step_ms, _STEP_LEAST * elapsed_ms) / tokens)
+        record.began(First(now - elapsed_ms / 1e3, now, pace, sure))
+        if record.trial and record.usual is not None and record.run[-1].pace - record.usual < self._margin:
+            record.trial = False
+
+    def failing(self, name: str) -> float:
+        """The share of its latest answers that failed."""
+        record = self._records.get(name)
+        return record.failing if record is not None else 0.0
+
+    def excess(self, name: str) -> float:
+        """By how much that is more than is usual among its peers, 0..1. 0 for one without peers."""
+        record = self._records.get(name)
+        return max(0.0, record.failing - record.usual_failing) if record is not None else 0.0
+
+    def on_trial(self, name: str) -> bool:
+        """Whether it was taken out as slow, and is so still by all that is known."""
+        record = self._records.get(name)
+        return record is not None and record.trial
+
+    def forgive(self, name: str, *, slow: bool = False) -> None:
+        """It is out, as `slow` or for another reason, and begins anew when it is back."""
+        self._records[name].forgive(slow=slow)
+
+    def found(self, by_model: Mapping[str, tuple[str, ...]], now: float) -> list[tuple[str, str]]:
+        """Who is one, and why, the worst first. Call it about once a second: it also lets old failures fade."""
+        self._fade(now)
+        found: dict[str, tuple[float, str]] = {}
+        usual: dict[str, float] = {}
+        for names in by_model.values():
+            records = [(name, self._records[name]) for name in names]
+            middle = self._usual(records)
+            for name, _ in records:
+                usual[name] = min(usual.get(name, inf), middle)
+            told = [(name, r.failing) for name, r in records if r.answers >= ANSWERS_MIN]
+            for name, above in _above(told, _MARGIN, _MARGIN_FEW):
+                if self._records[name].well < WELL_MIN:
+                    found.setdefault(name, (above, FAILING))
+            for name, above in self._slow(records, now):
+                found.setdefault(name, (above, SLOW))
+        for name, middle in usual.items():
+            self._records[name].usual_failing = middle
+        worst_first = sorted(found.items(), key=lambda item: (item[1][1] != FAILING, -item[1][0], item[0]))
+        return [(name, why) for name, (_, why) in worst_first]
+
+    def _usual(self, records: list[tuple[str, Record]]) -> float:
+        """The median of all; of few, the least: two of three that fail are not the measure."""
+        if len(records) == 1:
+            return 1.0
+        shares = [record.failing for _, record in records]
+        return median(shares) if len(shares) >= _PEERS_MIN else min(shares)
+
+    def _slow(self, records: list[tuple[str, Record]], now: float) -> list[tuple[str, float]]:
+        """Who of these is slow beside the others, and by how much beyond the margin."""
+        suspects = []
+        for name, record in records:
+            lately = record.lately(now)
+            if lately and record.usual is not None:
+                least = min(first.pace for first in lately)
+                if least - record.usual >= self._margin:
+                    since = min(lately[0].sent_at, now - _THEN_S)
+                    suspects.append((least - record.usual, least, since, name))
+        found = []
+        for slower, least, since, name in sorted(suspects, reverse=True)[:_SUSPECTS_MAX]:
+            others = [
+                (pace, pace - other.usual)
+                for peer, other in records
+                if peer != name and (pace := other.then(since)) is not None and other.usual is not None
+            ]
+            if others:
+                # One that is faster than usual (after a stall that lasted, its usual is too slow) makes nobody slow.
+                theirs = max(0.0, median([slower for _, slower in others]))
+                above = min(slower - theirs, least - median([pace for pace, _ in others]))
+                if above >= self._margin:
+                    found.append((name, above))
+        return found
+
+    def _fade(self, now: float) -> None:
+        if self._compared_at is not None and now > self._compared_at:
+            keep = exp((self._compared_at - now) / _FADE_S)
+            for record in self._records.values():
+                faded = record.failing * keep
+                record.failing = faded if faded >= _NONE else 0.0
+        self._compared_at = now
+
+
+def _above(told: list[tuple[str, float]], margin: float, margin_few: float) -> list[tuple[str, float]]:
+    """Whose number is too far above those of the others, and by how much. See the module's head."""
+    if len(told) < 2 or max(number for _, number in told) <= margin:
+        return []
+    numbers = [number for _, number in told]
+    if len(told) >= _PEERS_MIN:
+        middle = median(numbers)
+        limit = middle + max(margin, _DEVIATIONS * median(abs(number - middle) for number in numbers))
+        return [(name, number - middle) for name, number in told if number > limit]
+    found = []
+    for place, (name, number) in enumerate(told):
+        middle = median(numbers[:place] + numbers[place + 1 :])
+        if number > middle + margin_few:
+            found.append((name, number - middle))
+    return found

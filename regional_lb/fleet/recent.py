@@ -1,0 +1,74 @@
+"""What was lately cached at which replica, in the order of use: what one balancer of a region can tell another.
+
+Unlike farhop.balance.prefix.journal, which tells the world of the region as a whole, this tells peers replica by
+replica;
+they replay it, and their mirrors then age as ours do, so that evictions need not be told. Invariants: whatever is
+remembered goes with the audience that the law gives it, and the law that gave it: one that lets fewer know takes all
+earlier audiences back; entries and nodes are bounded, and a reader further behind goes on from the oldest there is.
+Never decides.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+ENTRIES_MAX = 65_536
+NODES_MAX = 524_288  # in all entries together: 8 B each, some 36 B more where the trie has let go of one
+
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+class Cached(msgspec.Struct, frozen=True):
+    """A replica began to serve this path. `audience`: regions that may know, None for all. `own`: we sent it there."""
+
+    replica: str
+    chain: tuple[int, ...]
+    audience: frozenset[str] | None
+    own: bool = False
+
+
+class Recent:
+    """`seq` numbers entries from 1; those kept are above `floor`."""
+
+    def __init__(self, entries_max: int = ENTRIES_MAX, nodes_max: int = NODES_MAX) -> None:
+        self._entries_max, self._nodes_max = entries_max, nodes_max
+        self._entries: dict[int, Cached] = {}
+        self._n_nodes = 0
+        self._narrowed_at = 0  # audiences up to this seq were judged by a law that let more know
+        self.seq = self.floor = 0
+
+    def narrowed(self) -> None:
+        """The law lets fewer know than the one before: what is remembered is for nobody, until it is cached again."""
+        self._narrowed_at = self.seq
+
+    def add(self, entry: Cached) -> None:
+        """Remember one more, and forget the oldest if there are too many."""
+        self.seq += 1
+        self._entries[self.seq] = entry
+        self._n_nodes += len(entry.chain)
+        while len(self._entries) > self._entries_max or self._n_nodes > self._nodes_max:
+            self.floor += 1
+            self._n_nodes -= len(self._entries.pop(self.floor).chain)
+
+    def reaches(self, seq: int) -> bool:
+        """Whether nothing after `seq` was forgotten."""
+        return self.floor <= seq <= self.seq
+
+    def read(self, seq: int, all_until: int, nodes_max: int) -> tuple[int, list[Cached]]:
+        """What came after `seq`: everything up to `all_until`, from there on our own. The seq reached, and entries,
+        each with the audience that holds by the law of now.
+
+        About `nodes_max` nodes, but one entry at least, if there is one.
+        """
+        entries: list[Cached] = []
+        n_nodes = 0
+        seq = max(seq, self.floor)
+        while seq < self.seq and n_nodes < nodes_max:
+            seq += 1
+            entry = self._entries[seq]
+            if entry.own or seq <= all_until:
+                taken_back = seq <= self._narrowed_at and entry.audience != _NOBODY
+                entries.append(msgspec.structs.replace(entry, audience=_NOBODY) if taken_back else entry)
+                n_nodes += len(entry.chain)
+        return seq, entries

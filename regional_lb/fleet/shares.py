@@ -1,0 +1,263 @@
+"""How the balancers of one region share its replicas: what the others have under way, whose turn it is, who owns what.
+
+Invariants: what the others have under way at a replica is the sum of what each that is known last said of it, and
+never negative; a replica is owned by exactly one of those who serve it and take part, the same for all who know the
+same ones; nobody gives way to another for longer than HEAD_START_S without that one taking what is free. Never reads a
+clock, never sees the wire.
+
+Turns: whoever frees a slot knows it first, and with a queue of its own would take it again and again. So while another
+waits for the same replica, too, we take at most TURNS more from it than that one has since it began to wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance.hashing import owner
+from farhop.balance.ledger import Load
+from farhop.balance.machine import Event
+from regional_lb.fleet.recent import Cached, Recent
+
+if TYPE_CHECKING:
+    from regional_lb.fleet.view import View
+
+TURNS = 2
+HEAD_START_S = 0.2  # an update, the way, and a busy machine's delay
+
+
+class PeerLoad(msgspec.Struct, frozen=True):
+    """What one balancer has under way at a replica: requests, tokens to be prefilled, tokens of KV cache.
+
+    `taken` counts what it ever dispatched there. `known`: it dispatches there at all.
+    """
+
+    address: str
+    in_flight: int = 0
+    prefill_tokens: int = 0
+    kv_tokens: int = 0
+    taken: int = 0
+    known: bool = True
+
+
+class PeerReported(Event, frozen=True):
+    """Another balancer of the region spoke. `loads` are those that changed, with `whole` all there are; `queued` is
+    what waits there by model. `cached` was judged by the law of `epoch`."""
+
+    peer: str
+    loads: dict[str, PeerLoad]
+    queued: dict[str, int]
+    whole: bool = False
+    cached: tuple[Cached, ...] = ()
+    epoch: int = 0
+
+
+class PeersChanged(Event, frozen=True):
+    """Who takes part beside us, and whether we do. What others than `speaking` had under way counts no more."""
+
+    live: frozenset[str]
+    speaking: frozenset[str]
+    serving: bool = True
+
+
+class TurnTimerFired(Event, frozen=True):
+    """Time went by while somebody else waits, too: who left what is free has had its turn."""
+
+
+class _Peer:
+    """What one said. `lead`: what we had taken more than it when it began to wait; `passed`: where its turn went by."""
+
+    __slots__ = ("lead", "loads", "passed", "queued")
+
+    def __init__(self) -> None:
+        self.loads: dict[str, PeerLoad] = {}
+        self.queued: dict[str, int] = {}
+        self.lead: dict[str, int] = {}
+        self.passed: set[str] = set()
+
+
+class Shares:
+    """See the module's head. `instance` is our own name."""
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self.watched = False  # somebody follows us
+        self.alone = True  # nobody else is known to have anything under way
+        self.recent = Recent()
+        self._peers: dict[str, _Peer] = {}
+        self._waiting: dict[str, _Peer] = {}  # of them, those with a queue
+        self._live: frozenset[str] = frozenset()
+        self._serving = True
+        self._models: dict[str, frozenset[str]] = {}
+        self._addresses: dict[str, str] = {}
+        self._in_flight: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+        self._moved: dict[str, int] = {}  # replica -> the change in which its load last changed, the latest last
+        self._change = 0
+        self._left: dict[str, float] = {}  # since when we leave what is free there to others
+        self._owned: dict[str, bool] = {}
+
+    # -- our own side
+
+    def adopt(self, view: View) -> None:
+        """These are the replicas now."""
+        addresses = {name: str(replica.address) for name, replica in view.replicas.items()}
+        for name in self._addresses.keys() | addresses.keys():
+            if self._addresses.get(name) != addresses.get(name):
+                self._tell(name)
+        for name in self._taken.keys() - addresses.keys():
+            del self._taken[name]
+        if len(self._moved) > 2 * len(addresses) + 1024:
+            self._moved = {name: at for name, at in self._moved.items() if name in addresses or name in self._in_flight}
+        self._addresses = addresses
+        self._models = {name: replica.models for name, replica in view.replicas.items()}
+        self._owned.clear()
+
+    def dispatched(self, replica: str, load: Load) -> None:
+        """Our own sums at a replica are these now. While nobody is there nobody need be told of changes."""
+        if self.alone and not self.watched:
+            return
+        before = self._in_flight.pop(replica, 0)
+        if load.in_flight:
+            self._in_flight[replica] = load.in_flight
+        if load.in_flight > before:
+            self._taken[replica] = self._taken.get(replica, 0) + 1
+        self._tell(replica)
+
+    def _tell(self, replica: str) -> None:
+        self._change += 1
+        self._moved.pop(replica, None)
+        self._moved[replica] = self._change
+
+    def moved(self, change: int) -> tuple[int, list[str]]:
+        """The replicas whose load changed after `change` (0: all), and the change to ask from next time."""
+        names: list[str] = []
+        for name, at in reversed(self._moved.items()):
+            if at <= change:
+                break
+            names.append(name)
+        return self._change, names
+
+    def own(self, replica: str, load: Load) -> PeerLoad:
+        """What is told of a replica: `load` is what we have under way there."""
+        address = self._addresses.get(replica)
+        taken = self._taken.get(replica, 0)
+        known = address is not None
+        return PeerLoad(address or "", load.in_flight, load.prefill_tokens, load.kv_tokens, taken, known)
+
+    # -- the others'
+
+    def on_report(self, event: PeerReported) -> frozenset[str] | None:
+        """Take what a peer said. The replicas whose room it may have changed, None: any."""
+        peer = self._peers.setdefault(event.peer, _Peer())
+        self.alone = False
+        waited, changed = peer.queued.keys(), set(event.loads)
+        if event.whole:
+            changed |= peer.loads.keys()
+            peer.loads = {}
+            peer.lead.clear()
+        if any(self.serves(event.peer, name) != load.known for name, load in event.loads.items()) or event.whole:
+            self._owned.clear()
+        for name, load in event.loads.items():
+            before = peer.loads.get(name)
+            if name in peer.passed and (before is None or before.taken != load.taken):
+                peer.passed.discard(name)
+                peer.lead.pop(name, None)  # even from here on: what it let go by it does not get back
+            peer.loads[name] = load
+        peer.queued = event.queued
+        if not event.queued:
+            peer.lead.clear()
+            peer.passed.clear()
+            self._waiting.pop(event.peer, None)
+        else:
+            self._waiting[event.peer] = peer
+        return None if waited != event.queued.keys() else frozenset(changed)
+
+    def changed(self, event: PeersChanged) -> None:
+        """Take who takes part."""
+        self._live, self._serving = event.live, event.serving
+        for name in self._peers.keys() - event.speaking:
+            self._waiting.pop(name, None)
+            gone = self._peers.pop(name)
+            if name in event.live:  # it still reports to the world: what it serves stays its own
+                silent = self._peers[name] = _Peer()
+                silent.loads = {r: PeerLoad(load.address, known=load.known) for r, load in gone.loads.items()}
+        self.alone = not self._peers
+        self._owned.clear()
+
+    def serves(self, peer: str, replica: str) -> bool:
+        """Whether a peer dispatches to the replica that we know by this name."""
+        known = self._peers.get(peer)
+        load = known.loads.get(replica) if known is not None else None
+        return load is not None and load.known and load.address == self._addresses.get(replica)
+
+    def with_others(self, replica: str, load: Load) -> Load:
+        """What all balancers have under way at a replica; `load` is our own."""
+        in_flight, prefill, kv = load.in_flight, load.prefill_tokens, load.kv_tokens
+        address = self._addresses.get(replica)
+        for peer in self._peers.values():
+            theirs = peer.loads.get(replica)
+            if theirs is not None and theirs.address == address:
+                in_flight += theirs.in_flight
+                prefill += theirs.prefill_tokens
+                kv += theirs.kv_tokens
+        return Load(in_flight, prefill, kv)
+
+    def queued(self, model: str, most: float = float("inf")) -> int:
+        """Requests for a model that wait at others: of each, at most `most`."""
+        return int(sum(min(most, peer.queued.get(model, 0)) for peer in self._waiting.values()))
+
+    # -- turns
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody else waits."""
+        return bool(self._waiting)
+
+    def gives_way(self, replica: str) -> bool:
+        """Whether what is free there is another's to take."""
+        if not self._waiting:
+            return False
+        return any(self._ahead(peer, replica) for peer in self._waiting.values())
+
+    def _ahead(self, peer: _Peer, replica: str) -> bool:
+        theirs = peer.loads.get(replica)
+        if theirs is None or replica in peer.passed or self._models[replica].isdisjoint(peer.queued):
+            return False
+        if not theirs.known or theirs.address != self._addresses[replica]:
+            return False
+        lead = self._taken.get(replica, 0) - theirs.taken
+        return lead - peer.lead.setdefault(replica, lead) >= TURNS
+
+    def overdue(self, replica: str, free: bool, now: float) -> bool:
+        """Whether others have let their turn at a replica go by, so that we give way there no more."""
+        if not free or not self.gives_way(replica):
+            self._left.pop(replica, None)
+            return False
+        if now - self._left.setdefault(replica, now) < HEAD_START_S:
+            return False
+        del self._left[replica]
+        for peer in self._waiting.values():
+            if self._ahead(peer, replica):
+                peer.passed.add(replica)
+        return True
+
+    # -- who owns what
+
+    def owns(self, replica: str) -> bool:
+        """Whether it is ours to report."""
+        known = self._owned.get(replica)
+        if known is None:
+            members = [peer for peer in self._live if self.serves(peer, replica)]
+            if self._serving:
+                members.append(self.instance)
+            known = self._owned[replica] = owner(replica, members) == self.instance
+        return known
+
+    def status(self) -> list[tuple[str, int, int]]:
+        """For an operator: each peer, its requests at replicas, its requests that wait."""
+        return [
+            (name, sum(load.in_flight for load in peer.loads.values()), sum(peer.queued.values()))
+            for name, peer in sorted(self._peers.items())
+        ]

@@ -1,0 +1,338 @@
+"""How fast each replica is thought to be: what it measured of late, and for the rest what its peers measure now.
+
+    expected = peers' * (own / peers') ** (evidence^2 / (evidence^2 + OWN^2))     (the ratio less ALIKE)
+
+Peers serve the same models on the same kind of GPU. What they measure is the weighted median of all their own figures;
+where none has measured of late, what they did before; where none ever has, what is configured, times what other kinds
+of GPU with the same model make of theirs: guesses and measurements are never held against each other as they are. All
+of it is in shares of what is configured for each. The less a replica has measured of late, the greater its doubt.
+
+Invariants: every figure exists, is positive, finite and in its domain; without samples it goes to the peers' figure,
+and its doubt to DOUBT; nothing is written but by what is told and by `refresh`, some times a second. Never chooses.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import exp, inf
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farhop.balance.estimate.estimates import (
+    INTERFERENCE_SHARE,
+    LEAN_TAU_S,
+    OUTPUT_TOKENS,
+    PACE_MS,
+    SERVICE_MS,
+    SERVICE_TAU_S,
+    TPOT_MS,
+    Speed,
+)
+from farhop.balance.estimate.windows import TAU_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from regional_lb.fleet.view import Replica
+
+    Columns = NDArray[np.float64]
+    _Key = tuple[frozenset[str], str, str]  # models, GPU, role
+
+REFRESH_S = 0.5
+# Of thousands less often, so that it costs some 1 % of the time; and often enough for what fades with TAU_S.
+_REFRESH_ROW_S, _REFRESH_KIND_S, _REFRESH_MOST_S = 1e-3, 5e-3, 2.5
+# The evidence (in windows of a second) at which a replica's own figure counts as much as its peers'. By squares: what
+# is measured all the time (6 windows) is believed to 97 %, and a third of a window left over to a tenth.
+OWN = 1.0
+# By what share GPUs of one kind differ without being slower: what prompts in between make of a token. Within it they
+# are equals, and the load between them decides.
+ALIKE = 0.1
+DOUBT = 0.5  # by what share a replica may be off of which nothing was measured of late
+SLOW = 1.5  # times its peers' figure: worth telling
+_PRIOR = 0.1  # evidence that a guess is worth beside the first thing measured of its kind
+# Beside what they measure now that counts twice: regions are compared by it, and what the prompts of a few seconds make
+# of a token is no reason to send anybody over an ocean. Who differs by more is told by its own figure.
+_MEMORY = 2.0
+_MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over so much time with samples, and for how long after
+_INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that differ by 7 requests
+_OTHERS_MAX = 32  # kinds that a kind without samples is held against
+
+_FIGURES = 3  # the rows: prefill pace, a lone token, a whole request
+_DOMAIN = np.array((PACE_MS, TPOT_MS, SERVICE_MS)).reshape(_FIGURES, 2, 1)
+_FADES_S = np.array((TAU_S, TAU_S, SERVICE_TAU_S)).reshape(_FIGURES, 1)
+
+
+class Pace(NamedTuple):
+    """One replica's figures, as they are used. `peers_*`: what its peers measure; `doubt` is a share, 0..DOUBT.
+    `sampled_at`: when it last told anything, None if it never did."""
+
+    prefill_ms_per_token: float
+    tpot_ms: float  # of an answer that is alone there
+    batch_interference_ms: float  # what each request under way adds to a token of every other
+    service_ms: float
+    doubt: float
+    sampled_at: float | None
+    peers: int  # how many there are beside it
+    peers_prefill_ms_per_token: float
+    peers_tpot_ms: float
+
+    def tpot_at(self, load: float) -> float:
+        """Milliseconds between two tokens with so many requests under way, 1 or more."""
+        return self.tpot_ms + self.batch_interference_ms * (load - 1.0)
+
+
+class _Kind:
+    """Peers: their rows, and what is known of them together, as logarithms of shares of what is configured."""
+
+    __slots__ = ("answered", "began", "level", "memory", "models", "remembered_s", "role", "rows")
+
+    def __init__(self, models: frozenset[str], role: str) -> None:
+        self.models, self.role = models, role
+        self.began = self.answered = False  # whether any of them ever told of a prefill, and of a whole answer
+        self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
+        self.level = np.zeros(_FIGURES)
+        self.memory = np.zeros(_FIGURES)
+        self.remembered_s = np.zeros(_FIGURES)  # over how much time with samples, less what was forgotten
+
+    def learn(self, own: Columns, evidence: Columns, wider: Columns, dt_s: float) -> None:
+        """These are the members' own figures now, by figure and member."""
+        middle, weight = _medians(own, evidence)
+        seen_s = dt_s * np.minimum(weight, 1.0)
+        self.remembered_s = np.minimum(self.remembered_s * exp(-dt_s / _MEMORY_TAU_S) + seen_s, _MEMORY_S)
+        self.memory += (middle - self.memory) * np.minimum(seen_s / np.maximum(self.remembered_s, 1e-9), 1.0)
+        now, known = np.minimum(weight, 1.0), _MEMORY * self.remembered_s / _MEMORY_S
+        self.level = (now * middle + known * self.memory + _PRIOR * wider) / (now + known + _PRIOR)
+
+
+def _medians(own: Columns, evidence: Columns) -> tuple[Columns, Columns]:
+    """Of each row the weighted median (the lesser of two: a doubtful one is better tried) and all of the weight."""
+    if own.shape[1] == 1:
+        return own[:, 0], evidence[:, 0]
+    order = own.argsort(axis=1)
+    reached = np.take_along_axis(evidence, order, axis=1).cumsum(axis=1)
+    weight = reached[:, -1]
+    at = (reached >= 0.5 * weight[:, np.newaxis]).argmax(axis=1)
+    figures = np.arange(len(own))
+    return own[figures, order[figures, at]], weight
+
+
+class Speeds:
+    """See the module's head. A row for each replica of the view, in its order; `figures` are the columns."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+        self._of: list[Speed] = []
+        self._replicas: list[Replica] = []
+        self._told: set[str] = set()
+        self._kinds: dict[_Key, _Kind] = {}
+        self._kind_of: list[_Kind] = []
+        self._kind_at: NDArray[np.intp] = np.empty(0, dtype=np.intp)  # the place of each row's kind among the kinds
+        self._at: float | None = None
+        self.due = -inf
+        self._resize(0)
+
+    def _resize(self, n_rows: int) -> None:
+        self._own = np.zeros((_FIGURES, n_rows))
+        self._evidence = np.zeros((_FIGURES, n_rows))
+        self._lean = np.zeros((2, n_rows))  # how loads and tokens go together, and how far loads differ
+        self._configured = np.ones((_FIGURES, n_rows))
+        self._level = np.zeros((_FIGURES, n_rows))
+        self._expected = np.ones((_FIGURES, n_rows))
+        self.batch_interference_ms, self.doubt = np.zeros(n_rows), np.full(n_rows, DOUBT)
+
+    # -- reading
+
+    @property
+    def prefill_ms_per_token(self) -> Columns:
+        """Milliseconds to prefill a token, by row."""
+        pace_ms: Columns = self._expected[0]
+        return pace_ms
+
+    @property
+    def tpot_alone_ms(self) -> Columns:
+        """Milliseconds between two tokens of an answer that is alone there, by row."""
+        tpot_ms: Columns = self._expected[1]
+        return tpot_ms
+
+    @property
+    def service_ms(self) -> Columns:
+        """Milliseconds of a whole request, by row."""
+        service_ms: Columns = self._expected[2]
+        return service_ms
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
+    def __getitem__(self, name: str) -> Pace:
+        """One replica's figures; KeyError for one that is not in the view."""
+        row = self._rows[name]
+        pace_ms, tpot_ms, service_ms = self._expected[:, row].tolist()
+        peers_ms = (self._configured[:, row] * np.exp(self._level[:, row])).tolist()
+        return Pace(
+            pace_ms, tpot_ms, self.batch_interference_ms.item(row), service_ms, self.doubt.item(row),
+            self._of[row].sampled_at, len(self._kind_of[row].rows) - 1, peers_ms[0], peers_ms[1],
+        )  # fmt: skip
+
+    def slow(self, name: str, load: float, now: float) -> str:
+        """In words, that and by how much it is thought to be slower than its peers; "" if it is not, or has none."""
+        pace = self[name]
+        if not pace.peers or pace.sampled_at is None:
+            return ""
+        words = ""
+        if pace.tpot_ms >= SLOW * pace.peers_tpot_ms:
+            mine_ms = pace.tpot_at(max(load, 1.0))
+            words = f"{mine_ms:.3g} ms against {mine_ms * pace.peers_tpot_ms / pace.tpot_ms:.3g} of its peers"
+        elif pace.prefill_ms_per_token >= SLOW * pace.peers_prefill_ms_per_token:
+            mine_ms, peers_ms = pace.prefill_ms_per_token, pace.peers_prefill_ms_per_token
+            words = f"{mine_ms:.2g} ms to prefill a token against {peers_ms:.2g} of its peers"
+        return f"slow: {words}, last sample {max(0.0, now - pace.sampled_at):.0f} s ago" if words else ""
+
+    # -- who there is
+
+    def adopt(self, replicas: Mapping[str, Replica]) -> None:
+        """These are the replicas now, in this order. Another process under a name begins with nothing measured."""
+        before = {name: (self._of[row], self._replicas[row]) for name, row in self._rows.items()}
+        self._rows = {name: row for row, name in enumerate(replicas)}
+        self._replicas = list(replicas.values())
+        self._of = [_kept(before.get(replica.name), replica) for replica in self._replicas]
+        self._resize(len(self._of))
+        for row, replica in enumerate(self._replicas):
+            guesses = replica.prefill_ms_per_token, replica.tpot_ms, OUTPUT_TOKENS * replica.tpot_ms
+            self._configured[:, row] = guesses
+        lo, hi = _DOMAIN[:, 0], _DOMAIN[:, 1]
+        self._configured = np.clip(np.nan_to_num(self._configured, nan=1.0), lo, hi)
+        self._group()
+        self._told = {name for name in self._rows if self._of[self._rows[name]].sampled_at is not None}
+        self.refresh(self._at if self._at is not None else 0.0)
+        self.due = -inf
+
+    def _group(self) -> None:
+        known, self._kinds = self._kinds, {}
+        members: dict[_Key, list[int]] = {}
+        for row, replica in enumerate(self._replicas):
+            key: _Key = (replica.models - replica.adapters, replica.gpu, replica.role)
+            members.setdefault(key, []).append(row)
+        self._kind_at = np.zeros(len(self._replicas), dtype=np.intp)
+        self._kind_of = [_Kind(frozenset(), "")] * len(self._replicas)
+        for place, (key, rows) in enumerate(members.items()):
+            kind = self._kinds[key] = known.get(key) or _Kind(key[0], key[2])
+            kind.rows = np.array(rows, dtype=np.intp)
+            self._kind_at[kind.rows] = place
+            for row in rows:
+                self._kind_of[row] = kind
+
+    def restarted(self, name: str) -> None:
+        """Whoever comes back under this name comes back cold: what was measured is another process's."""
+        row = self._rows.get(name)
+        if row is not None:
+            self._of[row] = Speed()
+            self._told.add(name)
+
+    # -- what was measured
+
+    def began(self, name: str, elapsed_ms: float, tokens: float, now: float) -> bool:
+        """See Speed.began. False for who is not in the view."""
+        row = self._rows.get(name)
+        if row is None:
+            return False
+        if not self._of[row].began(elapsed_ms, tokens, self._expected.item(1, row), now):
+            return False
+        self._tell(name, self._kind_of[row], began=True)
+        return True
+
+    def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
+        """See Speed.prefilled."""
+        row = self._rows.get(name)
+        if row is not None and self._of[row].prefilled(elapsed_ms, tokens, now):
+            self._tell(name, self._kind_of[row], began=True)
+
+    def ended(
+        self, name: str, decode_ms: float, service_ms: float, completion_tokens: int, load: float, now: float
+    ) -> None:
+        """See Speed.ended."""
+        row = self._rows.get(name)
+        if row is not None:
+            self._of[row].ended(decode_ms, service_ms, completion_tokens, load, now)
+            self._tell(name, self._kind_of[row], answered=True)
+
+    def _tell(self, name: str, kind: _Kind, *, began: bool = False, answered: bool = False) -> None:
+        """Something was measured. What is first of its kind does not wait: guesses may be wrong by any factor."""
+        self._told.add(name)
+        if (began and not kind.began) or (answered and not kind.answered):
+            kind.began |= began
+            kind.answered |= answered
+            self.due = -inf
+
+    # -- what is made of it
+
+    def refresh(self, now: float) -> None:
+        """Bring all figures up to date: what was told since, and what has grown old."""
+        dt_s = 0.0 if self._at is None else max(0.0, now - self._at)
+        self._at = now if self._at is None else max(now, self._at)
+        more_s = _REFRESH_ROW_S * len(self._of) + _REFRESH_KIND_S * len(self._kinds)
+        self.due = self._at + min(REFRESH_S + more_s, _REFRESH_MOST_S)
+        if dt_s:
+            self._evidence *= np.exp(-dt_s / _FADES_S)
+            self._lean *= exp(-dt_s / LEAN_TAU_S)
+        told = [self._rows[name] for name in self._told]
+        self._told.clear()
+        if told:
+            self._write(told, now)
+        levels = self._learned(dt_s)
+        if not levels:
+            return
+        self._level = level = np.array(levels).T[:, self._kind_at]
+        differs = self._own - level
+        differs = np.sign(differs) * np.maximum(np.abs(differs) - ALIKE, 0.0)
+        squares = self._evidence * self._evidence
+        share = squares / (squares + OWN * OWN)
+        expected = self._configured * np.exp(level + differs * share)
+        self._expected = np.minimum(np.maximum(expected, _DOMAIN[:, 0]), _DOMAIN[:, 1])
+        self.doubt = DOUBT * np.sqrt(1.0 - np.maximum(share[0], share[1]))
+        interference_share = self._interference_share()
+        self.batch_interference_ms = self._expected[1] * interference_share
+        for row in told:
+            self._of[row].interference_share = interference_share.item(row)
+
+    def _write(self, rows: list[int], now: float) -> None:
+        measured = np.array([self._of[row].measured(now) for row in rows]).T
+        own_ms = measured[:_FIGURES]
+        self._own[:, rows] = np.log(np.where(own_ms > 0.0, own_ms / self._configured[:, rows], 1.0))
+        self._evidence[:, rows] = measured[_FIGURES : 2 * _FIGURES]
+        self._lean[:, rows] = measured[2 * _FIGURES :]
+
+    def _learned(self, dt_s: float) -> list[Columns]:
+        """What each kind is at by now."""
+        kinds = list(self._kinds.values())
+        for kind in kinds:
+            wider = _wider(kind, kinds) if len(kinds) > 1 else np.zeros(_FIGURES)
+            kind.learn(self._own[:, kind.rows], self._evidence[:, kind.rows], wider, dt_s)
+        return [kind.level for kind in kinds]
+
+    def _interference_share(self) -> Columns:
+        """By what share of a lone token each request lengthens it: the kind's, by the loads of all its members. What
+        one of them alone makes of it is noise, and would part equals."""
+        cov, var = np.array([np.add.reduce(self._lean[:, kind.rows], axis=1) for kind in self._kinds.values()]).T
+        share = (cov + _INTERFERENCE_DOUBT * INTERFERENCE_SHARE) / (var + _INTERFERENCE_DOUBT)
+        of_kind: Columns = np.minimum(np.maximum(share, 0.0), 1.0)  # a token alone takes no less than nothing
+        return of_kind[self._kind_at]
+
+
+def _wider(kind: _Kind, kinds: list[_Kind]) -> Columns:
+    """What others that do the same for one of its models make of what is configured for them: the median, the lesser
+    of two."""
+    alike = (one for one in kinds if one is not kind and one.role == kind.role)
+    others = (one for one in alike if not one.models.isdisjoint(kind.models))
+    levels = [one.level for one in islice(others, _OTHERS_MAX)]
+    return np.sort(np.array(levels), axis=0)[(len(levels) - 1) // 2] if levels else np.zeros(_FIGURES)
+
+
+def _kept(before: tuple[Speed, Replica] | None, replica: Replica) -> Speed:
+    if before is None or (before[1].address, before[1].version) != (replica.address, replica.version):
+        return Speed()
+    return before[0]

@@ -1,0 +1,287 @@
+"""Replicas as columns of numbers, one row each: what a pick reads of all of them at once, in a few numpy calls.
+
+Invariants: a row says of its replica what ledger, speed and scrape last said (the fleet writes it in the same
+breath); reading never writes. Never decides, and never knows why a number is what it is.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from farhop.balance.ledger import Load
+    from regional_lb.fleet.speeds import Speeds
+    from regional_lb.fleet.view import Replica
+
+Column: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = NDArray[np.intp]
+# How many nodes of a prompt's chain are held, and at which places of a subset: one, some, or whether at each.
+Hits: TypeAlias = "Sequence[tuple[int, int | Rows | NDArray[np.bool_]]]"
+
+SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
+KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption costs a whole recompute
+
+TOTAL = np.add.reduce  # what `sum` of an array calls in the end: half its time for few rows
+_MANY_ROWS = 256
+_RUNS_MAX = 64
+
+_COLUMNS = (
+    "backlog_tokens",  # dispatched, and not prefilled yet
+    "prefill_ms_per_token",
+    "tpot_ms",  # with one request more than there are
+    "batch_interference_ms",  # what each request adds to a token of every other
+    "tpot_alone_ms",
+    "in_flight",  # the first six: see Rates
+    "prefill_room_tokens",  # what is left of a step: with any, it starts on a prompt at once, in chunks if need be
+    "kv_room_tokens",  # KV cache it would still give
+    "slots",  # requests it may have under way: its own slots, fewer while it is eased in or fails
+    "kv_tokens",
+    "kv_taken_tokens",
+    "service_ms",
+    "sampled_at",
+    "running",  # by the engine's own word
+    "waiting",  # the same: who queues there (Sample.queued)
+    "filled",  # share of its cache that is thought to be taken, as of what was last sent there
+    "doubt",  # by what share its speed may be other than it is thought to be
+)
+
+
+class Rates(NamedTuple):
+    """What scores are made of, as it was when they were made: a column each, one row per replica scored. The first
+    columns of a table, in its order."""
+
+    backlog_tokens: Column
+    prefill_ms_per_token: Column
+    tpot_ms: Column
+    batch_interference_ms: Column
+    tpot_alone_ms: Column
+    in_flight: Column
+
+
+assert Rates._fields == _COLUMNS[: len(Rates._fields)]
+_RATES = slice(0, len(Rates._fields))
+_NO_ROWS: Rows = np.empty(0, dtype=np.intp)
+
+
+class Eased(msgspec.Struct, frozen=True):
+    """What a replica is held to: `slots` in place of its own, and what counts there although it failed."""
+
+    slots: int
+    requests: int = 0
+    kv_tokens: int = 0
+
+
+class Subset:
+    """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table.
+
+    For Memory.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `spelt` the places of
+    small sets of slots asked for lately.
+    """
+
+    __slots__ = ("_runs", "_slot_runs", "_slots", "at", "by_slot", "names", "rows", "spelt", "version")
+
+    def __init__(self, names: tuple[str, ...], rows: Rows) -> None:
+        self.names, self.rows = names, rows
+        self.at = {name: place for place, name in enumerate(names)}
+        self._runs = _runs(rows)
+        self._slots = self.by_slot = _NO_ROWS
+        self._slot_runs: list[slice] = []
+        self.spelt: dict[int, Rows] = {}
+        self.version = -1
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def of_column(self, column: Column) -> Column:
+        """Their part of a column of the table. Few runs are copied ten times as fast as many rows are gathered."""
+        return np.concatenate([column[run] for run in self._runs]) if self._runs else column.take(self.rows)
+
+    def place_slots(self, slots: Rows, n_slots: int, version: int) -> None:
+        """The slot of each, of so many there are."""
+        self._slots, self._slot_runs = slots, _runs(slots)
+        self.by_slot = np.full(n_slots, -1, dtype=np.intp)
+        self.by_slot[slots] = np.arange(len(self))
+        self.spelt.clear()
+        self.version = version
+
+    def of_slots(self, held: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Of what is known slot by slot, their part."""
+        runs = self._slot_runs
+        return np.concatenate([held[run] for run in runs]) if runs else held.take(self._slots)
+
+    def without(self, names: Collection[str]) -> Subset:
+        """Those not named."""
+        if not names:
+            return self
+        left_out = frozenset(names) if len(names) > 8 else names
+        kept = [place for place, name in enumerate(self.names) if name not in left_out]
+        return Subset(tuple(self.names[place] for place in kept), self.rows[kept])
+
+
+def _runs(rows: Rows) -> list[slice]:
+    """The runs of consecutive rows; none if they are few rows or many runs."""
+    if len(rows) < _MANY_ROWS:
+        return []
+    ends = [*((rows[1:] != rows[:-1] + 1).nonzero()[0] + 1).tolist(), len(rows)]
+    if len(ends) > _RUNS_MAX:
+        return []
+    return [slice(rows.item(a), rows.item(b - 1) + 1) for a, b in zip((0, *ends), ends, strict=False)]
+
+
+class Table:
+    """One row per replica of `of`, which gives a replica's place by its name."""
+
+    __slots__ = (*_COLUMNS, "_block", "of", "queued_until")
+
+    backlog_tokens: Column
+    prefill_ms_per_token: Column
+    tpot_ms: Column
+    batch_interference_ms: Column
+    tpot_alone_ms: Column
+    in_flight: Column
+    prefill_room_tokens: Column
+    kv_room_tokens: Column
+    slots: Column
+    kv_tokens: Column
+    kv_taken_tokens: Column
+    service_ms: Column
+    sampled_at: Column
+    running: Column
+    waiting: Column
+    filled: Column
+    doubt: Column
+
+    def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
+        self.of = of
+        self._block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
+        (
+            self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.batch_interference_ms,
+            self.tpot_alone_ms, self.in_flight, self.prefill_room_tokens,
+            self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
+            self.running, self.waiting, self.filled, self.doubt,
+        ) = self._block  # fmt: skip
+        self.queued_until = queued_until  # until then some engine's word that it queues is fresh
+
+    def __len__(self) -> int:
+        return len(self.of.names)
+
+    # -- reading
+
+    def only(self, some: Subset) -> Table:
+        """The rows of a subset of this table; this table itself if that is all of it."""
+        n_rows = len(some.names)
+        if n_rows == len(self.of.names):
+            return self
+        if n_rows < _MANY_ROWS:
+            return Table(some, self._block[:, some.rows], self.queued_until)
+        return _Part(some, self)
+
+    def room(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
+        """Which replicas would start on a request at once.
+
+        Not while an engine says that it queues, its slots are taken, its KV cache would not hold the request, or a
+        step's worth of prefill is on its way to it (more than is left of the step may be: were a prompt to fit whole,
+        those longer than a step would go to idle engines alone, and shorter ones overtake them for ever). An idle
+        engine takes anything: what it can never hold it refuses.
+        """
+        room = self.fits(uncached_tokens, output_tokens, now)
+        room &= self.prefill_room_tokens > 0.0
+        return room
+
+    def fits(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
+        """The same, whatever is being prefilled there: that is over soon, and what it takes is known."""
+        fits: NDArray[np.bool_] = self.kv_room_tokens >= uncached_tokens + output_tokens
+        if now < self.queued_until:
+            fits &= (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
+        return fits
+
+    def rates(self, rows: Rows | None = None) -> Column:
+        """A copy of what scores are made of, of all rows or some, as one block: `Rates(*block)` names its columns."""
+        if rows is None:
+            rates: Column = self._block[_RATES].copy()
+            return rates
+        return np.array([column[rows] for column in self._block[_RATES]])
+
+    def filled_at(self, place: int) -> float:
+        """One row's, without the whole column."""
+        return self.filled.item(place)
+
+    def fresh(self, now: float) -> NDArray[np.bool_]:
+        """Whose scrape is fresh."""
+        return now - self.sampled_at < SAMPLE_FRESH_S
+
+    # -- writing, by the fleet
+
+    def describe(self, row: int, replica: Replica) -> None:
+        """What the view says of a replica."""
+        self.kv_tokens[row] = replica.kv_tokens
+        sample = replica.sample
+        if sample is None:
+            self.sampled_at[row], self.running[row], self.waiting[row] = -inf, 0.0, 0.0
+            return
+        queued = sample.waiting if sample.queued is None else sample.queued
+        self.sampled_at[row], self.running[row], self.waiting[row] = sample.at, sample.running, queued
+        if queued > 0:
+            self.queued_until = max(self.queued_until, sample.at + SAMPLE_FRESH_S)
+
+    def allow(self, row: int, slots: int) -> None:
+        """How many requests a replica may have under way: 1 or more."""
+        self.slots[row] = slots
+
+    def burden(self, row: int, replica: Replica, load: Load, eased: Eased | None = None) -> None:
+        """What is under way at a replica, and so what it has room for."""
+        in_flight, backlog, taken = load.in_flight, load.prefill_tokens, load.kv_tokens
+        slots = replica.slots
+        if eased is not None:
+            slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
+        self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
+        self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.batch_interference_ms.item(row) * in_flight
+        self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
+        if in_flight >= slots:
+            self.kv_room_tokens[row] = -inf
+        else:
+            self.kv_room_tokens[row] = KV_SHARE_MAX * replica.kv_tokens - taken if load.in_flight else inf
+
+    def rate(self, speeds: Speeds) -> None:
+        """How fast all of them work."""
+        self.prefill_ms_per_token[:] = speeds.prefill_ms_per_token
+        self.service_ms[:] = speeds.service_ms
+        self.batch_interference_ms[:], self.tpot_alone_ms[:] = speeds.batch_interference_ms, speeds.tpot_alone_ms
+        self.tpot_ms[:] = speeds.tpot_alone_ms + speeds.batch_interference_ms * self.in_flight
+        self.doubt[:] = speeds.doubt
+
+
+class _Part(Table):
+    """A large part of a table takes each column from it when it is first read: most reads need half of them.
+
+    A class of its own, since reading anything of one that has a `__getattr__` takes twice as long.
+    """
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, of: Subset, whole: Table) -> None:
+        self.of, self.queued_until, self._whole = of, whole.queued_until, whole
+
+    def __getattr__(self, name: str) -> Column:
+        # Asked for what has no value yet: a column.
+        if name not in _COLUMNS:
+            raise AttributeError(name)
+        column = self.of.of_column(getattr(self._whole, name))
+        setattr(self, name, column)
+        return column
+
+    def rates(self, rows: Rows | None = None) -> Column:
+        """See Table."""
+        columns = [getattr(self, name) for name in Rates._fields]
+        return np.array(columns if rows is None else [column[rows] for column in columns])
+
+    def filled_at(self, place: int) -> float:
+        """See Table."""
+        return self._whole.filled.item(self.of.rows.item(place))

@@ -1,0 +1,174 @@
+"""What the regional tier knows of its replicas: who there is, swapped whole, and what each last said of itself.
+
+A swap is for who comes and goes; a sample renews one replica's entry (by the fleet, and nobody else), since a thousand
+replicas say something twice a second. Never holds what must survive a swap: reservations are in the ledger, health and
+speed in the flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from farhop.balance.machine import Address, Event
+from regional_lb.fleet.kv_events import Change
+from topology.lineage import Bases
+
+
+class Lora(msgspec.Struct, frozen=True):
+    """An engine's LoRA adapters: those whose requests run and wait, and how many it keeps loaded at once."""
+
+    max: int
+    running: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One scrape of a replica's metrics. `at` is when it was received here, monotonic seconds.
+
+    `waiting` and `running` are requests; `kv_usage` is the share (0..1) of the cache that what runs holds, and
+    `kv_tokens` the whole cache, None if not told. `prefix_queries` and `prefix_hits`: prompt tokens looked up in the
+    cache and found there since the engine began; as `kv_usage` they show people how it does, and that it works at all.
+    `queued` is 0 where one waits, and none did at the scrape before: it came since the engine's last step, and will be
+    in the next one. None: all who wait do queue.
+    """
+
+    at: float
+    waiting: int
+    running: int
+    kv_usage: float | None = None
+    kv_tokens: int | None = None
+    prefix_queries: float = 0.0
+    prefix_hits: float = 0.0
+    lora: Lora | None = None
+    queued: int | None = None
+
+    @property
+    def hit_share(self) -> float | None:
+        """Of the prompt tokens looked up, the share that was cached; None before the first, or where it is not told."""
+        return min(1.0, self.prefix_hits / self.prefix_queries) if self.prefix_queries else None
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt is
+    on its way to it when more waits here (its own step budget: beyond that its queue would grow).
+    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
+    models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
+    are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of
+    none. `adapters` are those of its models that are LoRA adapters. `role` prefill: it computes prompts for the others,
+    and answers nobody. `handover` is how it gives or takes what was computed: SGLang's engines meet at the prefill's
+    `bootstrap_port`, and one of role decode answers nothing else. `lineage`: what each of its models is based on."""
+
+    name: str
+    address: Address
+    models: frozenset[str]
+    gpu: str
+    slots: int
+    kv_tokens: int
+    prefill_tokens_max: int
+    prefill_ms_per_token: float
+    tpot_ms: float
+    draining: bool = False
+    missing: frozenset[str] = frozenset()
+    kv_ranks: int = 0
+    adapters: frozenset[str] = frozenset()
+    sample: Sample | None = None
+    version: str = ""
+    role: Literal["mixed", "prefill", "decode"] = "mixed"
+    handover: Literal["vllm", "sglang"] = "vllm"
+    bootstrap_port: int = 0
+    lineage: dict[str, Bases] = {}
+
+    @property
+    def bound(self) -> bool:
+        """Whether it answers nothing that no other prefills for it."""
+        return self.role == "decode" and self.handover == "sglang"
+
+
+class View(msgspec.Struct, frozen=True):
+    """All replicas by name, and the names of those that serve a model, or (`by_line`) a model or a version of it, of
+    those that only prefill for it (`prefillers`, by line), and of those that are `bound`."""
+
+    replicas: dict[str, Replica]
+    by_model: dict[str, tuple[str, ...]]
+    by_line: dict[str, tuple[str, ...]]
+    prefillers: dict[str, tuple[str, ...]] = {}
+    bound: frozenset[str] = frozenset()
+
+    def alike(self, replica: Replica) -> list[tuple[str, ...]]:
+        """Who does the same work as this one, itself among them, for each of its models."""
+        if replica.role == "prefill":
+            return [self.prefillers[prefill_line(model, replica.handover)] for model in replica.models]
+        return [self.by_model[model] for model in replica.models]
+
+
+def line_of(model: str, version: str) -> str:
+    """What a request is for, and so what it waits for: a version of a model, or with "" the model, whichever version.
+
+    Models have no spaces in their names (configuration sees to it), so a line names one model and one version.
+    """
+    return f"{model} {version}" if version else model
+
+
+def prefill_line(model: str, handover: str) -> str:
+    """The line of those that prefill for a model in this way: versions have no slash in their names."""
+    return line_of(model, f"/prefill/{handover}")
+
+
+def model_of(line: str) -> str:
+    """The model of a line."""
+    return line.partition(" ")[0]
+
+
+def view_of(replicas: list[Replica]) -> View:
+    """Index replicas. Names are unique (configuration sees to it)."""
+    by_model: dict[str, list[str]] = {}
+    by_version: dict[str, list[str]] = {}
+    prefillers: dict[str, list[str]] = {}
+    for replica in replicas:
+        for model in sorted(replica.models):
+            if replica.role == "prefill":
+                prefillers.setdefault(prefill_line(model, replica.handover), []).append(replica.name)
+                continue
+            by_model.setdefault(model, []).append(replica.name)
+            if replica.version:
+                by_version.setdefault(line_of(model, replica.version), []).append(replica.name)
+    models = {model: tuple(names) for model, names in by_model.items()}
+    halves = {line: tuple(names) for line, names in prefillers.items()}
+    lines = models | {line: tuple(names) for line, names in by_version.items()}
+    bound = frozenset(replica.name for replica in replicas if replica.bound)
+    return View({r.name: r for r in replicas}, models, lines | halves, halves, bound)
+
+
+class ViewSwapped(Event, frozen=True):
+    """Replicas came or went. Those whose sample is None keep the one they had."""
+
+    view: View
+
+
+class ReplicaSampled(Event, frozen=True):
+    """A replica said how it is doing."""
+
+    target: str
+    sample: Sample
+
+
+class ReplicaProbed(Event, frozen=True):
+    """An active probe of a replica came back. `fault`: what is broken in it that no probe sees, "" if nothing is known
+    to be. `ready`: whether it, alive, says that it takes work. `strain`: why it should have less of it."""
+
+    target: str
+    ok: bool
+    fault: str = ""
+    ready: bool = True
+    strain: str = ""
+
+
+class BlocksChanged(Event, frozen=True):
+    """A replica's KV cache number `rank` changed, in this order; or what is known of it did."""
+
+    target: str
+    rank: int
+    changes: Sequence[Change]

@@ -1,0 +1,109 @@
+"""What a regional balancer tells the world and the region's other balancers, as configured. Never dials."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv6Address
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from farhop.config import Part, Secret
+from farhop.service.config import ConnectTls, Listen, Process
+from farhop.store import envelope
+from farhop.store.contract import report_key
+from farhop.store.documents.document import DocumentError
+from farhop.store.documents.report import check_address
+
+PEERS_MAX = 64
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+
+
+class PeersTls(ConnectTls):
+    """TLS to the peers' control ports. `server_name` is the name their certificates must bear instead of the region's
+    in the trust domain."""
+
+    ca_file: str
+    server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,253}$")] | None = None
+
+
+class PeersConfig(Part):
+    """`addresses` are control ports, host:port, of peers that etcd may not tell of; one's own is harmless."""
+
+    addresses: Annotated[tuple[str, ...], Field(max_length=PEERS_MAX)] = ()
+    tls: PeersTls | None = None
+
+    @field_validator("addresses")
+    @classmethod
+    def _reachable(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            try:
+                check_address("addresses", address)
+            except DocumentError as error:
+                raise ValueError(error.message) from None
+        return addresses
+
+
+class ReportKey(Part):
+    """The key that seals our reports in etcd: its name under `signing.keys`, and its private half (Ed25519, PEM)."""
+
+    name: str
+    private: Secret
+
+    @model_validator(mode="after")
+    def _sound(self) -> ReportKey:
+        self.signer()
+        return self
+
+    def signer(self) -> envelope.Signer:
+        """For farhop.store. Raises ValueError."""
+        return envelope.Signer(self.name, self.private.get_secret_value().encode())
+
+
+class MeshConfig(Process):
+    """What this balancer tells others, and where it listens for them. `advertise` is the host by which they reach it.
+
+    Reports go to the region's hub and to `remote_hub`: one by name, the `nearest` by wire time, or `none`.
+    `prefix_nodes_per_s` bounds what each global balancer is told of the caches: 8 B a node.
+    """
+
+    control: Listen
+    advertise: str = "127.0.0.1"
+    peers: PeersConfig = PeersConfig()
+    remote_hub: Annotated[str, Field(min_length=1, max_length=128)] = "nearest"
+    report_key: ReportKey | None = None
+    prefix_nodes_per_s: Annotated[int, Field(ge=1000, le=10_000_000)] = 50_000
+
+    @field_validator("advertise")
+    @classmethod
+    def _host(cls, host: str) -> str:
+        if _HOST.fullmatch(host):
+            return host
+        try:
+            return f"[{IPv6Address(host[1:-1] if host.startswith('[') and host.endswith(']') else host)}]"
+        except ValueError:
+            raise ValueError("must be a host name or an address, without a port") from None
+
+    @property
+    def report_signer(self) -> envelope.Signer | None:
+        """What seals our reports in etcd; None: nothing does."""
+        return None if self.report_key is None else self.report_key.signer()
+
+    @model_validator(mode="after")
+    def _counts(self) -> MeshConfig:
+        """What we sign must count here, too: all balancers of a fleet know the same keys."""
+        place, document, signer = report_key(self.region, self.instance), b"{}", self.report_signer
+        try:
+            self.signing.made().open(place, document if signer is None else signer.seal(place, document))
+        except envelope.EnvelopeError as error:
+            raise ValueError(
+                f"report_key: our own reports would not count: {error}; give the private half of a key under "
+                f"signing.keys that may sign report/{self.region}"
+            ) from None
+        return self
+
+    @model_validator(mode="after")
+    def _encrypted_peers(self) -> MeshConfig:
+        if self.peers.tls is not None and self.control.tls is None:
+            raise ValueError("peers.tls: control.tls is not given, and peers speak as it does; give both or neither")
+        return self

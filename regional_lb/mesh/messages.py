@@ -1,0 +1,76 @@
+"""What one balancer of a region tells another, as a message and as the machine takes it.
+
+Invariant: a message is believed whole or not at all: nothing of it counts if anything in it is outside its domain.
+Never remembers.
+"""
+
+from __future__ import annotations
+
+from farhop_wire import peers_pb2
+
+from farhop.balance.prefix.chain import DEPTH_MAX
+from farhop.store.documents.report import COUNT_LIMIT, MODELS_LIMIT, TEXT_LIMIT
+from regional_lb.fleet.recent import Cached
+from regional_lb.fleet.shares import PeerLoad, PeerReported
+
+LOADS_MAX = 8192
+NODES_MAX = 16_384
+
+
+class NewsError(Exception):
+    """A message that cannot be meant, or not for us. The text is the reason it is counted under."""
+
+
+def event_of(news: peers_pb2.PeerNews, epoch: int, *, first: bool) -> PeerReported:
+    """A message as the machine takes it. Raises NewsError for what no balancer in its right mind would send."""
+    if len(news.loads) > LOADS_MAX or len(news.queued) > MODELS_LIMIT:
+        raise NewsError("peer_too_many")
+    if sum(len(path.nodes) for path in news.cached) > NODES_MAX:
+        raise NewsError("peer_too_many")
+    same_law = news.law_epoch == epoch
+    return PeerReported(
+        news.instance,
+        {load.replica: _load(load) for load in news.loads},
+        {model: count for model, count in news.queued.items() if count > 0},
+        whole=first,
+        cached=tuple(_cached(path, same_law=same_law) for path in news.cached),
+        epoch=epoch,
+    )
+
+
+def _load(load: peers_pb2.ReplicaLoad) -> PeerLoad:
+    counts = (load.in_flight, load.prefill_tokens, load.kv_tokens, load.taken)
+    if not all(0 <= count <= COUNT_LIMIT for count in counts) or len(load.replica) > TEXT_LIMIT:
+        raise NewsError("peer_malformed")
+    return PeerLoad(load.address, *counts, known=load.known)
+
+
+def _cached(path: peers_pb2.CachedPath, *, same_law: bool) -> Cached:
+    nodes = tuple(path.nodes)
+    if not nodes or len(nodes) > DEPTH_MAX or 0 in nodes or len(set(nodes)) < len(nodes):
+        raise NewsError("peer_malformed")
+    # By another law than ours nobody knows who may know: here it is of use all the same, and the world is not told.
+    nobody: frozenset[str] = frozenset()
+    audience = (frozenset(path.regions) if path.restricted else None) if same_law else nobody
+    return Cached(path.replica, nodes, audience)
+
+
+def load_to_wire(replica: str, load: PeerLoad) -> peers_pb2.ReplicaLoad:
+    """What we have under way at a replica."""
+    return peers_pb2.ReplicaLoad(
+        replica=replica,
+        address=load.address,
+        known=load.known,
+        in_flight=load.in_flight,
+        prefill_tokens=load.prefill_tokens,
+        kv_tokens=load.kv_tokens,
+        taken=load.taken,
+    )
+
+
+def cached_to_wire(entry: Cached) -> peers_pb2.CachedPath:
+    """What a replica began to serve."""
+    regions = sorted(entry.audience) if entry.audience is not None else ()
+    return peers_pb2.CachedPath(
+        replica=entry.replica, nodes=entry.chain, restricted=entry.audience is not None, regions=regions
+    )

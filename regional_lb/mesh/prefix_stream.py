@@ -1,0 +1,166 @@
+"""Tells a global balancer what this region's caches hold: a snapshot in slices, then what changes, at once or, where
+much does, together with what changes in the 20 ms after.
+
+A stream is an iterator of what to send and of how long to pause before it goes on. Invariants: nothing the law keeps
+from the asker's region is sent, as it comes or as it goes, nor anything by another law than the asker's; between two
+waits no more is done than one slice takes; what a reader is sent is bounded in rate, and one that falls behind the
+journal begins anew. Never decides, never awaits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from farhop_wire import region_pb2
+
+from farhop.balance.prefix.journal import Cleared, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from farhop.balance.prefix.journal import Evicted
+    from regional_lb.scheduler.flow import RegionalFlow
+
+    Steps = Generator[region_pb2.PrefixDelta | "Pause", None, None]  # send this; or do nothing for a while
+
+NODES_PER_S = 50_000  # to each reader: 0.4 MB/s
+BATCH_S = 0.02
+LOOK_S = 0.05
+SLICE_NODES = 2000
+SWEEP_NODES = 1000
+REST_S = 60.0  # after the last reader has left, its way back in is kept open for this long
+
+
+class Pause(NamedTuple):
+    """So many seconds; with `wakes` only until the journal has another entry (`PrefixTeller.wakes`). 0: others may
+    run, no more."""
+
+    seconds: float
+    wakes: bool = False
+
+
+class PrefixTeller:
+    """The streams of one regional balancer. `nodes_per_s` bounds each of them; a second's worth may go at once."""
+
+    def __init__(
+        self, instance: str, flow: RegionalFlow, clock: Callable[[], float], incarnation: int, nodes_per_s: int
+    ) -> None:
+        self._instance, self._flow, self._clock = instance, flow, clock
+        self._incarnation, self._nodes_per_s = incarnation, nodes_per_s
+        self._journal = flow.journal
+        self._snapshots = 0
+        self._left_at: float | None = None
+        self.readers = 0
+
+    def _under(self, request: region_pb2.PrefixesRequest) -> bool:
+        return self._flow.law.epoch == request.law_epoch
+
+    def _delta(self, **fields: Any) -> region_pb2.PrefixDelta:
+        return region_pb2.PrefixDelta(instance=self._instance, incarnation=self._incarnation, **fields)
+
+    def knows(self, region: str) -> bool:
+        """Whether the world has this region."""
+        nobody = self._flow.law.verdict("", "")  # a verdict parts all regions, whomever it is about
+        return region in nobody.excluded or region in nobody.lawful
+
+    @property
+    def wakes(self) -> dict[Callable[[], None], None]:
+        """Who is to be called at every entry of the journal."""
+        return self._journal.wakes
+
+    def tidy(self) -> None:
+        """Now and then: after a while without a reader nothing is kept for those that may come back."""
+        if not self.readers and self._left_at is not None and self._clock() - self._left_at >= REST_S:
+            self._left_at = None
+            self._journal.rest()
+
+    def tell(self, request: region_pb2.PrefixesRequest) -> Steps:
+        """Deltas go on from `known_seq` where the journal still reaches it, else a snapshot comes first. Nothing is
+        told before our law is the asker's, and it ends when ours is a later one: the asker asks again, by what it has
+        heard by then. Close it when the reader is gone."""
+        self.readers += 1
+        self._journal.listen()
+        try:
+            same = request.known_incarnation == self._incarnation
+            stream = _Stream(self, request.region, request.known_seq if same else None)
+            while self._flow.law.epoch < request.law_epoch:
+                yield Pause(LOOK_S)
+            if self._under(request) and same and self._journal.reaches(request.known_seq):
+                yield self._delta(seq=request.known_seq, after=request.known_seq)  # so that it knows at once
+            while self._under(request):
+                told = False
+                for step in stream.news():
+                    if not self._under(request):
+                        return
+                    told = True
+                    yield step
+                # Who asks the next turn of a conversation may do so in a moment: it is told now what the last one left.
+                yield Pause(BATCH_S) if told else Pause(LOOK_S, wakes=True)
+        finally:
+            self.readers -= 1
+            self._left_at = self._clock()
+
+
+class _Stream:
+    """One reader: `_told` is what it was sent, `_at` what was looked at for it."""
+
+    def __init__(self, teller: PrefixTeller, region: str, known_seq: int | None) -> None:
+        self._teller, self._region = teller, region
+        self._journal, self._clock = teller._journal, teller._clock
+        self._told = self._at = known_seq if known_seq is not None else -1
+        self._allowed, self._allowed_at = float(teller._nodes_per_s), teller._clock()
+
+    def news(self) -> Steps:
+        """All that is new by now."""
+        journal = self._journal
+        while True:
+            journal.under(self._teller._flow.law.epoch)
+            # What a cleared replica held is told even if nothing else happens.
+            self._teller._flow.trie.sweep(SWEEP_NODES)
+            if not journal.reaches(self._at):
+                yield from self._snapshot()
+                continue  # the journal may have run past it meanwhile
+            if self._at == journal.seq:
+                return
+            self._at, changes, n_nodes = journal.read(self._at, self._region, SLICE_NODES)
+            if changes:
+                yield self._teller._delta(after=self._told, seq=self._at, changes=[_wire(change) for change in changes])
+                self._told = self._at
+            yield Pause(self._pace(n_nodes))
+
+    def _snapshot(self) -> Steps:
+        teller, journal = self._teller, self._journal
+        teller._snapshots += 1
+        snapshot_id, number = teller._snapshots, 0
+        self._at = self._told = journal.seq
+        before: list[Stored] | None = None
+        for paths in journal.snapshot(self._region, SLICE_NODES):
+            if before and paths:
+                yield self._slice(snapshot_id, number, before, last=False)
+                number += 1
+            yield Pause(self._pace(sum(len(path.nodes) for path in paths)))
+            before = paths or before
+        yield self._slice(snapshot_id, number, before or [], last=True)
+
+    def _slice(self, snapshot_id: int, number: int, paths: list[Stored], *, last: bool) -> region_pb2.PrefixDelta:
+        slice_ = region_pb2.PrefixSlice(snapshot_id=snapshot_id, slice=number, last=last, paths=map(_path, paths))
+        return self._teller._delta(seq=self._told, slice=slice_)
+
+    def _pace(self, n_nodes: int) -> float:
+        """Seconds until that many nodes may go."""
+        rate, now = self._teller._nodes_per_s, self._clock()
+        self._allowed = min(float(rate), self._allowed + (now - self._allowed_at) * rate) - n_nodes
+        self._allowed_at = now
+        return max(0.0, -self._allowed / rate)
+
+
+def _path(path: Stored) -> region_pb2.PrefixPath:
+    return region_pb2.PrefixPath(parent=path.parent, nodes=path.nodes)
+
+
+def _wire(change: Stored | Evicted | Cleared) -> region_pb2.PrefixChange:
+    if isinstance(change, Stored):
+        return region_pb2.PrefixChange(stored=_path(change))
+    if isinstance(change, Cleared):
+        return region_pb2.PrefixChange(cleared=region_pb2.PrefixCleared())
+    return region_pb2.PrefixChange(evicted=region_pb2.PrefixEvicted(nodes=change.nodes))

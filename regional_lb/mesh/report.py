@@ -1,0 +1,349 @@
+"""What this region tells the world: its capacity by model, to etcd under a lease and to every global balancer by gRPC.
+
+At most every 250 ms when something moved by 5 %, and at least every second. Over gRPC a change goes out within 100 ms.
+Invariants: `seq` only grows; a replica that several balancers of the region share is counted in the report of the one
+that owns it; queue, waits and what was accepted are this instance's own; `usable_share` and `used_share` are of all
+that it can send to, whoever owns it. A ping's answer also says which of the asker's attempts are here. Never reads a
+request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+from farhop_wire import region_pb2, region_pb2_grpc
+
+from farhop.balance.health.inquiry import ASKED_MAX
+from farhop.service.peer_authenticator import ANY_PEER
+from farhop.service.tasks import Tasks
+from farhop.store.contract import StoreError, report_key
+from farhop.store.documents.report import (
+    BASES_LIMIT,
+    RATE_LIMIT_MS,
+    TEXT_LIMIT,
+    USED_LIMIT,
+    WAIT_LIMIT_MS,
+    ModelReport,
+    RegionReport,
+    encode,
+    to_wire,
+)
+from farhop.store.hubs import told_of
+from regional_lb.fleet.table import TOTAL
+from regional_lb.mesh.prefix_stream import NODES_PER_S, Pause, PrefixTeller
+from regional_lb.scheduler import admission
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from farhop.service.lawbook import LawBook
+    from farhop.service.peer_authenticator import PeerAuthenticator
+    from farhop.store.contract import Publication, Store
+    from farhop.store.envelope import Signer
+    from regional_lb.fleet.table import Column
+    from regional_lb.scheduler.flow import RegionalFlow
+
+LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; presence is not liveness anyway
+LOOK_S = 0.05
+STORE_GAP_S = 0.25  # at most 4 a second into etcd
+LONGEST_GAP_S = 1.0
+CHANGE = 0.05
+UNKNOWN = -1  # in place of a time, as region.proto has it
+QUIET_LIMIT_S = 86_400.0
+LAST_WORD_S = 1.0  # how long a store may take to hear that we are going
+STREAMS_MAX = 256
+
+
+class Reporter(region_pb2_grpc.RegionServicer):
+    """Builds reports, publishes them, streams them, answers pings."""
+
+    def __init__(
+        self,
+        region: str,
+        instance: str,
+        addresses: tuple[str, str, str],
+        flow: RegionalFlow,
+        clock: Callable[[], float],
+        incarnation: int,
+        prefix_nodes_per_s: int = NODES_PER_S,
+        client_url: str = "",
+        quiet_s: Callable[[str, str], float | None] | None = None,
+        laws: LawBook | None = None,
+        peer_authenticator: PeerAuthenticator = ANY_PEER,
+        signer: Signer | None = None,
+    ) -> None:
+        """With a `signer`, what stands in etcd is sealed by it. `peer_authenticator` knows who asks over gRPC."""
+        self._quiet_s, self._laws, self._peer_authenticator, self._signer = quiet_s, laws, peer_authenticator, signer
+        self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
+        self._tier, self._control, self._admin = addresses
+        self._incarnation, self._client_url = incarnation, client_url
+        self._seq = 0
+        self._gpus_view, self._gpus = flow.view, dict[str, tuple[str, ...]]()
+        self.draining = False
+        self._changed = asyncio.Condition()
+        self._latest = self.build()
+        self._tasks = Tasks()
+        self._publication: Publication | None = None
+        self._streams = 0
+        self.prefixes = PrefixTeller(instance, flow, clock, incarnation, prefix_nodes_per_s)
+
+    # -- what is said
+
+    def build(self) -> RegionReport:
+        """A report of this moment."""
+        self._seq += 1
+        return RegionReport(
+            region=self._region,
+            instance=self._instance,
+            incarnation=self._incarnation,
+            seq=self._seq,
+            clock_ms=self._clock() * 1e3,
+            tier_address=self._tier,
+            control_address=self._control,
+            admin_address=self._admin,
+            draining=self.draining,
+            models=tuple(self._model(model) for model in sorted(self._flow.view.by_model)),
+            accepted_bytes=dict(self._flow.accepted_bytes),  # within ACCEPTED_LIMIT: the flow keeps no more
+            client_url=self._client_url,
+            law_epoch=self._flow.law.held_epoch,
+        )
+
+    def _model(self, model: str) -> ModelReport:
+        flow, now, estimate = self._flow, self._clock(), self._flow.wait_estimate
+        replicas = flow.view.by_model[model]
+        ready, queued = estimate.offered(model, now), estimate.queued(model)
+        owned, shares = estimate.owned(model, now), flow.shares
+        if len(ready):
+            least = int(ready.tpot_ms.argmin())
+            prefill_ms, tpot_ms = float(np.minimum.reduce(ready.prefill_ms_per_token)), ready.tpot_ms.item(least)
+            batch_interference_ms = ready.batch_interference_ms.item(least)
+        else:
+            prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
+            tpot_ms, batch_interference_ms = min(flow.speeds[name].tpot_ms for name in replicas), 0.0
+        bases = flow.law.lineage.get(model, frozenset())
+        left = admission.headroom(owned, flow.config.foreign.reserve_share)
+        return ModelReport(
+            model=model,
+            replicas_ready=len(owned),
+            replicas_total=len(replicas) if shares is None else sum(map(shares.owns, replicas)),
+            slots_total=int(TOTAL(owned.slots)),
+            slots_free=_left(owned.slots, owned.in_flight),
+            kv_tokens_total=int(TOTAL(owned.kv_tokens)),
+            kv_tokens_free=_left(owned.kv_tokens, owned.kv_taken_tokens),
+            in_flight=int(TOTAL(owned.in_flight)),
+            queued_requests=queued,
+            queued_tokens=int(flow.queue.tokens),
+            wait_ms=min(estimate.wait_ms(model, now), WAIT_LIMIT_MS),
+            prefill_ms_per_token=min(RATE_LIMIT_MS, prefill_ms),
+            tpot_ms=min(RATE_LIMIT_MS, tpot_ms),
+            bytes_per_token=flow.estimates.bytes_per_token(model),
+            usable_share=len(ready) / len(replicas),
+            headroom_foreign_tokens=int(left.kv_tokens * estimate.open_share(model, now)) if left.slots else 0,
+            batch_interference_ms=min(RATE_LIMIT_MS, batch_interference_ms),
+            used_share=min(estimate.used_share(model, now), USED_LIMIT),
+            gpu_types=self._gpus_of(model),
+            bases=tuple(sorted(bases)[:BASES_LIMIT]) if bases else (),
+            base_unknown=bases is None,
+        )
+
+    def _gpus_of(self, model: str) -> tuple[str, ...]:
+        """The kinds of GPU that serve the model, found out once for each view: 20 reports a second are built."""
+        view = self._flow.view
+        if view is not self._gpus_view:
+            self._gpus_view, self._gpus = view, {}
+        if model not in self._gpus:
+            replicas = (view.replicas[name] for name in view.by_model[model])
+            self._gpus[model] = tuple(sorted({replica.gpu for replica in replicas if replica.gpu}))
+        return self._gpus[model]
+
+    # -- to the world
+
+    def published(self, hub: str) -> dict[str, str | None]:
+        """By hub, why our report does not stand there; None where it does. A single one goes by the name `hub`."""
+        return told_of(self._publication, hub)
+
+    def hold(self) -> None:
+        """Whoever asks before we are open is told that nothing is taken yet."""
+        self.draining = True
+        self._latest = self.build()
+
+    async def open(self, store: Store) -> None:
+        """Publish from now on."""
+        self.draining = False
+        await self._tell(self.build())
+        key = report_key(self._region, self._instance)
+        stored = self._latest
+        self._publication = await store.publish(key, self._document(stored), LEASE_S)
+        self._tasks.start(self._look(), "look for changes to report")
+        self._tasks.start(self._store(self._publication, stored.seq), "report to the store")
+
+    def _document(self, report: RegionReport) -> bytes:
+        """As it stands in etcd. To sign takes some 50 us, at most four times a second."""
+        document = encode(report)
+        return (
+            document if self._signer is None else self._signer.seal(report_key(self._region, self._instance), document)
+        )
+
+    async def _look(self) -> None:
+        told_at = self._clock()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.prefixes.tidy()
+            now = self._clock()
+            fresh = self.build()
+            # A look early rather than late: the gap is then never longer than it is allowed to be.
+            if moved(self._latest, fresh) or now - told_at >= LONGEST_GAP_S - LOOK_S:
+                told_at = now
+                await self._tell(fresh)
+            else:
+                self._seq -= 1  # not told to anybody: the number is free again
+
+    async def _tell(self, report: RegionReport) -> None:
+        self._latest = report
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _store(self, publication: Publication, stored: int) -> None:
+        """Its own task: a store that hangs must not hold up what goes out over gRPC."""
+        while True:
+            await asyncio.sleep(STORE_GAP_S)
+            async with self._changed:
+                while self._latest.seq == stored:
+                    await self._changed.wait()
+                latest = self._latest
+            stored = latest.seq
+            await publication.update(self._document(latest))
+
+    async def withdraw(self) -> None:
+        """Say on both paths that nothing more is taken, then take the report away."""
+        self.draining = True
+        await self._tasks.close()
+        await self._tell(self.build())
+        if self._publication is not None:
+            with contextlib.suppress(TimeoutError, StoreError):  # then its lease ends it
+                async with asyncio.timeout(LAST_WORD_S):
+                    await self._publication.update(self._document(self._latest))
+            await self._publication.withdraw()
+
+    # -- over gRPC
+
+    async def Ping(  # noqa: N802 - the service's name for it
+        self, request: region_pb2.PingRequest, context: Any
+    ) -> region_pb2.PingReply:
+        """Our clock, at once, and what is known of the attempts asked about."""
+        peer, asker = await self._peer_authenticator.proven(context), request.balancer
+        own = peer is None or (peer.tier, peer.region) == ("global", asker.partition("/")[0])  # others' are nobody's
+        return region_pb2.PingReply(
+            nonce=request.nonce,
+            clock_ms=self._clock() * 1e3,
+            incarnation=self._incarnation,
+            quiet_ms=self.quiet_ms(asker, request.attempts) if own else [],
+        )
+
+    def quiet_ms(self, balancer: str, attempts: Sequence[str]) -> list[int]:
+        """Of each attempt of this balancer, ms since something of it was heard of; UNKNOWN of one that is not here.
+
+        [] where more are asked about than may be, or nobody here can tell.
+        """
+        if self._quiet_s is None or len(attempts) > ASKED_MAX:
+            return []
+        known = (self._quiet_s(balancer, attempt) for attempt in attempts)
+        return [UNKNOWN if s is None else int(1e3 * min(max(s, 0.0), QUIET_LIMIT_S)) for s in known]
+
+    async def Law(  # noqa: N802 - the service's name for it
+        self, request: region_pb2.LawExchange, context: Any
+    ) -> region_pb2.LawExchange:
+        """Our law for theirs, whichever is later."""
+        if self._laws is None or len(request.sender) > TEXT_LIMIT or not request.sender.isprintable():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sender: a printable name, at most 256 characters")
+        assert self._laws is not None
+        proven = await self._peer_authenticator.proven(context) is not None
+        told = await self._laws.exchanged(request.epoch, request.document, request.sender, proven=proven)
+        return region_pb2.LawExchange(sender=self._instance, epoch=told[0], document=told[1])
+
+    async def Prefixes(  # noqa: N802 - the service's name for it
+        self, request: region_pb2.PrefixesRequest, context: Any
+    ) -> AsyncIterator[region_pb2.PrefixDelta]:
+        """What the caches hold, and every change of it, as far as the asker may know."""
+        await self._peer_authenticator.proven(context, "global", request.region)
+        if self.prefixes.readers >= STREAMS_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
+        if not self.prefixes.knows(request.region):
+            # Nobody's law lets a hint go where the world has no region.
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: not in this region's topology; compare both")
+        news = asyncio.Event()
+        self.prefixes.wakes[news.set] = None
+        try:
+            with contextlib.closing(self.prefixes.tell(request)) as steps:
+                for step in steps:
+                    if not isinstance(step, Pause):
+                        yield step
+                    elif not step.wakes:
+                        await asyncio.sleep(step.seconds)
+                    else:
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(step.seconds):
+                                await news.wait()
+                    news.clear()
+        finally:
+            self.prefixes.wakes.pop(news.set, None)
+
+    async def Reports(  # noqa: N802 - the service's name for it
+        self, _request: region_pb2.ReportsRequest, context: Any
+    ) -> AsyncIterator[region_pb2.Report]:
+        """The latest report, and every one after it. A slow reader skips some: each is whole."""
+        await self._peer_authenticator.proven(context, "global")
+        if self._streams >= STREAMS_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
+        self._streams += 1
+        try:
+            seen = 0
+            while True:
+                async with self._changed:
+                    while self._latest.seq == seen:
+                        await self._changed.wait()
+                    latest = self._latest
+                seen = latest.seq
+                yield to_wire(latest)
+        finally:
+            self._streams -= 1
+
+
+def _left(total: Column, taken: Column) -> int:
+    return int(TOTAL(np.maximum(total - taken, 0.0)))
+
+
+def moved(old: RegionReport, new: RegionReport) -> bool:
+    """Whether something in it changed by 5 % or more, or a yes became a no."""
+    if (old.draining, old.law_epoch) != (new.draining, new.law_epoch):
+        return True
+    if len(old.models) != len(new.models) or old.accepted_bytes != new.accepted_bytes:
+        return True
+    return any(_model_moved(a, b) for a, b in zip(old.models, new.models, strict=True))
+
+
+def _model_moved(old: ModelReport, new: ModelReport) -> bool:
+    if (old.model, old.replicas_ready, old.replicas_total) != (new.model, new.replicas_ready, new.replicas_total):
+        return True
+    if (old.bases, old.base_unknown) != (new.bases, new.base_unknown):
+        return True
+    return any(
+        abs(a - b) >= CHANGE * max(abs(a), abs(b), 1.0)
+        for a, b in (
+            (old.wait_ms, new.wait_ms),
+            (old.slots_free, new.slots_free),
+            (old.kv_tokens_free, new.kv_tokens_free),
+            (old.queued_tokens, new.queued_tokens),
+            (old.used_share, new.used_share),
+            (float(old.usable_share > 0), float(new.usable_share > 0)),
+            # From none to some or back: the amount is that of the KV cache.
+            (float(old.headroom_foreign_tokens > 0), float(new.headroom_foreign_tokens > 0)),
+            (old.prefill_ms_per_token * 1e3, new.prefill_ms_per_token * 1e3),
+            (old.tpot_ms, new.tpot_ms),
+            (old.bytes_per_token, new.bytes_per_token),
+        )
+    )

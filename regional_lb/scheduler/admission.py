@@ -1,0 +1,128 @@
+"""Whether a request may enter this region at all: the law once more, the model, the time left.
+
+The law is this region's own copy; with the hop token's set the intersection holds. Work from other regions is served
+only beside a reserve for this region's own, however it came. Sent on a promise, it could go elsewhere: it enters only
+if it fits beside the whole reserve and the promise can be kept. Without one nobody else would take it: it may wait, and
+the reserve that it is then kept from is the smaller one configured for that. Never fails open: what is unknown is
+refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Self
+
+import msgspec
+import numpy as np
+from pydantic import Field, model_validator
+
+from farhop.balance import outcome
+from farhop.config import Part, Share
+from regional_lb.fleet.table import TOTAL
+from topology.law import Scope
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
+    from regional_lb.fleet.table import Table
+    from regional_lb.fleet.view import View
+    from topology.law import Law, Verdict
+
+_HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
+
+
+class ForeignConfig(Part):
+    """Work from other regions. `reserve_share` of slots and KV tokens is kept for own work when a request comes that
+    other regions could take, and `last_resort_reserve_share` from those that wait here or that nobody else would take.
+    A promised time to first token is broken beyond factor * it + slack."""
+
+    reserve_share: Share = 0.1
+    last_resort_reserve_share: Share = 0.05
+    promise_factor: Annotated[float, Field(ge=1, le=1000)] = 2.0
+    promise_slack_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 500.0
+
+    @model_validator(mode="after")
+    def _last_resort_is_a_part(self) -> Self:
+        if self.last_resort_reserve_share > self.reserve_share:
+            raise ValueError(
+                f"last_resort_reserve_share {self.last_resort_reserve_share:g} is above reserve_share "
+                f"{self.reserve_share:g}: set it to that or less, 0 to keep nothing from the last resort"
+            )
+        return self
+
+
+class Headroom(msgspec.Struct, frozen=True):
+    """What replicas have left beside the reserve, and whether any of them is idle."""
+
+    slots: int
+    kv_tokens: float
+    idle: bool
+
+    def takes(self, kv_tokens: float) -> bool:
+        """Whether a foreign request that would take so much of the cache fits beside the reserve. An idle engine takes
+        anything, as for own work: what it can never hold it refuses itself."""
+        return self.slots >= 1 and (kv_tokens <= self.kv_tokens or self.idle)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a request does not enter."""
+
+    outcome: Outcome
+    detail: str
+
+
+def hints(request: Request, law: Law) -> Verdict:
+    """Where a trace of the request's prefix may be known."""
+    return law.verdict(request.tenant, request.model, _HINTS, request.narrow, request.key)
+
+
+def unlawful(request: Request, region: str, law: Law) -> Refusal | None:
+    """Why the law keeps the request out of here; None if it does not. The token's law and ours each may."""
+    if request.lawful is not None and region not in request.lawful:
+        return Refusal(outcome.UNLAWFUL_HERE, f"the hop token does not allow region {region}")
+    clause = law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key).why_not(region)
+    if clause is not None:
+        return Refusal(outcome.UNLAWFUL_HERE, f"region {region}: {clause}")
+    return None
+
+
+def refusal(request: Request, region: str, law: Law, view: View, now: float) -> Refusal | None:
+    """Why the request may not enter, or not stay; None if it may. Asked at arrival and before every attempt."""
+    refused = unlawful(request, region, law)
+    if refused is not None:
+        return refused
+    if request.model not in view.by_model:
+        return Refusal(outcome.MODEL_NOT_HERE, f"no replica in region {region} serves this model")
+    if now >= request.deadline:
+        return Refusal(outcome.DEADLINE, "the request's deadline passed")
+    return None
+
+
+def headroom(table: Table, reserve_share: float) -> Headroom:
+    """What these healthy replicas have left for work from other regions. Of few slots, less than one is reserved."""
+    in_flight = table.in_flight
+    free = int(TOTAL(np.maximum(table.slots - in_flight, 0.0)))
+    kv_tokens = float(TOTAL(table.kv_tokens))
+    kv_left = (1.0 - reserve_share) * kv_tokens - float(TOTAL(np.minimum(table.kv_taken_tokens, table.kv_tokens)))
+    slots = max(0, free - int(reserve_share * float(TOTAL(table.slots))))
+    return Headroom(slots, max(0.0, kv_left), idle=not np.logical_and.reduce(in_flight))
+
+
+def is_foreign(request: Request, region: str) -> bool:
+    """Whether it comes from another region."""
+    return request.entry_region not in ("", region)
+
+
+def foreign_refusal(
+    promised_ms: float, kv_tokens: float, left: Headroom, expected_ttft_ms: float, terms: ForeignConfig
+) -> Refusal | None:
+    """Why a foreign request that others could take may not enter; None if it may. `kv_tokens`: what it would take of
+    the cache.
+
+    That others wait here is no reason: it is sent where it is expected to wait least, that being counted.
+    """
+    if not left.takes(kv_tokens):
+        return Refusal(outcome.FOREIGN_FULL, "what is free is kept for this region's own requests")
+    if expected_ttft_ms > terms.promise_factor * promised_ms + terms.promise_slack_ms:
+        detail = f"its first token would take {expected_ttft_ms:.0f} ms, and {promised_ms:.0f} ms were promised"
+        return Refusal(outcome.BROKEN_PROMISE, detail)
+    return None

@@ -1,0 +1,633 @@
+"""The regional tier's machine: admission -> queue -> policy -> pick, and what follows when things break.
+
+Reads from top to bottom: the events of a request, the events of the world around it, dispatch (to a replica or into
+the queue, and out of it), retries, and what finished requests teach.
+
+Invariants: a request holds at most one reservation, from its Forward until its attempt is over, beside that of its
+prefill half (regional_lb.scheduler.pairs); it is in the queue or holds a reservation or is being concluded, never two
+of them; every request that arrives is concluded exactly once, by an Answer, by its attempt's end or by its client
+leaving; nothing is forwarded that is not lawful here at that moment. Never awaits, never opens anything, never sees a
+body.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from farhop.balance import machine, outcome, retry
+from farhop.balance.estimate.estimates import Estimates
+from farhop.balance.health.replica import HealthConfig
+from farhop.balance.health.suspects import BROKE_OFF, Suspects
+from farhop.balance.ledger import Reservation
+from farhop.balance.outcome import Source
+from farhop.balance.prefix import chain
+from regional_lb.fleet.fleet import Fleet
+from regional_lb.fleet.kv_events import TOKEN_BYTES
+from regional_lb.fleet.shares import Shares
+from regional_lb.fleet.view import ViewSwapped, model_of
+from regional_lb.scheduler import admission
+from regional_lb.scheduler.pairs import Pairs
+from regional_lb.scheduler.policy import Policies, PoliciesChanged
+from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
+from regional_lb.scheduler.request_state import RequestState
+from regional_lb.scheduler.split import Splits, SplitsChanged
+from regional_lb.scheduler.wait_estimate import WaitEstimate
+from topology.law import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from farhop.balance.machine import Answer, Command, Event, Usage
+    from farhop.balance.outcome import Outcome
+    from regional_lb.fleet.table import Subset, Table
+    from regional_lb.scheduler.pick import Scored
+    from topology.law import Law
+
+    AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
+
+
+ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
+SAID_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
+
+K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
+CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
+# Answers take their room token by token: those under way have half of theirs in the mean, and hardly ever all at once
+# much more. With the whole of it set aside a fleet is full at 70 % of its cache; with 0.6 of it caches lose their
+# prefixes, and engines queue.
+GROWN_SHARE = 0.75
+RETRY_AFTER_S = 1.0
+_GAVE_UP = {
+    outcome.WHOLE_ANSWER_TIMEOUT: "no answer within this region's limit for one in one piece: ask for a stream, or less"
+}
+
+
+class FlowConfig(msgspec.Struct, frozen=True):
+    """Bounds of one region's balancer. `instance` is its name among those with whom it shares replicas; "": alone."""
+
+    region: str
+    instance: str = ""
+    queue: QueueConfig = QueueConfig()
+    health: HealthConfig = HealthConfig()
+    foreign: admission.ForeignConfig = admission.ForeignConfig()
+
+
+class RegionalFlow:
+    """See the module's head. `weight_of` gives a tenant's share of its band."""
+
+    def __init__(
+        self,
+        config: FlowConfig,
+        law: Law,
+        rng: Random,
+        weight_of: Callable[[str], float],
+        policies: Policies | None = None,
+        splits: Splits | None = None,
+    ) -> None:
+        self.config, self.law, self._rng, self._weight_of = config, law, rng, weight_of
+        self.policies, self.splits = policies or Policies(), splits or Splits()
+        self.estimates = Estimates()
+        self.shares = Shares(config.instance) if config.instance else None
+        self._fleet = Fleet(config.health, self.estimates, self.shares)
+        self.view, self.health = self._fleet.view, self._fleet.health
+        self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
+        self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
+        self.blocks, self.adapters = self._fleet.blocks, self._fleet.adapters
+        self.queue = RequestQueue(config.queue.requests_max, config.queue.tokens_max, config.queue.starvation_s)
+        self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law), rng)
+        self.wait_estimate = WaitEstimate(
+            config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng
+        )
+        self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
+        self.predicted_tokens = self.actual_tokens = 0.0
+        self._budget, self._suspects = retry.RetryBudget(), Suspects()
+        self._requests: dict[str, RequestState] = {}
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
+            machine.RequestArrived: self._arrived,
+            machine.AttemptBegan: self._began,
+            machine.AttemptEnded: self._ended,
+            machine.AttemptFailed: self._failed,
+            machine.AttemptRefused: self._failed,  # an engine is no tier; should one say so, it did not answer
+            machine.PrefillEnded: self._prefill_ended,
+            machine.PrefillFailed: self._prefill_failed,
+            machine.ClientLeft: self._client_left,
+            machine.TimerFired: self._timer_fired,
+            machine.LawChanged: self._law_changed,
+            ViewSwapped: self._view_swapped,
+            PoliciesChanged: self._policies_changed,
+            SplitsChanged: self._splits_changed,
+            **dict.fromkeys(self._fleet.event_types, self._fleet_changed),
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """One event in, commands out."""
+        if now >= self.speeds.due:
+            self._fleet.age(now)
+        return self._handlers[type(event)](event, now)
+
+    @property
+    def miscounts(self) -> int:
+        """Prompts of which an engine counted other tokens than the tokenizer here."""
+        return self._fleet.mirror.miscounts
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are neither answered nor given up."""
+        return len(self._requests)
+
+    # -- a request's edges
+
+    def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
+        request = event.request
+        if request.issuer:
+            self._accepted(request.issuer, request.prompt_bytes)
+        if request.id in self._requests:
+            return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
+        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
+        if refusal is not None:
+            return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
+        state = self._requests[request.id] = RequestState(
+            request,
+            self.wait_estimate.need_of(request),
+            request.model,
+            admission.is_foreign(request, self.config.region),
+        )
+        self._budget.began()
+        if (suspected := self._suspected(state, now)) is not None:
+            return [suspected]
+        if self.splits.by_model:
+            self._assign(state)
+        turned = self.wait_estimate.turned_away(request, state.need, now, state.line)
+        if turned is not None:
+            return [self._refuse(state, turned.outcome, turned.detail, now)]
+        placed = self._place(state, now) if self.queue.waiting(state.line) == 0 else []
+        return placed or self._hold(state, now)
+
+    def _accepted(self, issuer: str, prompt_bytes: int) -> None:
+        """Whatever becomes of it: the sender reckons with everything that reached us
+        (farhop.balance.estimate.unacknowledged).
+
+        Of too many senders the one not heard of for the longest is forgotten: it has nothing on its way to us.
+        """
+        known = self.accepted_bytes
+        known[issuer] = known.pop(issuer, 0.0) + prompt_bytes
+        if len(known) > ISSUERS_MAX:
+            del known[next(iter(known))]
+
+    def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
+        state = self._under_way(event)
+        if state is None or state.started:
+            return []
+        state.started = True
+        self.ledger.began(event.id)
+        self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
+        if event.status < 400:
+            if state.replica not in self.view.bound:  # what that took over it does not keep for the next
+                self._fleet.caches(state.replica, state.request.chain, admission.hints(state.request, self.law))
+            if state.pick is not None:
+                state.pick.policy.answered(state.replica, (now - state.forwarded_at) * 1e3, now)
+            chosen = state.chosen if state.request.stream else None
+            if chosen is not None:
+                state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
+                ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
+                if chosen.delay_ms:
+                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
+                else:
+                    sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
+                    self._fleet.prefilled(state.replica, elapsed_ms, ahead_tokens, now, sure=sure)
+        return self._fill(state.replica, now)
+
+    def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
+        state = self._under_way(event)
+        if state is None:
+            return []
+        held = self.ledger.held(event.id)
+        if event.usage is not None:
+            self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
+        self._over(state)
+        if self._suspects:
+            self._suspects.answered((state.request.tenant, state.request.body_hash))
+        if event.fault is not None:
+            began_well = event.status < 500
+            self._fleet.broke(state.replica, event.fault, now, began_well=began_well, sent_at=state.forwarded_at)
+        if event.fault is not None or event.status >= 500:
+            self._fleet.lingers(held, state.forwarded_at, now)
+        if event.status < 400:
+            lacks = event.usage is not None and self._learn(state, event.usage, now)
+            chain = event.chain if self._keeps(state, event) else state.request.chain if lacks else ()
+            if chain:
+                self._fleet.caches(state.replica, chain, admission.hints(state.request, self.law))
+        return self._fill(state.replica, now)
+
+    def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:
+        state = self._under_way(event)
+        if state is None:
+            return []
+        failed = state.replica
+        self._fleet.failed(failed, event.outcome, now, state.forwarded_at)
+        self._broke_off(state, event.outcome, now)
+        held = self.ledger.held(event.id)
+        if state.started:
+            self._over(state)
+            self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
+            broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
+            return [broken, *self._fill(failed, now)]
+        self._pairs.give_back(state)
+        self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
+        state.replica = ""
+        return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
+
+    def _prefill_ended(self, event: machine.PrefillEnded, now: float) -> list[Command]:
+        state = self._under_way(event)
+        if state is None or not state.prefiller:
+            return []
+        freed = state.prefiller
+        self._pairs.ended(state, now)
+        return self._fill(freed, now)
+
+    def _prefill_failed(self, event: machine.PrefillFailed, now: float) -> list[Command]:
+        state = self._under_way(event)
+        if state is None or not state.prefiller:
+            return []
+        freed, failed = state.replica, self._pairs.failed(state, event.outcome, now)
+        if state.started:
+            return self._fill(failed, now)
+        self._pairs.give_back(state)
+        if freed in self.view.bound and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
+            state.tried += (freed,)  # each waits for the other: either may be the one that is stuck
+        state.replica = ""
+        again = self._again(state, now) if state.whole else self._elsewhere(state, failed, event.outcome, now)
+        return [*again, *self._fill(freed, now)]
+
+    def _client_left(self, event: machine.ClientLeft, now: float) -> list[Command]:
+        state = self._requests.get(event.id)
+        if state is None:
+            return []
+        self._over(state)
+        return self._fill(state.replica, now)
+
+    def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
+        state = self._requests.get(event.id)
+        if state is None:
+            return []
+        if now < state.due:
+            return [machine.SetTimer(event.id, state.due)]  # timers may fire a little early
+        if now >= state.request.deadline:
+            answer = self._refuse(state, outcome.DEADLINE, "the request's deadline passed", now)
+            return [answer, *self._fill(state.replica, now)]
+        if not state.replica:
+            return self._last_call(state, now)
+        # An answer in one piece does not show when its prefill was over: it is over when it was due.
+        self.ledger.began(event.id)
+        return [self._timer(state, state.request.deadline), *self._fill(state.replica, now)]
+
+    def _under_way(self, event: AttemptEvent | machine.PrefillEnded | machine.PrefillFailed) -> RequestState | None:
+        """The request if this very attempt of it is under way: what is said of an earlier one is no news."""
+        state = self._requests.get(event.id)
+        return state if state is not None and state.replica and state.attempts == event.attempt else None
+
+    # -- the world's edges
+
+    def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
+        """Who waits and may not stay is told at once; whom an engine has been sent stays there."""
+        if not event.law.supersedes(self.law):
+            return []
+        return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
+
+    def _go_by(self, law: Law, now: float) -> list[Command]:
+        before, self.law = self.law, law
+        if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
+            self.journal.under(law.epoch, widened=True)
+        else:
+            self._fleet.narrowed(law.epoch)
+        commands: list[Command] = []
+        for state in [state for state in self._requests.values() if not state.replica]:
+            refusal = admission.unlawful(state.request, self.config.region, self.law)
+            if refusal is not None:
+                commands.append(self._refuse(state, refusal.outcome, refusal.detail, now))
+        return commands + self._fill_all(now)
+
+    def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
+        self.view = self._fleet.adopt(event.view)
+        self.policies.adopt(self._fleet.whole.of.names)
+        law = self.law.knowing(self._fleet.lineages.of)
+        return self._fill_all(now) if law is self.law else self._go_by(law, now)
+
+    def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
+        self.policies.override(event.choices)
+        return self._fill_all(now)
+
+    def _splits_changed(self, event: SplitsChanged, now: float) -> list[Command]:
+        changed = self.splits.override(event.splits)
+        concerned = [state for state in self._requests.values() if state.request.model in changed]
+        for state in concerned:
+            self._assign(state)
+        self.queue.reline({state.request.id: state.line for state in concerned})
+        return self._fill_all(now)
+
+    def _assign(self, state: RequestState) -> None:
+        """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
+        state.assigned = assigned = self.wait_estimate.assign(state.request)
+        state.line = state.request.model if assigned is None else assigned.line
+        if state.need.line != state.line:
+            state.need = replace(state.need, line=state.line)
+
+    def _fleet_changed(self, event: Event, now: float) -> list[Command]:
+        replica = self._fleet.handle(event, now)
+        commands = self._given_up(now) if self._fleet.silent else []
+        return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
+
+    def _given_up(self, now: float) -> list[Command]:
+        """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
+        commands: list[Command] = []
+        silent, self._fleet.silent = self._fleet.silent, []
+        for state in list(self._requests.values()):
+            request, reason = state.request, outcome.FIRST_BYTE_TIMEOUT
+            asked = (state.prefiller or state.replica, state.replica if state.replica in self.view.bound else "")
+            lost = next((name for name in asked if name in silent), "")
+            if not lost or state.started or request.id not in self._requests:
+                continue
+            others = self.wait_estimate.serving(state.line, now, (state.replica, *state.tried))
+            halved = lost == state.prefiller
+            if not others and not halved:
+                continue  # it may yet answer
+            if retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+                broken = machine.PrefillFailed if halved else machine.AttemptFailed
+                cancel = machine.Cancel(request.id, state.attempts)
+                commands += [cancel, *self.handle(broken(request.id, state.attempts, reason), now)]
+        return commands
+
+    # -- dispatch: to a replica, or into the queue
+
+    def _timer(self, state: RequestState, at: float) -> Command:
+        state.due = at
+        return machine.SetTimer(state.request.id, at)
+
+    def _place(self, state: RequestState, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
+        """Forward the request if some replica but those `aside` has room, a foreign request beside the reserve; []
+        otherwise."""
+        request = state.request
+        if state.foreign and not self.wait_estimate.fits_foreign(state, now):
+            state.declined = False
+            return []
+        if state.tried and not self.wait_estimate.serving(state.line, now, state.tried):
+            state.tried = ()  # better the same replica again than none
+        choosy = state.held_at is None or now - state.held_at < CHOOSY_S
+        choice = self.wait_estimate.consider(
+            request, state.need, now, state.tried, aside, state.assigned, whole=state.whole, choosy=choosy
+        )
+        state.declined = choice is not None and choice.declined
+        if choice is None or choice.chosen is None:
+            return []
+        chosen = choice.chosen
+        if not self._fleet.admit(chosen.replica, now):
+            return []
+        half = self._pairs.begin(state, choice, now) if choice.prefill is not None else None
+        if half is None and chosen.replica in self.view.bound:
+            return []  # who was to prefill is on trial, and has one already
+        state.attempts += 1
+        state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
+        choice.policy.placed(chosen.replica, state.line, self._fleet.whole)
+        uncached = int(chosen.uncached_tokens)
+        self._fleet.adapters.sent(chosen.replica, request.model)
+        ttft_ms, marks = choice.prefill_ms, chain.marks(request.chain)
+        kv_tokens = self._own_tokens(state, chosen, marks) + int(GROWN_SHARE * state.need.output_tokens)
+        self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens, marks))
+        state.prefilled_at = now + ttft_ms / 1e3
+        address = self.view.replicas[chosen.replica].address
+        return [
+            self._timer(state, request.deadline if request.stream else min(request.deadline, state.prefilled_at)),
+            machine.Forward(request.id, state.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
+        ]
+
+    def _own_tokens(self, state: RequestState, chosen: Scored, marks: tuple[int, ...]) -> int:
+        """Of its prompt, what is in the replica's KV cache for its sake: a cached prefix cannot be evicted while it is
+        used, so a hit takes room as well, but for what somebody else there holds anyway."""
+        need = state.need
+        shared = chain.bytes_at(chain.marked_depth(self.ledger.shared(chosen.replica, marks))) / need.bytes_per_token
+        return int(max(chosen.uncached_tokens, need.prompt_tokens - shared))
+
+    def _hold(self, state: RequestState, now: float) -> list[Command]:
+        request, tokens = state.request, state.need.prompt_tokens
+        if self.wait_estimate.nobody_for(state, now):
+            return [self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now)]
+        self.queue.note(state.line, self.config.queue.standing_wait_s, now)
+        most_s = self._most_s(state, now) - request.waited_s
+        if most_s <= 0.0:
+            return self._last_call(state, now)
+        # By the longest wait there is: where the queue stands, those ahead are let go for their own sake, and who comes
+        # now is next sooner than their number says.
+        if self.wait_estimate.hopeless(state, self.config.queue.wait_s - request.waited_s, now):
+            return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
+        commands: list[Command] = []
+        if not self.queue.fits(tokens):
+            weight = self._weight_of(request.tenant)
+            victim = self.queue.victim(
+                request.priority, tokens, state.line, request.tenant, weight, foreign=state.foreign
+            )
+            if victim is None:
+                return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is full", now)]
+            detail = "the region's queue is full, and others go first"
+            commands.append(self._refuse(self._requests[victim.id], outcome.QUEUE_FULL, detail, now))
+        self.queue.settle(request.id, 0.0)  # a turn that came to nothing
+        self.queue.push(
+            request.id, state.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
+            state.need.output_tokens, waited_s=request.waited_s, foreign=state.foreign,
+        )  # fmt: skip
+        state.held_at = now if state.held_at is None else state.held_at
+        commands += [machine.Hold(request.id), self._timer(state, min(request.deadline, now + most_s))]
+        # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
+        return commands + self._fill_line(state.line, now) if self.queue.waiting(state.line) > 1 else commands
+
+    def _most_s(self, state: RequestState, now: float) -> float:
+        """How long a request may wait: less where its band's queue stands, and is no burst that will be worked off.
+
+        First come, first served, everybody would wait as long as anybody may, and all that is served be late. A queue
+        stands where the oldest has always been late (CoDel, RFC 8289), not where it merely was never empty: that it is
+        for long stretches at 0.9 of capacity, and nobody need be refused. Who is late already still goes before nobody.
+        What it waited in regions that let it go counts; where no queue stands it may wait that little once more.
+        """
+        config, waited_s = self.config, state.request.waited_s
+        stands = self.queue.stands_s(state.line, state.request.priority, now) > config.queue.stands_s
+        if not stands and not waited_s:
+            return config.queue.wait_s
+        return min(config.queue.wait_s, config.queue.standing_wait_s + (0.0 if stands else waited_s))
+
+    def _fill(self, replica: str, now: float) -> list[Command]:
+        """Give what was freed at a replica to those who wait for what it serves."""
+        if not len(self.queue) or replica not in self.view.replicas:
+            return []
+        serves = self.view.replicas[replica].models
+        return [c for line in self.queue.models() if model_of(line) in serves for c in self._fill_line(line, now)]
+
+    def _fill_all(self, now: float) -> list[Command]:
+        return [c for line in self.queue.models() for c in self._fill_line(line, now)]
+
+    def _fill_line(self, line: str, now: float) -> list[Command]:
+        """Let go as many as there is room for, or all of them if nobody is there to serve."""
+        commands: list[Command] = []
+        while waiting := self.queue.waiting(line):
+            self.queue.note(line, self.config.queue.standing_wait_s, now)
+            able = self.wait_estimate.serving(line, now)
+            if not able:
+                everybody = [self._requests[w.id] for w in self.queue.first(line, waiting)]
+                return commands + [
+                    self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now) for state in everybody
+                ]
+            # No room for the smallest request there is: there is no point in scoring.
+            released = self._release_one(line, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
+            if not released:
+                break
+            commands += released
+        return commands
+
+    def _release_one(self, line: str, able: Subset, now: float) -> list[Command]:
+        """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
+        table, starved = self._fleet.table(able), self.queue.starved(line, now)
+        aside: tuple[str, ...] = ()
+        if starved is not None:
+            if released := self._release(self._requests[starved.id], table, now, aside):
+                return released
+            aside = (able.names[int(table.kv_taken_tokens.argmin())],)
+        # What is free may be the reserve: then foreign requests, however many, do not stand before those it is for.
+        foreign = self.queue.foreign(line)
+        kept = bool(foreign) and self.wait_estimate.left_for_foreign(line, now).slots < 1
+        for own in (True,) if kept else (False, True) if foreign else (False,):
+            first = [self._requests[waiting.id] for waiting in self.queue.first(line, K_WAITING, own=own)]
+            for state in self.wait_estimate.in_turn(first, table, now):
+                if released := self._release(state, table, now, aside):
+                    return released
+        return []
+
+    def _release(self, state: RequestState, able: Table, now: float, aside: tuple[str, ...]) -> list[Command]:
+        """Forward one that waits, or refuse it if it may not go any more; [] if it must go on waiting."""
+        request = state.request
+        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
+        if refusal is not None:
+            return [self._refuse(state, refusal.outcome, refusal.detail, now)]
+        if self.wait_estimate.too_late(request, state.need, able, now):
+            return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
+        if self.queue.outlived(request.id, self._most_s(state, now), now):
+            return self._last_call(state, now)
+        placed = self._place(state, now, aside)
+        if placed:
+            self.queue.remove(request.id, served=True)
+        return placed
+
+    def _last_call(self, state: RequestState, now: float) -> list[Command]:
+        """It may wait no longer: whoever waited by choice takes who has room now."""
+        if state.declined:
+            state.held_at = -inf
+            placed = self._place(state, now)
+            if placed:
+                self.queue.remove(state.request.id, served=True)
+                return placed
+        return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
+
+    def _elsewhere(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
+        """After a failure before the first byte: another replica, within the retry rules, or an answer."""
+        if not retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+            return [self._refuse(state, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
+        if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
+            state.budgeted = self._budget.take()
+        state.transport_retries += reason.source is Source.TRANSPORT
+        state.tried += (failed,)
+        return self._again(state, now)
+
+    def _again(self, state: RequestState, now: float) -> list[Command]:
+        refusal = admission.refusal(state.request, self.config.region, self.law, self.view, now)
+        if refusal is not None:
+            return [self._refuse(state, refusal.outcome, refusal.detail, now)]
+        if (suspected := self._suspected(state, now)) is not None:
+            return [suspected]
+        return self._place(state, now) or self._hold(state, now)
+
+    # -- queries of death: what may have ended two replicas is not handed to a third (farhop.balance.health.suspects)
+
+    def _broke_off(self, state: RequestState, reason: Outcome, now: float) -> None:
+        """An attempt ended without an answer: it was under way, unless there was no connection."""
+        request = state.request
+        if request.body_hash and reason in BROKE_OFF:
+            body = (request.tenant, request.body_hash)
+            self._suspects.broke_off(body, (state.replica,), self._sampled_at((state.replica,)), now)
+
+    def _sampled_at(self, process: tuple[str, ...]) -> float:
+        """When a replica last told of itself."""
+        replica = self.view.replicas.get(process[0])
+        return replica.sample.at if replica is not None and replica.sample is not None else -inf
+
+    def _suspected(self, state: RequestState, now: float) -> Answer | None:
+        """The answer where two replicas are gone that it was under way at. Nobody waits here until that is sure: the
+        next scrapes show it, and the client may ask again then."""
+        request = state.request
+        if not request.body_hash or not self._suspects:
+            return None
+        verdict = self._suspects.verdict((request.tenant, request.body_hash), self._sampled_at, now)
+        if verdict is None:
+            return None
+        self._over(state)
+        detail = "this request was under way at two replicas when they ended; it is not sent to a third for a while"
+        return machine.Answer(request.id, outcome.ENDS_PROCESSES, detail, max(RETRY_AFTER_S, verdict.until - now))
+
+    def _refuse(self, state: RequestState, reason: Outcome, detail: str, now: float) -> Answer:
+        self._over(state)
+        if reason.source is Source.LAW:
+            return machine.Answer(state.request.id, reason, detail)
+        if reason is outcome.NO_REPLICA:
+            return machine.Answer(state.request.id, reason, detail, RETRY_AFTER_S)  # nobody knows how long
+        wait_ms = self.wait_estimate.wait_ms(state.line, now)
+        return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
+
+    def _nobody(self, state: RequestState, now: float) -> str:
+        """Why a request is refused where nobody is able."""
+        which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
+        if not self.wait_estimate.serving(state.line, now):
+            return f"no replica of {which} is healthy"
+        if state.whole:
+            return f"the replica that prefills for those of {which} refused it"
+        if state.request.divisible:
+            return f"no replica that prefills for those of {which} is healthy"
+        return f"no replica of {which} takes one with several prompts or answers, or that asks what its prompt was"
+
+    def _over(self, state: RequestState) -> None:
+        """Forget a request and give back all it held."""
+        request_id = state.request.id
+        del self._requests[request_id]
+        self.queue.remove(request_id, served=False)
+        self.queue.settle(request_id, None)
+        self._pairs.give_back(state)
+        self._budget.ended()
+        if state.budgeted:
+            self._budget.give()
+
+    # -- learning
+
+    def _keeps(self, state: RequestState, event: machine.AttemptEnded) -> bool:
+        """Whether the replica holds the answer behind its prompt, as it was heard and the next turn will bring it. If
+        it generated far more, it was thinking, and that stands between the two."""
+        if event.fault is not None or state.replica in self.view.bound or len(event.chain) <= len(state.request.chain):
+            return False
+        tokens = event.usage.completion_tokens if event.usage is not None else 0
+        return event.said_bytes >= SAID_SHARE * tokens * self.estimates.bytes_per_token(state.request.model)
+
+    def _learn(self, state: RequestState, usage: Usage, now: float) -> bool:
+        """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
+        request, lacks = state.request, False
+        self.estimates.age(now)
+        self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
+        decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
+        self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
+        chosen = state.chosen
+        if usage.cached_tokens is not None and chosen is not None and not state.paired:
+            self.predicted_tokens += chosen.hit_tokens
+            self.actual_tokens += usage.cached_tokens
+            lacks = not chosen.exact and self._fleet.mirror.overrated(
+                state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
+            )
+        if request.tokens is not None:
+            self._fleet.mirror.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
+        return lacks

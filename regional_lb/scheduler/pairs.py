@@ -1,0 +1,122 @@
+"""Prefill here, decode there: which replica computes a prompt for the one that answers, and what becomes of that half.
+
+Invariants: the prefill's reservation is held under a key of its own from the Forward until PrefillEnded or
+PrefillFailed, or until the request's attempt is over however, and is given back once; a pair teaches nobody anything
+about the half it did not do (a decode engine that fetched KV reports nearly all of the prompt as cached). Never chooses
+the replica that answers: that is the pick's. Where both are asked at once (SGLang) the first half may outlast the
+second's beginning, and its failure then is its own.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farhop.balance.ledger import Reservation
+from farhop.balance.machine import Prefill
+from farhop.balance.outcome import Source
+from regional_lb.scheduler.pick import Scored, uncached_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
+    from regional_lb.fleet.fleet import Fleet
+    from regional_lb.fleet.table import Hits, Table
+    from regional_lb.scheduler.pick import Known, Pick
+    from regional_lb.scheduler.policy import Need
+    from regional_lb.scheduler.request_state import RequestState
+    from topology.law import Verdict
+
+ROOM_BITS = 63  # as SGLang's router draws them
+
+# A shorter rest of a prompt is prefilled beside the decodes within a step or two; a pair costs a round trip and the
+# transfer of its KV.
+PAIR_MIN_TOKENS = 256
+
+
+def prefiller(need: Need, chosen: Scored, table: Table, hits: Hits, known: Known, now: float) -> Scored | None:
+    """As `soonest`; None as well if too little of the prompt is missing at the chosen one."""
+    return None if chosen.uncached_tokens <= PAIR_MIN_TOKENS else soonest(need, table, hits, known, now)
+
+
+def soonest(need: Need, table: Table, hits: Hits, known: Known, now: float) -> Scored | None:
+    """Of these healthy prefill replicas with room the one that would be done first, None if there is none."""
+    if not len(table):
+        return None
+    uncached = uncached_tokens(need, table, hits, known)
+    end_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    ready = np.where(table.room(uncached, 0.0, now), end_ms, np.inf)
+    best = int(ready.argmin())
+    if ready.item(best) == inf:
+        return None
+    left = uncached.item(best)
+    return Scored(
+        table.of.names[best], end_ms.item(best), need.prompt_tokens - left, left, table.backlog_tokens.item(best),
+        table.prefill_ms_per_token.item(best), table.tpot_ms.item(best),
+    )  # fmt: skip
+
+
+class Pairs:
+    """The halves under way. `state.prefiller` names the one of a request, "" if there is none. `hints` says where a
+    trace of a request's prefix may be known."""
+
+    def __init__(self, fleet: Fleet, hints: Callable[[Request], Verdict], rng: Random) -> None:
+        self._fleet, self._hints, self._rng = fleet, hints, rng
+
+    def begin(self, state: RequestState, choice: Pick, now: float) -> Prefill | None:
+        """Reserve what the pick wants computed elsewhere; None if nothing, or the replica may not take it now."""
+        half = choice.prefill
+        if half is None or not self._fleet.admit(half.replica, now):
+            choice.prefill = None
+            return None
+        tokens = int(half.uncached_tokens)
+        self._fleet.ledger.reserve(_key(state), Reservation(half.replica, tokens, tokens))
+        state.prefiller = half.replica
+        replica = self._fleet.view.replicas[half.replica]
+        if replica.handover == "vllm":
+            return Prefill(half.replica, replica.address)
+        return Prefill(half.replica, replica.address, replica.bootstrap_port, self._rng.getrandbits(ROOM_BITS))
+
+    def ended(self, state: RequestState, now: float) -> None:
+        """The prompt is computed: what follows is the decode replica's own time, if that has not begun before."""
+        name, half = state.prefiller, state.pick.prefill if state.pick is not None else None
+        self.over(state)
+        self._fleet.answered(name, 200, now, state.forwarded_at)
+        self._fleet.caches(name, state.request.chain, self._hints(state.request))
+        if half is not None:
+            elapsed_ms = (now - state.forwarded_at) * 1e3
+            self._fleet.computed(name, elapsed_ms, half.backlog_tokens + half.uncached_tokens, now)
+        if not state.started:
+            state.forwarded_at = state.prefilled_at = now
+
+    def failed(self, state: RequestState, reason: Outcome, now: float) -> str:
+        """It was not. Who failed; an engine that refused the request (4xx) did not, but is not asked again for it."""
+        name = state.prefiller
+        self.over(state)
+        if reason.source is Source.ENGINE:
+            self._fleet.answered(name, 400, now)
+            state.whole = True
+        else:
+            self._fleet.failed(name, reason, now, state.forwarded_at)
+        return name
+
+    def give_back(self, state: RequestState) -> None:
+        """Give back all that a request holds: its attempt is over, or it is."""
+        self._fleet.ledger.release(state.request.id)
+        if state.prefiller:
+            self.over(state)
+
+    def over(self, state: RequestState) -> None:
+        """Give back what the half under way holds, if there is one."""
+        if state.prefiller:
+            self._fleet.ledger.release(_key(state))
+            state.prefiller = ""
+
+
+def _key(state: RequestState) -> str:
+    return state.request.id + "/prefill"

@@ -1,0 +1,338 @@
+"""Which replica: filter (room), score, and let the policy choose among those with room; now and then, of those who
+may be as good as its choice, the one of whom least is known.
+
+Room is what makes late binding work: without it (`Table.room`) the request waits here, where it can still go to
+whichever replica frees first. Never reserves: the flow does, in the same breath.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import msgspec
+import numpy as np
+from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-up of its own
+
+from farhop.balance.prefix import chain
+from regional_lb.fleet.table import Rates
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from random import Random
+
+    from numpy.typing import NDArray
+
+    from regional_lb.fleet.table import Column, Hits, Rows, Table
+    from regional_lb.scheduler.policy import Need, Policy
+    from regional_lb.scheduler.split import Assigned
+
+_PART_MIN = 16
+_MASK = np.dtype(np.bool_)
+EXPLORED_SHARE = 0.05  # of the picks: those that look for somebody more doubtful among near ties
+_DOUBTS = 0.05  # by how much more doubtful that one must be: in an idle fleet all are, and there is nothing to find
+FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """A replica's score, in its policy's unit, and what is known of it for this request."""
+
+    replica: str
+    score: float
+    hit_tokens: float
+    uncached_tokens: float
+    backlog_tokens: float
+    prefill_ms_per_token: float
+    tpot_ms: float
+    exact: bool = False  # whether what it holds is its own word, not a guess
+    delay_ms: float = 0.0  # before its prefill can begin: an adapter is to be loaded
+
+
+class Known(NamedTuple):
+    """What replicas told of their caches themselves, for one prompt: tokens of it by name.
+
+    `exact` is all they hold of it, `least` what they hold at the least.
+    """
+
+    exact: Mapping[str, float]
+    least: Mapping[str, float]
+
+
+NOTHING = Known({}, {})
+
+
+class Pick:
+    """The choice and the field it was made from. `chosen` None: nobody has room, or, if that is `declined`, only who is
+    worse than somebody who soon will. `explored`: it was chosen to learn how fast it is. `prefill`: who computes the
+    prompt for the chosen one, None if that does so.
+
+    `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
+    """
+
+    __slots__ = (
+        "_delay", "_exact", "_names", "_output_tokens", "_prompt_tokens", "_rates", "_room", "_score", "_uncached",
+        "assigned", "chosen", "declined", "explored", "policy", "prefill", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        policy: Policy,
+        names: tuple[str, ...],
+        need: Need,
+        uncached: Column,
+        score: Column,
+        rates: Column,
+        room: NDArray[np.bool_] | None,
+        chosen: Scored | None = None,
+        exact: Collection[str] = (),
+        delay_ms: Column | None = None,
+        *,
+        declined: bool = False,
+        explored: bool = False,
+    ) -> None:
+        # Not the need itself: picks are remembered, and a chain is large.
+        self._prompt_tokens, self._output_tokens = need.prompt_tokens, need.output_tokens
+        self.policy, self._names = policy, names
+        self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
+        self._exact, self._delay = exact, delay_ms
+        self.chosen, self.declined, self.explored = chosen, declined, explored
+        self.version = ""
+        self.assigned: Assigned | None = None
+        self.prefill: Scored | None = None
+
+    def scored(self, place: int) -> Scored:
+        """One replica of the field."""
+        name, (backlog, prefill_ms, tpot_ms) = self._names[place], self._rates[:3, place].tolist()
+        uncached = self._uncached.item(place)
+        return Scored(
+            name, self._score.item(place), self._prompt_tokens - uncached, uncached, backlog, prefill_ms, tpot_ms,
+            name in self._exact, self._delay.item(place) if self._delay is not None else 0.0,
+        )  # fmt: skip
+
+    def terms(self) -> dict[str, dict[str, float]]:
+        """What the scores of the field are made of, by replica, where that is milliseconds: they add up to the score.
+        Empty where a score is another thing."""
+        policy, delay_ms = self.policy, self._delay
+        if policy.unit != "ms":
+            return {}
+        own_ms = self._score if delay_ms is None else self._score - delay_ms
+        terms = policy.terms(Rates(*self._rates), self._uncached, self._output_tokens, own_ms)
+        if delay_ms is not None:
+            terms["adapter"] = delay_ms
+        return {name: {of: ms.item(place) for of, ms in terms.items()} for place, name in enumerate(self._names)}
+
+    @property
+    def split(self) -> str:
+        """Why it has this version, in one word of few: "" if no split decided, `fallback` if another one served."""
+        if self.assigned is None:
+            return ""
+        return self.assigned.why.partition(" ")[0] if self.version == self.assigned.version else "fallback"
+
+    @property
+    def prefill_ms(self) -> float:
+        """Until the prompt is computed, with all that is before it wherever that is done; 0 if nobody was chosen."""
+        one = self.prefill or self.chosen
+        if one is None:
+            return 0.0
+        return (one.backlog_tokens + one.uncached_tokens) * one.prefill_ms_per_token + one.delay_ms
+
+    @property
+    def field(self) -> tuple[Scored, ...]:
+        """The replicas, best first; spelled out when asked for, since hardly any pick is looked at.
+
+        Not every policy takes one of the best: what it took stands last if it is not among those remembered.
+        """
+        best = tuple(self.scored(place) for place in self._score.argsort(kind="stable").tolist())
+        return best if self.chosen is None or self.chosen.replica in self._names else (*best, self.chosen)
+
+    @property
+    def full(self) -> tuple[str, ...]:
+        """Those of the field without room."""
+        if self._room is None:
+            return ()
+        return tuple(name for name, room in zip(self._names, self._room.tolist(), strict=True) if not room)
+
+
+def _latest_ms(need: Need, table: Table, uncached: Column) -> Column:
+    """How long each takes for it at the most, if it is slower than it is thought to be by twice its doubt."""
+    prefill_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    latest_ms: Column = (1.0 + 2.0 * table.doubt) * (prefill_ms + need.output_tokens * table.tpot_ms)
+    return latest_ms
+
+
+def _may_be_late(need: Need, table: Table, uncached: Column, row: int, now: float) -> bool:
+    """Whether one might miss the request's deadline, by `_latest_ms`."""
+    tokens = table.backlog_tokens.item(row) + uncached.item(row)
+    likely_ms = tokens * table.prefill_ms_per_token.item(row) + need.output_tokens * table.tpot_ms.item(row)
+    return (1.0 + 2.0 * table.doubt.item(row)) * likely_ms > (need.deadline - now) * 1e3
+
+
+def _surest(need: Need, table: Table, uncached: Column, ready: Column) -> int:
+    """Of those with room the one that is done first even if all are as slow as they may be."""
+    return int(np.where(ready < inf, _latest_ms(need, table, uncached), inf).argmin())
+
+
+def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> Column:
+    """What is left of the prompt to prefill at each row.
+
+    `hits` gives the matched depth of its chain by place, by our mirrors; what is `known` goes before.
+    """
+    uncached: Column = empty(len(table.of.names))
+    uncached.fill(need.prompt_tokens)  # np.full takes three times as long
+    for depth, places in hits:
+        left = max(need.prompt_tokens - chain.bytes_at(depth) / need.bytes_per_token, 0.0)
+        if isinstance(places, ndarray) and places.dtype is _MASK:
+            np.putmask(uncached, cast("NDArray[np.bool_]", places), left)  # a masked assignment takes thrice as long
+        else:
+            uncached[places] = left
+    if known is not NOTHING:
+        at = table.of.at
+        for name, tokens in known.least.items():
+            if name in at:
+                uncached[at[name]] = min(uncached[at[name]], max(need.prompt_tokens - tokens, 0.0))
+        for name, tokens in known.exact.items():
+            if name in at:
+                uncached[at[name]] = max(need.prompt_tokens - tokens, 0.0)
+    return uncached
+
+
+def pick(
+    need: Need,
+    table: Table,
+    hits: Hits,
+    policy: Policy,
+    now: float,
+    rng: Random,
+    known: Known = NOTHING,
+    delay_ms: Column | None = None,
+    *,
+    choosy: bool = True,
+) -> Pick:
+    """Choose among the rows of `table`: at least one, all of them healthy and serving the model.
+
+    `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits at each row before its prefill can begin;
+    policies that score in ms count it. `choosy`: better none than one much worse than who only has a prompt to finish.
+    """
+    uncached = uncached_tokens(need, table, hits, known)
+    score = policy.score(need, table, uncached, now)
+    if delay_ms is not None and policy.unit == "ms":
+        score = score + delay_ms
+    room = table.room(uncached, need.output_tokens, now)
+    # Mostly all have room: to ask for the first without costs a sixth of what masking does.
+    all_room = room.item(room.argmin())
+    ready = score if all_room else np.where(room, score, inf)
+    best = int(ready.argmin())
+    names = table.of.names
+    chosen, declined, explored = None, False, False
+    if choosy and not all_room and (best_score := ready.item(best)) < inf:
+        declined = _worth_waiting(need, table, uncached, score, policy, best_score, now)
+    if ready.item(best) < inf and not declined:
+        row = policy.choose(best, ready, need, table, rng)
+        if policy.explores and rng.random() < EXPLORED_SHARE:
+            usual, row = row, _explored(need, table, uncached, ready, policy, row, now, rng)
+            explored = row != usual
+        if policy.explores and _may_be_late(need, table, uncached, row, now):
+            row = _surest(need, table, uncached, ready)
+        left = uncached.item(row)
+        chosen = Scored(
+            names[row], score.item(row), need.prompt_tokens - left, left, table.backlog_tokens.item(row),
+            table.prefill_ms_per_token.item(row), table.tpot_ms.item(row), names[row] in known.exact,
+            delay_ms.item(row) if delay_ms is not None else 0.0,
+        )  # fmt: skip
+    if len(names) <= FIELD_MAX:
+        return Pick(
+            policy, names, need, uncached, score, table.rates(), None if all_room else room, chosen, known.exact,
+            delay_ms, declined=declined, explored=explored,
+        )  # fmt: skip
+    kept = least(score, FIELD_MAX)
+    names = tuple([names[place] for place in kept.tolist()])
+    return Pick(
+        policy, names, need, uncached[kept], score[kept], table.rates(kept), None if all_room else room[kept], chosen,
+        known.exact, delay_ms[kept] if delay_ms is not None else None, declined=declined, explored=explored,
+    )  # fmt: skip
+
+
+def _explored(
+    need: Need, table: Table, uncached: Column, ready: Column, policy: Policy, chosen: int, now: float, rng: Random
+) -> int:
+    """The most doubtful of those who may be as good as the chosen one; that itself where nobody is.
+
+    May be: within near ties if its speed is better by its doubt than it is thought to be. What is no matter of doubt
+    must not be worse, such as a prefix that is cached elsewhere.
+    """
+    doubt = table.doubt
+    most = doubt.item(chosen) + _DOUBTS
+    if doubt.item(doubt.argmax()) < most:
+        return chosen
+    limit = ready.item(chosen) + max(policy.ties_floor, policy.ties_share * ready.item(chosen))
+    prefill_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    may = ready - doubt * policy.at_stake(need, table, prefill_ms) <= limit
+    may &= (1.0 - doubt) * prefill_ms <= limit
+    may &= _latest_ms(need, table, uncached) <= (need.deadline - now) * 1e3
+    may &= doubt >= most
+    doubtful = np.where(may, doubt, 0.0)
+    greatest = doubtful.item(doubtful.argmax())
+    if not greatest:
+        return chosen
+    rows = (doubtful >= greatest - 1e-3).nonzero()[0]
+    return int(rows[int(rng.random() * len(rows))])
+
+
+def _worth_waiting(
+    need: Need, table: Table, uncached: Column, score: Column, policy: Policy, least: float, now: float
+) -> bool:
+    """Whether somebody who would start on it but for what is being prefilled there serves it sooner all the same.
+
+    A long context that goes to whoever is free at the moment is computed once more, and held twice from then on.
+    """
+    if policy.waits_ms is None:
+        return False
+    fits = table.fits(uncached, need.output_tokens, now)
+    return bool((score[fits] < least - policy.waits_ms).any())
+
+
+def least(score: Column, most: int) -> Rows:
+    """The rows of the `most` least scores, in no order. There are more.
+
+    Of very many, in `most` parts: what is above the greatest of the parts' least scores is none of them. What is at it
+    makes up the number: as many parts as there are rows below it, at most, begin below it.
+    """
+    size = len(score) // most
+    if size < _PART_MIN:
+        few: Rows = np.argpartition(score, most)[:most]
+        return few
+    firsts: Rows = score[: size * most].reshape(most, size).argmin(axis=1) + np.arange(0, size * most, size)
+    bound = score[firsts].max()
+    below: Rows = (score < bound).nonzero()[0]
+    if len(below) > most:
+        return below[np.argpartition(score[below], most)[:most]]
+    at = firsts[score[firsts] == bound]
+    return np.concatenate((below, at[: most - len(below)]))
+
+
+def least_prefill(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> tuple[float, float]:
+    """Uncached tokens and prefill in ms at the replica where that is shortest, were it idle. At least one row."""
+    uncached = uncached_tokens(need, table, hits, known)
+    prefill_ms = uncached * table.prefill_ms_per_token
+    place = int(prefill_ms.argmin())
+    return uncached.item(place), prefill_ms.item(place)
+
+
+def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) -> float:
+    """What one more request would wait before its prefill begins, at these healthy replicas; 0 if there are none.
+
+    With room: the prefill backlog of the least burdened replica with room. Without: by Little's law one request leaves
+    a replica every service_ms / in_flight, and all who are queued, here or in an engine, go first; with them as many as
+    are served `elsewhere`.
+    """
+    if not len(table):
+        return 0.0
+    if queued == 0:
+        room = table.room(0.0, 0.0, now)
+        if room.any():
+            return float((table.backlog_tokens * table.prefill_ms_per_token)[room].min())
+    fresh = table.fresh(now)
+    # Others may use the engine, too: what it says it runs counts if that is more than ours.
+    running = np.maximum(np.maximum(table.in_flight, np.where(fresh, table.running, 0.0)), 1.0)
+    ahead = queued + elsewhere + float(table.waiting[fresh].sum())
+    return (ahead + 1.0) / float((running / table.service_ms).sum())

@@ -1,0 +1,143 @@
+"""What a policy is: it scores replicas for one request, and chooses among those with room.
+
+Invariants: scoring and choosing write nothing (`explain` asks, too); what a policy counts moves on when a request is
+really sent (`placed`) or answered. Never filters: who may be scored, and who has room, is `pick`'s business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from math import inf
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+import numpy as np
+
+from farhop.balance import choose
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from regional_lb.fleet.blocks import Path
+    from regional_lb.fleet.table import Column, Rates, Table
+
+
+class Need(msgspec.Struct, frozen=True, gc=False):
+    """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica.
+
+    `path` are the tokens themselves, where they are known; `deadline` is in monotonic seconds. `line`: what it waits
+    for, its model or a version of it.
+    """
+
+    prompt_tokens: float
+    output_tokens: float
+    bytes_per_token: float
+    chain: tuple[int, ...] = ()
+    session: int = 0
+    tenant: str = ""
+    path: Path | None = None
+    deadline: float = inf
+    line: str = ""
+
+
+class Policy(ABC):
+    """How a replica is preferred. `unit` is that of its scores, for people; `ties_share` and `ties_floor` say how much
+    worse than the best still counts as equal: of the best score, and at least, in its unit. `explores`: whether a share
+    of the picks may go to who is doubtful, since scores rest on measured speed (`at_stake`) and would otherwise be
+    believed for ever. `waits_ms`: by how much
+    sooner somebody who is still prefilling must serve it to be waited for; None: nobody is."""
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    ties_share: ClassVar[float] = 0.0
+    ties_floor: ClassVar[float] = 0.0
+    explores: ClassVar[bool] = False
+    wants_session: ClassVar[bool] = False
+    waits_ms: ClassVar[float | None] = None
+
+    @abstractmethod
+    def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:
+        """One score per row of the table, lower is better, as a new array.
+
+        `uncached_tokens`: what is left of the prompt to prefill at each. `now`: monotonic seconds.
+        """
+
+    def at_stake(self, need: Need, table: Table, prefill_ms: Column) -> Column:  # noqa: ARG002
+        """What of each row's score rests on how fast it is: all that a policy that `explores` would save, were it twice
+        as fast, doubled."""
+        return prefill_ms
+
+    def terms(
+        self,
+        rates: Rates,  # noqa: ARG002
+        uncached_tokens: Column,  # noqa: ARG002
+        output_tokens: float,  # noqa: ARG002
+        score: Column,
+    ) -> dict[str, Column]:
+        """What scores in ms are made of, in order; they add up. `rates`: as of when it was scored."""
+        return {"score": score}
+
+    def choose(self, best: int, ready: Column, need: Need, table: Table, rng: Random) -> int:  # noqa: ARG002
+        """The row to take. `ready` are the scores, infinite without room; `best` is the row of the least, finite.
+
+        Here: the less busy of two drawn among near ties, and of two as busy the one with more room in its cache.
+        """
+        least = ready.item(best)
+        ties = (ready <= least + max(self.ties_floor, self.ties_share * least)).nonzero()[0]
+        if len(ties) < 2:
+            return best
+        first, second = map(ties.item, choose.two_of(len(ties), rng))  # an idle fleet is all ties: none is spelled out
+        lead = table.in_flight.item(first) - table.in_flight.item(second)
+        if not lead:
+            return second if table.filled_at(second) < table.filled_at(first) else first
+        return second if lead > 0 else first
+
+    def adopt(self, names: tuple[str, ...]) -> None:  # noqa: B027 - most keep nothing
+        """These are the replicas now, of whatever model, in the order of the fleet's rows."""
+
+    def placed(self, name: str, line: str, whole: Table) -> None:  # noqa: B027
+        """A request of this line (see Need) was sent to a replica. `whole` is the fleet's table."""
+
+    def answered(self, name: str, elapsed_ms: float, now: float) -> None:  # noqa: B027
+        """An answer that is no error began `elapsed_ms` after its request was sent. The replica may have left."""
+
+
+def with_room(ready: Column) -> list[int]:
+    """The rows with room, ascending."""
+    rows: list[int] = (ready < np.inf).nonzero()[0].tolist()
+    return rows
+
+
+class PerReplica:
+    """A number of one's own for each replica of the view, kept over its swaps. Who is new starts from `first`."""
+
+    __slots__ = ("_at", "_first", "_names", "_values")
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._names: tuple[str, ...] = ()
+        self._at: dict[str, int] = {}
+        self._values: Column = np.empty(0)
+
+    def adopt(self, names: tuple[str, ...]) -> None:
+        """See Policy.adopt."""
+        if names == self._names:
+            return
+        self._values = np.array([self.get(name) for name in names], dtype=np.float64)
+        self._names, self._at = names, {name: row for row, name in enumerate(names)}
+
+    def of(self, table: Table) -> Column:
+        """Those of the table's rows, as a new array."""
+        values: Column = self._values[table.of.rows]
+        return values
+
+    def get(self, name: str) -> float:
+        """One replica's."""
+        row = self._at.get(name)
+        return self._first if row is None else self._values.item(row)
+
+    def set(self, name: str, value: float) -> None:
+        """Change one's. Who has left is nobody any more."""
+        row = self._at.get(name)
+        if row is not None:
+            self._values[row] = value

@@ -1,0 +1,430 @@
+"""Where requests wait when every replica is full: a line per model, in it bands of priority, in those fair turns.
+
+Where traffic is split between versions of a model each of them has its own line: here a "model" is any line's name.
+
+Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996): who is served moves on
+by work / weight, who comes anew starts where the least served of those waiting stands, and only what is served
+counts. Work is the prompt's tokens and OUTPUT_WORTH times the answer's (Sheng et al. 2024, "Fairness in Serving Large
+Language Models"), as expected when the turn is taken, and as they were once that is known (`settle`).
+
+Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
+or not at all; what waits for one model never stands before another's; nobody waits behind a lower band, but every
+STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`, and no foreign request's while own work
+waits; a foreign request never keeps own work of its band out. Never decides where a request goes, and never knows how
+large the reserve is.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec.structs import replace
+from pydantic import Field
+
+from farhop.config import Part, Seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+OF_LATE_S = 30.0
+RELIEVED_SHARE = 0.5  # of what is late
+MODELS_MAX = 1024  # whose bands are remembered beyond their last request
+STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
+OUTPUT_WORTH = 2.0  # an answer's token takes about as much of an engine as two of a prompt; so are they priced
+_FINISHES_MAX = 1024
+
+
+def work(prompt_tokens: float, output_tokens: float) -> float:
+    """What serving a request counts for its tenant, in prompt tokens: 1 or more."""
+    return max(prompt_tokens + OUTPUT_WORTH * output_tokens, 1.0)
+
+
+class QueueConfig(Part):
+    """Bounds of what waits here. Where whoever is the oldest has waited longer than `standing_wait_s` for `stands_s`
+    on end, more comes than is served: then that is all that anybody waits, or everybody would wait `wait_s`."""
+
+    requests_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
+    tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000_000)] = 4_000_000
+    wait_s: Seconds = 30.0
+    stands_s: Seconds = 2.0
+    standing_wait_s: Seconds = 3.0
+    starvation_s: Seconds = 10.0
+
+
+class Waiting(msgspec.Struct, frozen=True, eq=False):
+    """One request waiting. `tokens` are its prompt's, `work` what serving it counts; since `since` (monotonic seconds),
+    and for `waited_s` in other regions before. `foreign`: it comes from another region."""
+
+    id: str
+    model: str
+    tenant: str
+    priority: int
+    tokens: float
+    work: float
+    since: float
+    waited_s: float = 0.0
+    foreign: bool = False
+
+
+class _Tenant:
+    """One tenant's requests in a band, oldest first; `start` is the virtual time at which its next one is due."""
+
+    __slots__ = ("requests", "start", "weight")
+
+    def __init__(self, start: float) -> None:
+        self.start, self.weight = start, 1.0
+        self.requests: dict[str, Waiting] = {}
+
+    @property
+    def share(self) -> float:
+        """How many wait, by weight."""
+        return len(self.requests) / self.weight
+
+    def cost(self, waiting: Waiting) -> float:
+        """Virtual time that serving it takes."""
+        return waiting.work / self.weight
+
+
+class _Band:
+    """Tenants with something waiting, and where those stand who had something before: forgotten when it empties.
+    `late_since`: since when whoever was its oldest has always waited too long; None while that is not so."""
+
+    __slots__ = ("by_id", "finishes", "late_since", "tenants")
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Waiting] = {}  # in order of arrival
+        self.late_since: float | None = None
+        self.tenants: dict[str, _Tenant] = {}
+        self.finishes: dict[str, float] = {}
+
+    def note(self, late_s: float, now: float) -> None:
+        """How long the oldest has waited. Late above `late_s`, no more below half of it: about the limit itself, where
+        those who are too late are being refused, nothing is to change."""
+        since = next(iter(self.by_id.values())).since
+        if now - since < RELIEVED_SHARE * late_s:
+            self.late_since = None
+        elif self.late_since is None and now - since >= late_s:
+            self.late_since = since + late_s
+
+    def push(self, waiting: Waiting, weight: float) -> None:
+        self.by_id[waiting.id] = waiting
+        tenant = self.tenants.get(waiting.tenant)
+        if tenant is None:
+            least = min((t.start for t in self.tenants.values()), default=0.0)
+            tenant = _Tenant(max(least, self.finishes.pop(waiting.tenant, 0.0)))
+            self.tenants[waiting.tenant] = tenant
+        tenant.weight = weight
+        tenant.requests[waiting.id] = waiting
+
+    def remove(self, waiting: Waiting, *, served: bool) -> None:
+        del self.by_id[waiting.id]
+        tenant = self.tenants[waiting.tenant]
+        del tenant.requests[waiting.id]
+        if served:
+            tenant.start += tenant.cost(waiting)
+        if not tenant.requests:
+            del self.tenants[waiting.tenant]
+            self.finishes[waiting.tenant] = tenant.start
+            if len(self.finishes) > _FINISHES_MAX:
+                del self.finishes[next(iter(self.finishes))]
+
+    def settle(self, name: str, virtual: float) -> None:
+        """A turn that the tenant took was so much longer in virtual time than was thought, or shorter."""
+        tenant = self.tenants.get(name)
+        if tenant is not None:
+            tenant.start += virtual
+        elif name in self.finishes:
+            self.finishes[name] += virtual
+
+    def in_order(self) -> Iterator[Waiting]:
+        """As they are due, were they served one after another."""
+        frontier = []
+        for n, tenant in enumerate(self.tenants.values()):
+            requests = iter(tenant.requests.values())
+            frontier.append((tenant.start, n, next(requests), requests, tenant))
+        heapify(frontier)
+        while frontier:
+            start, n, waiting, requests, tenant = frontier[0]
+            yield waiting
+            following = next(requests, None)
+            if following is None:
+                heappop(frontier)
+            else:
+                heapreplace(frontier, (start + tenant.cost(waiting), n, following, requests, tenant))
+
+
+class _Taken(msgspec.Struct, frozen=True, eq=False):
+    """A turn: whose, in which band, and what was counted for it. A band that emptied since is nobody's any more."""
+
+    band: _Band
+    tenant: str
+    work: float
+    weight: float
+
+
+class _Line:
+    """What waits for one model. `turns` were served since the last that was the oldest."""
+
+    __slots__ = ("bands", "by_id", "foreign", "turns")
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Waiting] = {}  # in order of arrival
+        self.foreign = 0  # of them
+        self.bands: dict[int, _Band] = {}
+        self.turns = 0
+
+    def push(self, waiting: Waiting, weight: float) -> None:
+        self.by_id[waiting.id] = waiting
+        self.foreign += waiting.foreign
+        band = self.bands.get(waiting.priority)
+        if band is None:
+            band = self.bands[waiting.priority] = _Band()
+        band.push(waiting, weight)
+
+    def remove(self, waiting: Waiting, *, served: bool) -> _Taken:
+        if served:
+            self.turns = 0 if waiting is self.eldest else self.turns + 1
+        del self.by_id[waiting.id]
+        self.foreign -= waiting.foreign
+        band = self.bands[waiting.priority]
+        weight = band.tenants[waiting.tenant].weight
+        band.remove(waiting, served=served)
+        if not band.tenants:
+            del self.bands[waiting.priority]
+        return _Taken(band, waiting.tenant, waiting.work, weight)
+
+    @property
+    def oldest(self) -> Waiting:
+        return next(iter(self.by_id.values()))
+
+    @property
+    def eldest(self) -> Waiting:
+        """The oldest of own work; the oldest of all where only foreign requests wait."""
+        oldest = self.oldest
+        if not oldest.foreign or self.foreign == len(self.by_id):
+            return oldest
+        return next((waiting for waiting in self.by_id.values() if not waiting.foreign), oldest)
+
+    def in_order(self) -> Iterator[Waiting]:
+        for priority in sorted(self.bands, reverse=True):
+            yield from self.bands[priority].in_order()
+
+
+class RequestQueue:
+    """The queue of one region's balancer instance. Where a model is named that nothing waits for, there is nothing."""
+
+    __slots__ = ("_by_id", "_came", "_lines", "_starvation_s", "_taken", "requests_max", "tokens", "tokens_max")
+
+    def __init__(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
+        self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
+        self._lines: dict[str, _Line] = {}
+        self._by_id: dict[str, Waiting] = {}
+        self._taken: dict[str, _Taken] = {}  # turns, by request, until it is known what they were
+        self._came: dict[str, dict[int, float]] = {}  # by model and band: when the last one came
+        self.tokens = 0.0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def waiting(self, model: str) -> int:
+        """How many requests wait for the model."""
+        line = self._lines.get(model)
+        return len(line.by_id) if line is not None else 0
+
+    def foreign(self, model: str) -> int:
+        """How many of those who wait for the model come from other regions."""
+        line = self._lines.get(model)
+        return line.foreign if line is not None else 0
+
+    def note(self, model: str, late_s: float, now: float) -> None:
+        """Take down how long the oldest of each band has waited for the model: asked for whenever somebody may come or
+        go, so that `stands_s` can tell a queue that stands from one that is worked off."""
+        line = self._lines.get(model)
+        if line is not None:
+            for band in line.bands.values():
+                band.note(late_s, now)
+
+    def stands_s(self, model: str, priority: int, now: float) -> float:
+        """For how long the oldest of the band, whoever that was, has always waited too long (see `note`). 0 where
+        others of a lower band came of late: they are to suffer first."""
+        line = self._lines.get(model)
+        band = line.bands.get(priority) if line is not None else None
+        if band is None or band.late_since is None:
+            return 0.0
+        if any(p < priority and now - at < OF_LATE_S for p, at in self._came[model].items()):
+            return 0.0
+        return now - band.late_since
+
+    def outlived(self, request_id: str, most_s: float, now: float) -> bool:
+        """Whether it has waited longer than `most_s`, and somebody of its band or above has not. KeyError if it is not
+        here."""
+        waiting, since = self._by_id[request_id], now - most_s
+        if waiting.since - waiting.waited_s >= since:
+            return False
+        for other in reversed(self._lines[waiting.model].by_id.values()):
+            if other.since < since:
+                break
+            if other.priority >= waiting.priority and other.since - other.waited_s >= since:
+                return True
+        return False
+
+    def ahead(self, model: str, priority: int) -> int:
+        """How many wait for the model in this band and those above: what may go before one more of the band."""
+        line = self._lines.get(model)
+        if line is None:
+            return 0
+        below = (band for at, band in line.bands.items() if at < priority)
+        return len(line.by_id) - sum(len(tenant.requests) for band in below for tenant in band.tenants.values())
+
+    def models(self) -> list[str]:
+        """The models waited for: those with the highest band first, then whoever's oldest is oldest."""
+        lines = self._lines
+        return sorted(lines, key=lambda model: (-max(lines[model].bands), lines[model].oldest.since))
+
+    def fits(self, tokens: float) -> bool:
+        """Whether one more request of this many tokens may wait. A first one always may."""
+        if not self._by_id:
+            return self.requests_max > 0
+        return len(self._by_id) < self.requests_max and self.tokens + tokens <= self.tokens_max
+
+    def push(
+        self,
+        request_id: str,
+        model: str,
+        tenant: str,
+        weight: float,
+        priority: int,
+        tokens: float,
+        now: float,
+        output_tokens: float = 0.0,
+        *,
+        waited_s: float = 0.0,
+        foreign: bool = False,
+    ) -> None:
+        """Let a request wait, of so many tokens and an answer of probably so many. ValueError if it does already, or
+        there is no room."""
+        if request_id in self._by_id:
+            raise ValueError(f"request {request_id!r} waits already")
+        if not self.fits(tokens):
+            raise ValueError("the queue is full: ask fits() first")
+        counts = work(tokens, output_tokens)
+        waiting = Waiting(request_id, model, tenant, priority, tokens, counts, now, waited_s, foreign)
+        self._by_id[request_id] = waiting
+        self._lines.setdefault(model, _Line()).push(waiting, weight)
+        self.tokens += tokens
+        if len(self._came) > MODELS_MAX:
+            self._came = {name: self._came[name] for name in self._lines if name in self._came}
+        self._came.setdefault(model, {})[priority] = now
+
+    def reline(self, lines: Mapping[str, str]) -> None:
+        """From now on these requests, by id, wait in these lines, each as old as it is. In lines that somebody leaves
+        or joins, turns begin anew."""
+        moved = {i: line for i, line in lines.items() if i in self._by_id and self._by_id[i].model != line}
+        touched = {*moved.values(), *(self._by_id[i].model for i in moved)}
+        weights = {
+            (line, tenant): known.weight
+            for line in touched & self._lines.keys()
+            for band in self._lines[line].bands.values()
+            for tenant, known in band.tenants.items()
+        }
+        for line in touched:
+            self._lines.pop(line, None)
+        for request_id, waiting in self._by_id.items():  # in order of arrival
+            before = waiting.model
+            if before in touched:
+                waiting = self._by_id[request_id] = replace(waiting, model=moved.get(request_id, before))
+                self._came.setdefault(waiting.model, {})[waiting.priority] = waiting.since
+                self._lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
+
+    def remove(self, request_id: str, *, served: bool) -> Waiting | None:
+        """Take a request out, wherever it stands; `served` has its tenant pay for the turn, which is to be settled.
+        None if it is not here."""
+        waiting = self._by_id.pop(request_id, None)
+        if waiting is None:
+            return None
+        line = self._lines[waiting.model]
+        taken = line.remove(waiting, served=served)
+        if served:
+            self._taken[request_id] = taken
+        if not line.by_id:
+            del self._lines[waiting.model]
+        self.tokens = self.tokens - waiting.tokens if self._by_id else 0.0  # sums of floats drift: an empty room is 0
+        return waiting
+
+    def settle(self, request_id: str, actual: float | None) -> None:
+        """A request that was served is over, and was this much `work` (None: nobody knows, what was counted stands).
+        No news of one that never waited, or is settled."""
+        taken = self._taken.pop(request_id, None)
+        if taken is not None and actual is not None:
+            taken.band.settle(taken.tenant, (actual - taken.work) / taken.weight)
+
+    def victim(
+        self,
+        priority: int,
+        tokens: float,
+        model: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
+        *,
+        foreign: bool = False,
+    ) -> Waiting | None:
+        """Whose place a request may take when it does not fit: the newest of the lowest band below it; else, of those
+        who wait in its band, the newest foreign request, if it is none itself; else the newest of the tenant that has
+        most of the room for one model, by weight, if that is more than its own tenant would have then, and no foreign
+        request takes the place of own work. So neither one tenant nor one model fills the room alone.
+
+        None if nobody has to make way, or that one place would not do.
+        """
+        lowest = min((band for line in self._lines.values() for band in line.bands), default=priority)
+        if lowest < priority:
+            newest = next(w for w in reversed(self._by_id.values()) if w.priority == lowest)
+        elif (
+            not foreign
+            and any(line.foreign for line in self._lines.values())
+            and (found := self._newest_foreign(priority))
+        ):
+            newest = found
+        else:
+            most = self._most(priority)
+            mine = self._lines[model].bands.get(priority) if model in self._lines else None
+            own = mine.tenants.get(tenant) if mine is not None else None
+            if most is None or (len(own.requests) + 1 if own is not None else 1) / weight >= most.share:
+                return None
+            newest = next(reversed(most.requests.values()))
+            if foreign and not newest.foreign:
+                return None
+        return newest if self.tokens - newest.tokens + tokens <= self.tokens_max else None
+
+    def _newest_foreign(self, priority: int) -> Waiting | None:
+        """The newest foreign request of this band, whichever model it waits for."""
+        return next((w for w in reversed(self._by_id.values()) if w.foreign and w.priority == priority), None)
+
+    def _most(self, priority: int) -> _Tenant | None:
+        """The tenant that has most of the room for one model in this band."""
+        bands = (line.bands[priority] for line in self._lines.values() if priority in line.bands)
+        return max(
+            (tenant for band in bands for tenant in band.tenants.values()), key=attrgetter("share"), default=None
+        )
+
+    def starved(self, model: str, now: float) -> Waiting | None:
+        """The oldest waiting for the model, if it is too old and the next turn is its."""
+        line = self._lines.get(model)
+        if line is None or line.turns < STARVED_EVERY - 1 or now - line.oldest.since <= self._starvation_s:
+            return None
+        eldest = line.eldest
+        return eldest if now - eldest.since > self._starvation_s else None
+
+    def first(self, model: str, most: int, *, own: bool = False) -> list[Waiting]:
+        """The next `most` requests for the model in the order they are due; `own`: foreign requests left out."""
+        line = self._lines.get(model)
+        if line is None or (own and line.foreign == len(line.by_id)):
+            return []
+        due = line.in_order()
+        return list(islice((waiting for waiting in due if not waiting.foreign) if own else due, most))

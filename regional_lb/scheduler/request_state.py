@@ -1,0 +1,54 @@
+"""What the regional machine keeps of one request while it has it. Never decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from regional_lb.scheduler.pick import Pick, Scored
+    from regional_lb.scheduler.policy import Need
+    from regional_lb.scheduler.split import Assigned
+
+
+class RequestState(msgspec.Struct, eq=False):
+    """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
+
+    `due` is what its timer is set for, `held_at` when it was first held, None if it never was. `prefilled_at` is when
+    its first token came, or, where the answer comes in one piece and does not show it, when that was due. `line` is
+    what it waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if
+    nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined). `foreign`: it
+    comes from another region.
+    """
+
+    request: Request
+    need: Need
+    line: str
+    foreign: bool = False
+    attempts: int = 0
+    transport_retries: int = 0
+    budgeted: bool = False
+    started: bool = False
+    replica: str = ""
+    prefiller: str = ""
+    whole: bool = False
+    tried: tuple[str, ...] = ()
+    due: float = 0.0
+    held_at: float | None = None
+    declined: bool = False
+    forwarded_at: float = 0.0
+    prefilled_at: float = 0.0
+    pick: Pick | None = None
+    assigned: Assigned | None = None
+
+    @property
+    def chosen(self) -> Scored | None:
+        """What the last attempt was expected to meet."""
+        return self.pick.chosen if self.pick is not None else None
+
+    @property
+    def paired(self) -> bool:
+        """Whether another replica computed, or computes, the prompt in the last attempt."""
+        return self.pick is not None and self.pick.prefill is not None

@@ -1,0 +1,338 @@
+"""What a request would meet in this region now: its need, who could take it, whom it would get, how long it would wait.
+
+Everything is read here, for the flow, for reports and for `explain` alike. Never changes anything.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from farhop.balance.prefix import chain
+from regional_lb.fleet.blocks import Path
+from regional_lb.fleet.kv_events import TOKEN_BYTES
+from regional_lb.fleet.table import TOTAL
+from regional_lb.fleet.view import line_of, model_of
+from regional_lb.scheduler import admission, pairs
+from regional_lb.scheduler.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
+from regional_lb.scheduler.policy import Need
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from farhop.balance.health.replica import Mode
+    from farhop.balance.machine import Request
+    from regional_lb.fleet.fleet import Fleet
+    from regional_lb.fleet.table import Hits, Subset, Table
+    from regional_lb.scheduler.pick import Pick, Scored
+    from regional_lb.scheduler.policy import Policies
+    from regional_lb.scheduler.queue import RequestQueue
+    from regional_lb.scheduler.request_state import RequestState
+    from regional_lb.scheduler.split import Assigned, Splits
+
+# What a deadline cuts off was computed for nothing, and in overload all who wait longest are just about to be cut off:
+# at 4 times its capacity a simulated region serves 18 % of that with a margin of 1.0, and 99 % with 1.25.
+MARGIN = 1.25
+HOPELESS = 2.0  # times as long as it may: the expectation errs
+CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
+
+
+class WaitEstimate:
+    """See the module's head. `foreign` are the terms for work from other regions."""
+
+    def __init__(
+        self,
+        region: str,
+        foreign: admission.ForeignConfig,
+        fleet: Fleet,
+        queue: RequestQueue,
+        policies: Policies,
+        splits: Splits,
+        rng: Random,
+    ) -> None:
+        self._region, self._foreign, self._splits = region, foreign, splits
+        self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
+
+    def need_of(self, request: Request) -> Need:
+        """The request in its model's tokens: counted where they are known, else estimated."""
+        estimates, path = self._fleet.estimates, self._path(request)
+        if path is not None:
+            prompt_tokens = float(path.tokens)
+            bytes_per_token = request.prompt_bytes / prompt_tokens
+        else:
+            bytes_per_token = estimates.bytes_per_token(request.model)
+            prompt_tokens = request.prompt_bytes / bytes_per_token
+        return Need(
+            prompt_tokens=prompt_tokens,
+            output_tokens=estimates.output_tokens(request.tenant, request.model, request.max_tokens),
+            bytes_per_token=bytes_per_token,
+            chain=request.chain,
+            session=request.session,
+            tenant=request.tenant,
+            path=path,
+            deadline=request.deadline,
+            line=request.model,
+        )
+
+    def _path(self, request: Request) -> Path | None:
+        tokens = request.tokens
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.counts_right(request.model):
+            return None
+        adapter = request.model if request.model in self._fleet.adapters.names else ""
+        return Path(tokens.ids, adapter, tokens.cache_salt)
+
+    def hits(self, need: Need, some: Subset) -> tuple[Hits, Known]:
+        """How deep each of these replicas is thought to hold the prompt, and what is known of it in tokens.
+
+        Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
+        """
+        hits = self._fleet.mirror.hits(need.chain, some)
+        return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
+
+    def assign(self, request: Request) -> Assigned | None:
+        """The version that the split in force gives the request; None where none is, or it is for any."""
+        split = self._splits.of(request.model)
+        return None if split is None else split.assign(request, self._fleet.view.by_line, self._kept)
+
+    def consider(
+        self,
+        request: Request,
+        need: Need,
+        now: float,
+        without: tuple[str, ...] = (),
+        aside: tuple[str, ...] = (),
+        assigned: Assigned | None = None,
+        *,
+        whole: bool = False,
+        choosy: bool = True,
+    ) -> Pick | None:
+        """Score the healthy replicas for a request; None if there are none. `whole`: without one that prefills.
+
+        `without` failed it before, another version's are better; `aside` are kept free. `assigned` is what `assign`
+        said, if it was asked before. `choosy`: see pick.
+        """
+        if assigned is None and self._splits.by_model:
+            assigned = self.assign(request)
+        if assigned is not None and need.line != assigned.line:
+            need = replace(need, line=assigned.line)
+        able = self.serving(need.line, now, without)
+        if aside:
+            able = able.without(aside)
+        half, view = None, self._fleet.view
+        if view.bound:
+            half = self._half(request, need, now, without) if request.divisible and not whole else None
+            able = able if half is not None else able.without(view.bound)
+        if not able.names:
+            return None
+        hits, known = self.hits(need, able)
+        table = self._fleet.table(able)
+        delay_ms = self._fleet.adapters.delay_ms(request.model, table, now)
+        policy = self._policies.of(request.model)
+        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy)
+        choice.assigned = assigned
+        chosen = choice.chosen
+        if chosen is not None:
+            replica = view.replicas[chosen.replica]
+            choice.version = replica.version
+            if replica.bound:
+                choice.prefill = half
+            elif view.prefillers and replica.handover == "vllm" and request.divisible and not whole:
+                others = self._fleet.able_to_prefill(request.model, "vllm", now).without(without)
+                table = self._fleet.table(others)
+                choice.prefill = pairs.prefiller(need, chosen, table, *self.hits(need, others), now)
+        return choice
+
+    def _half(self, request: Request, need: Need, now: float, without: tuple[str, ...]) -> Scored | None:
+        """Who would prefill for a bound replica; None if nobody has room. Better one that failed it before."""
+        able = self._fleet.able_to_prefill(request.model, "sglang", now)
+        others = able.without(without) or able
+        return pairs.soonest(need, self._fleet.table(others), *self.hits(need, others), now)
+
+    def nobody_for(self, state: RequestState, now: float) -> bool:
+        """Whether nobody able serves its line, or only bound ones, who cannot take this one now."""
+        able, bound = self.serving(state.line, now), self._fleet.view.bound
+        request = state.request
+        if bound and not (
+            request.divisible and not state.whole and self._fleet.able_to_prefill(request.model, "sglang", now)
+        ):
+            able = able.without(bound)
+        return not able
+
+    def turned_away(self, request: Request, need: Need, now: float, line: str = "") -> admission.Refusal | None:
+        """Why a foreign request that others could take may not enter; None for who is none, and for one whom nobody
+        else would take. That nobody is healthy is for the queue to say."""
+        promised_ms = request.promised_ttft_ms
+        if promised_ms is None or not admission.is_foreign(request, self._region):
+            return None
+        line = line or request.model
+        table = self.able(line, now)
+        if not len(table):
+            return None
+        left = admission.headroom(table, self._foreign.reserve_share)
+        uncached, prefill_ms = least_prefill(need, table, *self.hits(need, table.of))
+        expected_ms = self.wait_ms(line, now) + prefill_ms
+        return admission.foreign_refusal(promised_ms, uncached + need.output_tokens, left, expected_ms, self._foreign)
+
+    def left_for_foreign(self, line: str, now: float) -> admission.Headroom:
+        """What those who are in have left for foreign requests who wait here, or whom nobody else would take."""
+        return admission.headroom(self.able(line, now), self._foreign.last_resort_reserve_share)
+
+    def fits_foreign(self, state: RequestState, now: float) -> bool:
+        """Whether one of those fits beside the reserve now."""
+        table = self.able(state.line, now)
+        if not len(table):
+            return False
+        left = admission.headroom(table, self._foreign.last_resort_reserve_share)
+        uncached, _ = least_prefill(state.need, table, *self.hits(state.need, table.of))
+        return left.takes(uncached + state.need.output_tokens)
+
+    def parts(self, model: str) -> list[tuple[float, str]]:
+        """What new requests for the model are for: shares (their sum is 1) and lines. A line is its own only part."""
+        split = self._splits.of(model)
+        if split is None or not split.shares:
+            return [(1.0, model)]
+        return [(share, line_of(model, version)) for version, share in split.shares.items()]
+
+    def wait_ms(self, model: str, now: float) -> float:
+        """What one more request for the model, or line, would wait before its prefill begins, in the mean over its
+        parts; 0 where nobody serves it."""
+        return sum(share * self._wait_ms(line, self._queue.waiting(line), now) for share, line in self.parts(model))
+
+    def _wait_ms(self, line: str, queued: int, now: float) -> float:
+        # Of those who wait at another balancer of the region as many are served before ours as stand before it here.
+        return expected_wait_ms(self.able(line, now), queued, now, self.queued_elsewhere(model_of(line), queued + 1))
+
+    def queued_elsewhere(self, model: str, most: float = inf) -> int:
+        """Requests for the model that wait at other balancers of the region; of each, `most` at most."""
+        shares = self._fleet.shares
+        return shares.queued(model, most) if shares is not None else 0
+
+    def used_share(self, model: str, now: float) -> float:
+        """What share of slots or of KV cache, whichever is more, is taken or waited for, in the mean over its parts."""
+        return sum(share * self._used(line, now) for share, line in self.parts(model))
+
+    def _used(self, line: str, now: float) -> float:
+        able = self.able(line, now)
+        if not len(able):
+            return 0.0
+        wanted = float(TOTAL(able.in_flight)) + self._queue.waiting(line) + self.queued_elsewhere(model_of(line))
+        return max(wanted / float(TOTAL(able.slots)), float(TOTAL(able.kv_taken_tokens)) / float(TOTAL(able.kv_tokens)))
+
+    def queued(self, model: str) -> int:
+        """How many requests wait for the model, whichever version of it."""
+        if self._splits.of(model) is None:
+            return self._queue.waiting(model)
+        return sum(self._queue.waiting(line) for line in self._queue.models() if model_of(line) == model)
+
+    def open_share(self, model: str, now: float) -> float:
+        """The share of new requests for the model that would find a slot beside the reserve in their line."""
+        parts, kept = self.parts(model), self._foreign.reserve_share
+        if len(parts) == 1:
+            return 1.0  # the headroom of the whole says it
+        return sum(share for share, line in parts if admission.headroom(self.able(line, now), kept).slots)
+
+    def offered(self, model: str, now: float) -> Table:
+        """The able replicas that new requests for the model may go to: without those of versions that draw nobody.
+
+        Not to be kept: it goes on changing.
+        """
+        (_, first), *others = self.parts(model)
+        if not others:
+            return self.able(first, now)
+        wanted = {*self.serving(first, now).names}.union(*(self.serving(line, now).names for _, line in others))
+        able = self._fleet.able(model, now)
+        return self._fleet.table(able.without(frozenset(able.names) - wanted))
+
+    def owned(self, model: str, now: float) -> Table:
+        """Of those on offer, the ones that are ours to report to the world. Not to be kept either."""
+        return self._fleet.table(self._fleet.owned(self.offered(model, now).of))
+
+    def serving(self, line: str, now: float, without: tuple[str, ...] = ()) -> Subset:
+        """Who may take what waits in a line: those of its version, or, if none of them is able and the split lets it
+        fall back, those of any."""
+        able = self._fleet.able(line, now)
+        if without:
+            able = able.without(without)
+        if able.names:
+            return able
+        model = model_of(line)
+        if model == line:
+            return able
+        split = self._splits.of(model)
+        return self._fleet.able(model, now).without(without) if split is None or split.config.fallback else able
+
+    def able(self, line: str, now: float) -> Table:
+        """The replicas that serve the line and may take work. Not to be kept: it goes on changing."""
+        return self._fleet.table(self.serving(line, now))
+
+    def _kept(self, request: Request) -> str:
+        """The version that holds the earlier turns of the request's conversation; "" if none does or several.
+
+        Half of the prompt must be cached with that version alone. And the cached path must end where this prompt goes
+        on: a beginning from which others went on, too, is what many conversations share, and would keep all of them.
+        """
+        hits = self._fleet.trie.match(request.chain)
+        deep = {name for name, depth in hits.items() if 2 * chain.bytes_at(depth) >= request.prompt_bytes}
+        if not deep:
+            return ""
+        depth = max(hits.values())
+        if depth == len(request.chain) or self._fleet.trie.goes_on(request.chain[depth - 1]):
+            return ""
+        replicas = self._fleet.view.replicas
+        versions = {replicas[name].version for name in deep}
+        return versions.pop() if len(versions) == 1 else ""
+
+    def hopeless(self, state: RequestState, most_s: float, now: float) -> bool:
+        """Whether it would wait far longer than it may, `most_s` at the most, behind those of its band and above.
+
+        Who would be the next never would: waiting for that costs nothing. Somebody must be able to serve it.
+        """
+        ahead = self._queue.ahead(state.line, state.request.priority)
+        if not ahead:
+            return False
+        able = self.able(state.line, now)
+        patience_ms = self.patience_ms(state.request, state.need, able, most_s, now)
+        return self._wait_ms(state.line, ahead, now) > HOPELESS * patience_ms
+
+    def patience_ms(self, request: Request, need: Need, table: Table, most_s: float, now: float) -> float:
+        """How long a request may wait, `most_s` at the most, and still be served by its deadline. At least one row."""
+        left_ms = (request.deadline - now) * 1e3 - _service_ms(need, table)
+        return max(0.0, min(left_ms, most_s * 1e3))
+
+    def too_late(self, request: Request, need: Need, table: Table, now: float) -> bool:
+        """Whether it would hardly be served by its deadline if it were sent on now. At least one row."""
+        return (request.deadline - now) * 1e3 < _service_ms(need, table)
+
+    def in_turn(self, first: list[RequestState], table: Table, now: float) -> list[RequestState]:
+        """The first in line, in the order in which they are offered what is free at the healthy replicas of `table`.
+
+        Band by band: who would miss its deadline if all of them went before; then who finds most of its prompt cached
+        where there is room; then as they are due.
+        """
+        if len(first) < 2:
+            return first
+        turns_ms = expected_wait_ms(table, len(first), now)
+        room = table.room(0.0, 0.0, now)
+
+        def turn(state: RequestState) -> tuple[int, bool, float]:
+            need = state.need
+            pressed = self.patience_ms(state.request, need, table, inf, now) < turns_ms
+            uncached = uncached_tokens(need, table, *self.hits(need, table.of))[room]
+            share = 1.0 - float(uncached.min()) / need.prompt_tokens if need.prompt_tokens and len(uncached) else 0.0
+            return -state.request.priority, not pressed, -share if share >= CACHED_SHARE else 0.0
+
+        return sorted(first, key=turn)
+
+    def mode(self, model: str, now: float) -> Mode:
+        """How the model's replicas may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""
+        return self._fleet.mode(model, now)
+
+
+def _service_ms(need: Need, table: Table) -> float:
+    """What serving a request takes at the fastest as they are now (decoding is slower beside others), nothing cached,
+    and something over. At least one row."""
+    prefill_ms, tpot_ms = table.prefill_ms_per_token, table.tpot_ms
+    fastest_prefill_ms, fastest_tpot_ms = prefill_ms.item(prefill_ms.argmin()), tpot_ms.item(tpot_ms.argmin())
+    return MARGIN * (need.prompt_tokens * fastest_prefill_ms + need.output_tokens * fastest_tpot_ms)

@@ -1,0 +1,34 @@
+"""The terms of the cost model, by hand."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.estimate import cost
+
+RUN = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+@given(st.integers(0, 10**9), st.floats(0, 1000), st.integers(1, 10**6))
+@RUN
+def test_upload_is_the_least_number_of_doublings_that_carries_the_body(body: int, rtt_ms: float, window: int) -> None:
+    flights, carried = 1, window
+    while carried < body:
+        flights += 1
+        carried += window * 2 ** (flights - 1)
+    assert cost.upload_ms(body, rtt_ms, window) == (flights - 1) * rtt_ms
+
+
+def test_upload_by_hand() -> None:
+    assert [cost.upload_ms(n, 100.0) for n in (0, 14_600, 14_601, 43_800, 43_801, 200_000)] == [
+        0.0,
+        0.0,
+        100.0,
+        100.0,
+        200.0,
+        300.0,
+    ]
+
+
+def test_terms_by_hand() -> None:
+    assert cost.token_ms(30.0, 0.5, 20.0) == 40.0
+    assert [cost.stalled_ms(prefill_ms, 50.0, 20.0) for prefill_ms in (40.0, 50.0, 90.0)] == [0.0, 0.0, 800.0]

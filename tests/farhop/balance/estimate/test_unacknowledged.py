@@ -1,0 +1,157 @@
+"""Dead reckoning: exact where reports come in order, and never worse than too little where they do not."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
+
+RUN = settings(max_examples=200, deadline=None, derandomize=True)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("send", "count", "report", "begin", "lose")), st.integers(1, 5)), max_size=60
+)
+
+
+def test_what_is_sent_is_outstanding_until_acknowledged_or_answered() -> None:
+    known = UnacknowledgedLoad()
+    known.acknowledged(1, 0.0)
+    known.sent(100)
+    known.sent(50)
+    assert known.outstanding_bytes == 150.0
+    known.acknowledged(1, 100.0)
+    assert known.outstanding_bytes == 50.0
+    known.settled(100)
+    known.settled(50)  # answered before any report said so
+    assert known.outstanding_bytes == 0.0
+
+
+def test_what_came_back_is_not_waited_for() -> None:
+    known = UnacknowledgedLoad()
+    known.sent(100)
+    known.sent(30)
+    known.came_back(100)
+    assert known.outstanding_bytes == 30.0
+    known.acknowledged(1, 30.0)
+    assert known.outstanding_bytes == 0.0
+
+
+def test_what_is_cached_there_is_sent_but_not_prefilled() -> None:
+    known = UnacknowledgedLoad()
+    known.sent(100, 10)
+    known.sent(100, 50)
+    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (200.0, 60.0)
+    known.acknowledged(1, 100.0)  # of which of the two is not known: half of both
+    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (100.0, 30.0)
+    known.settled(100, 10)
+    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (100.0, 50.0)
+    known.came_back(100, 50)
+    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (0.0, 0.0)
+
+
+def test_a_late_or_repeated_report_undoes_nothing() -> None:
+    known = UnacknowledgedLoad()
+    known.sent(100)
+    known.acknowledged(2, 80.0)
+    known.acknowledged(2, 10.0)
+    known.acknowledged(1, 5000.0)
+    known.acknowledged(2, 80.0)
+    assert known.outstanding_bytes == 20.0
+
+
+def test_a_new_process_counts_from_zero() -> None:
+    known = UnacknowledgedLoad()
+    known.acknowledged(1, 0.0)
+    known.sent(100)
+    known.sent(40)
+    known.acknowledged(1, 100.0)
+    known.acknowledged(2, 0.0)
+    assert known.outstanding_bytes == 40.0  # still on its way, to whoever is there now
+    known.acknowledged(2, 40.0)
+    assert known.outstanding_bytes == 0.0
+    known.sent(7)
+    assert known.outstanding_bytes == 7.0
+
+
+def test_a_sender_that_starts_anew_takes_the_receivers_count() -> None:
+    known = UnacknowledgedLoad()
+    known.acknowledged(5, 1e9)
+    assert known.outstanding_bytes == 0.0
+    known.sent(10)
+    assert known.outstanding_bytes == 10.0
+
+
+def test_an_error_in_the_counts_does_not_outlive_rest() -> None:
+    known = UnacknowledgedLoad()
+    known.acknowledged(1, 0.0)
+    known.sent(500)
+    known.settled(500)  # taken as counted, but it never was
+    known.acknowledged(1, 0.0)
+    known.acknowledged(1, 0.0)
+    known.sent(10)
+    known.acknowledged(1, 10.0)
+    assert known.outstanding_bytes == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 1e6), st.floats(0.0, 1.0), st.booleans()), max_size=20))
+@RUN
+def test_what_is_to_be_prefilled_is_a_part_of_what_is_outstanding(sent: list[tuple[float, float, bool]]) -> None:
+    known = UnacknowledgedLoad()
+    for n_bytes, share, _ in sent:
+        known.sent(n_bytes, share * n_bytes)
+        assert 0.0 <= known.outstanding_uncached_bytes <= known.outstanding_bytes * (1.0 + 1e-9)
+    for n_bytes, share, arrived in sent:
+        (known.settled if arrived else known.came_back)(n_bytes, share * n_bytes)
+        assert 0.0 <= known.outstanding_uncached_bytes <= known.outstanding_bytes + 1e-6
+    assert known.outstanding_uncached_bytes == 0.0
+
+
+@given(STEPS)
+@RUN
+def test_in_order_it_is_exact(steps: list[tuple[str, int]]) -> None:
+    """Requests travel, are counted, reported and answered, each in order: what no report knows of is outstanding."""
+    known = UnacknowledgedLoad()
+    known.acknowledged(1, 0.0)
+    travelling: list[int] = []
+    counted: list[int] = []  # and not answered
+    accepted = reported = 0
+    for what, n in steps:
+        if what == "send":
+            known.sent(n)
+            travelling.append(n)
+        elif what == "lose" and travelling:
+            known.came_back(travelling.pop())
+        elif what == "count" and travelling:
+            counted.append(travelling.pop(0))
+            accepted += counted[-1]
+        elif what == "report":
+            reported = accepted
+            known.acknowledged(1, float(accepted))
+        elif what == "begin" and counted:
+            known.settled(counted.pop(0))
+        unanswered = sum(travelling) + sum(counted)
+        assert known.outstanding_bytes == min(sum(travelling) + accepted - reported, unanswered)
+    if not travelling and not counted:
+        assert known.outstanding_bytes == 0.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300), st.integers(1, 3)), max_size=80))
+@RUN
+def test_whatever_is_reported_the_bounds_hold(steps: list[tuple[int, int, int]]) -> None:
+    """Any order, loss, repetition, restart or lie: never negative, never more than is unanswered, nothing at rest."""
+    known = UnacknowledgedLoad()
+    pending: list[int] = []
+    for what, n, incarnation in steps:
+        if what <= 1:
+            known.sent(n)
+            pending.append(n)
+        elif what == 2:
+            before = known.outstanding_bytes
+            known.acknowledged(incarnation, float(n))
+            assert known.outstanding_bytes <= before
+        elif pending:
+            (known.settled if what == 3 else known.came_back)(pending.pop(n % len(pending)))
+        assert 0.0 <= known.outstanding_bytes <= sum(pending)
+    for n in pending:
+        known.settled(n)
+    assert known.outstanding_bytes == 0.0

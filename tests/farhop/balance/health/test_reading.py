@@ -1,0 +1,43 @@
+"""An operator's word: it stands until it expires or is lifted, and its share fades."""
+
+from __future__ import annotations
+
+import pytest
+
+from farhop.balance.health.reading import ForcedState, Health, State
+
+
+def test_the_newest_word_stands_until_it_expires() -> None:
+    override = ForcedState()
+    assert override.read(0.0) is None
+    override.force(State.UP, "pinned", until=10.0)
+    override.force(State.DRAINING, "maintenance", until=5.0)
+    assert override.read(4.9) == Health(State.DRAINING, "maintenance", 5.0, forced=True)
+    assert override.read(5.0) is None
+    override.force(State.DOWN, "for good")
+    assert override.read(1e9) == Health(State.DOWN, "for good", forced=True)
+    override.lift()
+    assert override.read(0.0) is None
+
+
+def test_a_paced_drain_gives_its_share_away_and_a_word_repeated_gives_nothing_back() -> None:
+    override = ForcedState()
+    override.force(State.DRAINING, "paced", now=0.0, over_s=10.0)
+    for word in ("paced", "paced, again"):
+        told = override.read(4.0)
+        assert told is not None
+        assert (told.why, told.share) == (word, pytest.approx(0.6))
+        override.force(State.DRAINING, "paced, again", now=4.0, over_s=10.0)
+    assert override.read(10.0) == Health(State.DRAINING, "paced, again", None, forced=True)
+
+
+def test_a_word_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
+    override = ForcedState()
+    assert not override.fading(0.0)
+    override.force(State.DRAINING, "why", now=0.0, over_s=10.0)
+    assert [override.fading(now) for now in (0.0, 9.9, 10.0)] == [True, True, False]
+    override.force(State.DRAINING, "why", now=5.0)
+    assert not override.fading(5.0)
+    override.force(State.DRAINING, "why", now=20.0, over_s=10.0)
+    override.lift()
+    assert not override.fading(21.0)

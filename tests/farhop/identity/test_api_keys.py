@@ -1,0 +1,100 @@
+"""API keys: strict headers, positive answers remembered within a bound, and no key outlives its topology."""
+
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.outcome import MISSING_KEY, UNKNOWN_KEY
+from farhop.identity import api_keys
+from farhop.identity.api_keys import Keyring, Principal, bearer, digest
+
+
+class Book:
+    """A lookup that counts how often it is asked."""
+
+    def __init__(self, *plain: str) -> None:
+        self.known = {digest(key): key for key in plain}
+        self.asked = 0
+
+    def __call__(self, sha256: str):
+        self.asked += 1
+        key = self.known.get(sha256)
+        if key is None:
+            return None
+        return SimpleNamespace(name="acme"), SimpleNamespace(name=f"of-{key}", within=("eu",))
+
+
+def test_digest_is_sha256_in_hex():
+    assert digest("sk-farhop-anywhere") == hashlib.sha256(b"sk-farhop-anywhere").hexdigest()
+
+
+@pytest.mark.parametrize("header", [b"Bearer abc", b"bearer abc", b"BEARER abc", b"Bearer   abc"])
+def test_the_scheme_is_case_insensitive(header):
+    assert bearer(header) == "abc"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None, b"", b"Bearer", b"Bearer ", b"abc", b"Basic abc", b"Bearerabc", b"Bearer\tabc", b" Bearer abc",
+        b"Bearer abc ", b"Bearer a bc", b"Bearer abc\n", b"Bearer a,b", b"Bearer \xc3\xa9", b"Bearer a=b",
+        b"Bearer " + b"a" * 513, b"Bearer " + b"a" * 511 + b"==",
+    ],
+)  # fmt: skip
+def test_whatever_rfc_6750_does_not_allow_is_no_key(header):
+    assert bearer(header) is None
+
+
+def test_the_longest_key_is_512_characters():
+    assert bearer(b"Bearer " + b"a" * 512) == "a" * 512
+    assert bearer(b"Bearer " + b"a" * 510 + b"==") == "a" * 510 + "=="
+
+
+def test_a_known_key_is_looked_up_once():
+    book = Book("sk-1")
+    ring = Keyring(book)
+    assert ring.identify(b"Bearer sk-1") == Principal("acme", "of-sk-1", ("eu",))
+    assert ring.identify(b"Bearer sk-1") == Principal("acme", "of-sk-1", ("eu",))
+    assert book.asked == 1
+
+
+def test_a_missing_key_and_an_unknown_key_are_told_apart():
+    ring = Keyring(Book("sk-1"))
+    assert ring.identify(None) is MISSING_KEY
+    assert ring.identify(b"Basic c2s6MQ==") is MISSING_KEY
+    assert ring.identify(b"Bearer sk-2") is UNKNOWN_KEY
+
+
+def test_a_refusal_is_not_remembered():
+    book = Book()
+    ring = Keyring(book)
+    assert ring.identify(b"Bearer sk-1") is UNKNOWN_KEY
+    book.known[digest("sk-1")] = "sk-1"
+    assert ring.identify(b"Bearer sk-1") == Principal("acme", "of-sk-1", ("eu",))
+
+
+def test_a_revoked_key_is_unknown_at_once():
+    ring = Keyring(Book("sk-1"))
+    assert isinstance(ring.identify(b"Bearer sk-1"), Principal)
+    ring.replace(Book("sk-2"))
+    assert ring.identify(b"Bearer sk-1") is UNKNOWN_KEY
+
+
+def test_the_memo_is_bounded_and_forgets_the_oldest(monkeypatch):
+    monkeypatch.setattr(api_keys, "MEMO_MAX", 2)
+    book = Book("a", "b", "c")
+    ring = Keyring(book)
+    for key in (b"a", b"b", b"c", b"c", b"b"):
+        ring.identify(b"Bearer " + key)
+    assert book.asked == 3
+    ring.identify(b"Bearer a")
+    assert book.asked == 4
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.binary(max_size=600))
+def test_no_header_raises(header):
+    assert Keyring(Book()).identify(header) in (MISSING_KEY, UNKNOWN_KEY)

@@ -1,0 +1,217 @@
+"""Hop tokens: what was signed comes back, and nothing else gets in."""
+
+import hmac
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.outcome import HOP_EXPIRED, HOP_FORGED, HOP_MISADDRESSED, HOP_MISSING, HOP_USED, NO_BUFFER
+from farhop.identity.hop_token import (
+    LAWFUL_MAX,
+    LIFE_MAX_MS,
+    TOKEN_BYTES_MAX,
+    HopClaims,
+    HopError,
+    HopSigner,
+    HopVerifier,
+    Uses,
+)
+
+OLD, NEW = b"o" * 32, b"n" * 32
+NOW_MS = 50_000.0
+HEAD = b"v2.2026a.virginia~frankfurt."
+CLAIMS = HopClaims(
+    audience="frankfurt",
+    entry_region="virginia",
+    issuer="glb-1",
+    tenant="eu-only",
+    lawful=("frankfurt", "paris"),
+    epoch=7,
+    priority=3,
+    deadline_ms=29_500.5,
+    expires_ms=NOW_MS + 5_000.0,
+    decision_id="d-01",
+    promised_ttft_ms=412.5,
+    narrow=(("eu", "jp"), ("de",)),
+)
+
+names = st.text(max_size=24)
+amounts = st.floats(min_value=0, max_value=86_400_000.0)
+claims = st.builds(
+    HopClaims,
+    audience=st.just("frankfurt"),
+    entry_region=st.just("virginia"),
+    issuer=names,
+    tenant=names,
+    lawful=st.lists(names, max_size=8).map(tuple),
+    epoch=st.integers(0, 2**53),
+    priority=st.integers(-100, 100),
+    deadline_ms=amounts,
+    expires_ms=st.floats(min_value=NOW_MS + 1, max_value=NOW_MS + LIFE_MAX_MS),
+    decision_id=names,
+    promised_ttft_ms=st.none() | amounts,
+    waited_ms=amounts,
+    narrow=st.lists(st.lists(names, max_size=4).map(tuple), max_size=4).map(tuple),
+)
+
+
+def signer(kid: str = "2026a", key: bytes = NEW) -> HopSigner:
+    return HopSigner({kid: key}, kid, "virginia")
+
+
+def verifier(**keys: bytes) -> HopVerifier:
+    return HopVerifier(keys or {"2026a": NEW}, "frankfurt")
+
+
+def forged_with_the_key(payload: bytes, head: bytes = b"v2.2026a.virginia~frankfurt.") -> bytes:
+    """A token whose mac holds over any payload: what a key-holder of another build might send."""
+    signed = head + urlsafe_b64encode(bytes(12) + payload).rstrip(b"=")
+    return signed + b"." + urlsafe_b64encode(hmac.digest(pair_key(), signed, "sha256")).rstrip(b"=")
+
+
+def pair_key(root: bytes = NEW, issuer: str = "virginia", audience: str = "frankfurt") -> bytes:
+    """RFC 5869 by hand: an empty salt is 32 zeros, and one block is enough."""
+    for role, region in (("to", audience), ("from", issuer)):
+        extracted = hmac.digest(bytes(32), root, "sha256")
+        root = hmac.digest(extracted, f"farhop hop v2 {role} {region}".encode() + b"\x01", "sha256")
+    return root
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(claims)
+def test_what_was_signed_comes_back(some):
+    assert verifier().verify(signer().sign(some), NOW_MS) == some
+
+
+def test_the_mac_is_hmac_sha256_over_all_before_it():
+    head, _, mac = signer().sign(CLAIMS).rpartition(b".")
+    assert urlsafe_b64decode(mac + b"=") == hmac.digest(pair_key(), head, "sha256")
+
+
+def test_every_single_byte_changed_is_refused():
+    token = signer().sign(CLAIMS)
+    keys = verifier(**{"2026a": NEW, "2026b": OLD})
+    assert keys.verify(token, NOW_MS) == CLAIMS
+    for position in range(len(token)):
+        for flip in range(1, 256):
+            changed = token[:position] + bytes([token[position] ^ flip]) + token[position + 1 :]
+            assert keys.verify(changed, NOW_MS) in (HOP_FORGED, HOP_MISADDRESSED)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.binary(min_size=1, max_size=300) | st.binary(max_size=200).map(lambda tail: HEAD + tail))
+def test_garbage_is_forged_and_never_raises(token):
+    assert verifier().verify(token, NOW_MS) is HOP_FORGED
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.binary(max_size=120))
+def test_a_genuine_mac_over_garbage_is_forged_and_never_raises(payload):
+    assert verifier().verify(forged_with_the_key(payload), NOW_MS) is HOP_FORGED
+
+
+@pytest.mark.parametrize("token", [None, b""])
+def test_no_token_is_missing(token):
+    assert verifier().verify(token, NOW_MS) is HOP_MISSING
+
+
+def test_pieces_taken_away_or_added_are_forged():
+    token = signer().sign(CLAIMS)
+    for cut in (1, 10, 44, len(token) - 3):
+        assert verifier().verify(token[:-cut], NOW_MS) in (HOP_FORGED, HOP_MISADDRESSED)
+    for longer in (token + b"=", token + b".", token + b" ", b" " + token, token + b"A", token + b".v2"):
+        assert verifier().verify(longer, NOW_MS) in (HOP_FORGED, HOP_MISADDRESSED)
+
+
+def test_a_token_of_another_key_or_key_id_is_forged():
+    assert verifier().verify(signer(key=OLD).sign(CLAIMS), NOW_MS) is HOP_FORGED
+    assert verifier().verify(signer(kid="gone").sign(CLAIMS), NOW_MS) is HOP_FORGED
+
+
+def test_keys_rotate_without_a_gap():
+    before, after = signer("2026a", OLD), signer("2026b", NEW)
+    both, later = verifier(**{"2026a": OLD, "2026b": NEW}), verifier(**{"2026b": NEW})
+    assert both.verify(before.sign(CLAIMS), NOW_MS) == CLAIMS
+    assert both.verify(after.sign(CLAIMS), NOW_MS) == CLAIMS
+    assert later.verify(after.sign(CLAIMS), NOW_MS) == CLAIMS
+    assert later.verify(before.sign(CLAIMS), NOW_MS) is HOP_FORGED
+
+
+def test_a_token_for_another_region_is_misaddressed():
+    token = signer().sign(msgspec.structs.replace(CLAIMS, audience="tokyo"))
+    assert verifier().verify(token, NOW_MS) is HOP_MISADDRESSED
+
+
+@pytest.mark.parametrize("ahead_ms", [0.0, -0.001, -1e9, LIFE_MAX_MS + 1, math.inf, -math.inf, math.nan])
+def test_a_token_past_its_time_or_stamped_in_another_clock_is_expired(ahead_ms):
+    token = signer().sign(msgspec.structs.replace(CLAIMS, expires_ms=NOW_MS + ahead_ms))
+    assert verifier().verify(token, NOW_MS) is HOP_EXPIRED
+
+
+@pytest.mark.parametrize("field", ["deadline_ms", "promised_ttft_ms", "waited_ms"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e12])
+def test_an_absurd_amount_is_never_trusted(field, value):
+    token = signer().sign(msgspec.structs.replace(CLAIMS, **{field: value}))
+    assert verifier().verify(token, NOW_MS) is HOP_FORGED
+
+
+def test_a_later_build_may_append_fields():
+    longer = [*msgspec.structs.astuple(CLAIMS), "something new"]
+    assert verifier().verify(forged_with_the_key(msgspec.msgpack.encode(longer)), NOW_MS) == CLAIMS
+
+
+def test_sets_past_their_bound_are_refused_on_both_sides():
+    wide = msgspec.structs.replace(CLAIMS, lawful=("r",) * (LAWFUL_MAX + 1))
+    with pytest.raises(HopError, match="lawful"):
+        signer().sign(wide)
+    assert verifier().verify(forged_with_the_key(msgspec.msgpack.encode(wide)), NOW_MS) is HOP_FORGED
+    for narrow in ((("eu",),) * 9, (("eu",) * 65,)):
+        deep = msgspec.structs.replace(CLAIMS, narrow=narrow)
+        with pytest.raises(HopError, match="narrow"):
+            signer().sign(deep)
+        assert verifier().verify(forged_with_the_key(msgspec.msgpack.encode(deep)), NOW_MS) is HOP_FORGED
+
+
+def test_a_token_too_long_is_neither_made_nor_read():
+    long = msgspec.structs.replace(CLAIMS, decision_id="d" * TOKEN_BYTES_MAX)
+    with pytest.raises(HopError, match="4096"):
+        signer().sign(long)
+    assert verifier().verify(forged_with_the_key(msgspec.msgpack.encode(long)), NOW_MS) is HOP_FORGED
+
+
+@pytest.mark.parametrize(
+    ("keys", "active", "says"),
+    [
+        ({}, "a", "none given"),
+        ({"a": b"short"}, "a", "at least 16"),
+        ({"a.b": NEW}, "a.b", "rename"),
+        ({"": NEW}, "", "rename"),
+        ({"a": NEW}, "b", "not among a"),
+    ],
+)
+def test_unusable_keys_are_refused_with_the_remedy(keys, active, says):
+    with pytest.raises(HopError, match=says):
+        HopSigner(keys, active, "virginia")
+
+
+def test_a_refused_key_is_not_in_the_message():
+    with pytest.raises(HopError) as refused:
+        HopVerifier({"a": b"tooshortsecret"}, "frankfurt")
+    assert "tooshortsecret" not in str(refused.value)
+
+
+def test_a_full_memory_is_not_looked_through_for_each_that_finds_it_full() -> None:
+    uses = Uses(3)
+    for mac, until_ms in ((b"a", 9_000.0), (b"b", 1_050.0), (b"c", 9_000.0)):
+        assert uses.take(mac, until_ms, 0.0, HOP_USED) is None
+    assert uses.take(b"d", 9_000.0, 1_000.0, HOP_USED) is NO_BUFFER
+    looked = uses._until_ms
+    for clock_ms in (1_001.0, 1_060.0, 1_099.0):
+        assert uses.take(b"d", 9_000.0, clock_ms, HOP_USED) is NO_BUFFER
+        assert uses._until_ms is looked
+    assert uses.take(b"d", 9_000.0, 1_100.0, HOP_USED) is None
+    assert uses.take(b"a", 9_000.0, 1_100.0, HOP_USED) is HOP_USED

@@ -1,0 +1,189 @@
+"""What engines are told: nothing that names hosts, files, code, devices or others' state, whatever it is called."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from farhop.balance import outcome
+from farhop.relay.formats import bodies, field_guard
+from farhop.relay.formats.field_guard import Guard, engine_headers, family_of
+from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import BodyError
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+# What real engines obey today, and names of the same families that no engine has yet.
+HOSTILE = {
+    "kv_transfer_params": {"remote_host": "10.0.0.1"},
+    "ec_transfer_params": {},
+    "disaggregated_params": {"request_type": "generation_only"},
+    "bootstrap_host": "10.0.0.1",
+    "remote_port": 1,
+    "callback_url": "http://169.254.169.254/",
+    "webhook": "http://evil",
+    "custom_logit_processor": "gASV",
+    "logits_processors": ["os.system"],
+    "chat_template": "{{ 7*7 }}",
+    "lora_path": "/etc/passwd",
+    "tokenizer_path": "/etc",
+    "prompt_embeds": "gASV",
+    "input_embeds": [[0.1]],
+    "data_parallel_rank": 0,
+    "disagg_prefill_dp_rank": 0,
+    "target_device": "cuda:0",
+    "backend_instance_id": 7,
+    "decode_worker_id": 7,
+    "request_id": "chatcmpl-1",
+    "rid": "1",
+    "session_params": {"id": "1"},
+    "previous_response_id": "resp_1",
+}
+DATA_URL = "data:image/png;base64,iVBORw0KGgo="
+
+
+def _read(body: dict[str, Any], kind: Kind = Kind.CHAT, rules: Guard = field_guard.DEFAULT) -> Any:
+    return bodies.read(kind, json.dumps(body).encode(), b"/v2/models/m/generate", b"", rules)
+
+
+def test_a_field_that_no_client_may_set_is_named() -> None:
+    for name in HOSTILE:
+        for within in ["", "vllm_xargs", "nvext"]:
+            hostile = {name: HOSTILE[name]}
+            with pytest.raises(BodyError) as caught:
+                _read(CHAT | ({within: hostile} if within else hostile))
+            assert (caught.value.outcome, caught.value.param) == (outcome.INVALID_FIELD, name)
+            unset = {name: None}
+            assert _read(CHAT | ({within: unset} if within else unset)).model == "m", (
+                "SDKs send null for what is not set"
+            )
+
+
+def test_what_is_known_is_of_no_refused_family_and_passes_where_the_unknown_does_not() -> None:
+    assert [name for name in field_guard.KNOWN if family_of(name)] == []
+    rules = Guard(refuse_unknown=True)
+    assert _read({**dict.fromkeys(field_guard.KNOWN - {"messages", "model"}), **CHAT}, rules=rules).model == "m"
+    with pytest.raises(BodyError) as caught:
+        _read(CHAT | {"new": 1}, rules=rules)
+    assert caught.value.param == "new"
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize"])
+def test_a_templates_arguments_are_not_its_callers(name: str) -> None:
+    with pytest.raises(BodyError, match=name):
+        _read(CHAT | {"chat_template_kwargs": {"enable_thinking": False, name: "x"}})
+    assert _read(CHAT | {"chat_template_kwargs": {"enable_thinking": False}}).model == "m"
+
+
+def _with(part: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "what is this:"}, part]}]}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}},
+        {"type": "image_url", "image_url": "https://example.com/a.png"},
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "image_url", "image_url": {"url": " HTTP://10.0.0.1/"}},
+        {"type": "image_url", "image_url": {"url": "//10.0.0.1/a"}},
+        {"type": "video", "video": ["https://example.com/a.mp4"]},
+        {"type": "image", "image": "../../secret.png"},
+        {
+            "type": "text",
+            "text": "x",
+            "image_url": "http://10.0.0.1/",
+        },  # which is read is up to the engine
+        {"image_url": "s3://bucket/key"},
+        {"type": "image_embeds", "image_embeds": "gASV"},
+        {"type": "image_url", "image_url": {"url": DATA_URL}, "uuid": "another tenant's"},
+        {"type": "file", "file": {"file_id": "file-1"}},
+    ],
+)
+def test_media_bring_their_data(part: dict[str, Any]) -> None:
+    passage = {"content": [part]}
+    for kind, body in (
+        (Kind.CHAT, _with(part)),
+        (Kind.TOKENIZE, _with(part)),
+        (Kind.EMBEDDINGS, _with(part)),
+        (Kind.RERANK, {"model": "m", "query": passage, "documents": ["a"]}),
+        (Kind.SCORE, {"model": "m", "text_1": "a", "text_2": [passage]}),
+    ):
+        with pytest.raises(BodyError) as caught:
+            _read(body, kind)
+        assert caught.value.outcome is outcome.INVALID_FIELD
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": DATA_URL, "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "DATA:image/jpeg;base64,/9j/4AAQ"}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+        {"type": "image", "image": "/9j/4AAQSkZJRg=="},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}},
+        {"type": "text", "text": "see http://example.com/a.png", "cache_control": {"type": "ephemeral"}},
+        {"type": "input_text", "text": "https://example.com"},
+    ],
+)
+def test_media_with_their_data_pass(part: dict[str, Any]) -> None:
+    assert _read(_with(part)).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("url", "passes"),
+    [
+        ("https://cdn.example.com/a.png", True),
+        ("HTTPS://CDN.EXAMPLE.COM/a.png?b=c", True),
+        ("http://cdn.example.com:8080/a.png", True),
+        ("http://cdn.example.com:81/a.png", False),
+        ("https://cdn.example.com.evil.org/a.png", False),
+        ("https://cdn.example.com@evil.org/a.png", False),
+        ("https://evil.org#@cdn.example.com/", False),
+        ("https://evil.org\\@cdn.example.com/", False),
+        ("https://cdn.example.com /a.png", False),
+        ("https://[::1/a", False),
+        ("ftp://cdn.example.com/a", False),
+        ("file://cdn.example.com/etc/passwd", False),
+    ],
+)
+def test_media_by_url_pass_from_configured_hosts_alone(url: str, passes: bool) -> None:
+    body = _with({"type": "image_url", "image_url": {"url": url}})
+    rules = Guard(["cdn.example.com", "cdn.example.com:8080"])
+    if passes:
+        assert _read(body, rules=rules).model == "m"
+        return
+    with pytest.raises(BodyError):
+        _read(body, rules=rules)
+
+
+def test_fields_that_nobody_knows_are_counted_by_name_and_bounded() -> None:
+    rules = Guard()
+    for i in range(300):
+        _read(CHAT | {f"new_{i}": 1, "x": 2}, rules=rules)
+    _read(CHAT | {"a\n# HELP": 1}, rules=rules)
+    assert (rules.unknown["x"], len(rules.unknown)) == (300, 257)
+    assert rules.unknown[field_guard.OTHER] == 45 + 1, (
+        "of 256 names 255 were new; a name that is none counts with the rest"
+    )
+
+
+def test_kserve_names_no_memory_and_no_state_of_others() -> None:
+    shared = {"shared_memory_region": "theirs", "shared_memory_byte_size": 8}
+    tensor = {"name": "a", "datatype": "FP32", "shape": [1]}
+    for body in (
+        {"inputs": [tensor | {"parameters": shared}]},
+        {"inputs": [tensor | {"data": [1]}], "outputs": [{"name": "b", "parameters": shared}]},
+        {"inputs": [tensor | {"data": [1]}], "parameters": {"sequence_id": 5}},
+    ):
+        with pytest.raises(BodyError):
+            _read(body, Kind.INFER)
+    fine = {"inputs": [tensor | {"data": [1]}], "outputs": [{"name": "b", "parameters": {"binary_data": True}}]}
+    assert _read(fine, Kind.INFER).model == "m"
+
+
+def test_headers_to_engines_are_an_allow_list() -> None:
+    lines = b"accept: a\r\ncookie: secret\r\nx-data-parallel-rank: 3\r\nx-request-id: 7\r\ncontent-type: b\r\n"
+    assert engine_headers(lines) == b"accept: a\r\ncontent-type: b\r\n"
+    assert engine_headers(b"") == b""

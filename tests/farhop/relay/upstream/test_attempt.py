@@ -1,0 +1,231 @@
+"""One attempt: what it writes, what it passes on, and that a slow client slows the upstream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from relay_wire import SSE, Line, chunk, plain, post, until
+
+from farhop.balance.health.inquiry import QUIET_S, STALL_PAUSES
+from farhop.balance.machine import AttemptEnded
+from farhop.balance.prefix.chain import chain, tail
+from farhop.relay import relay as relays
+from farhop.relay.formats.transcript import Continuation
+from farhop.relay.upstream.pool import UpstreamLimits
+
+
+async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) -> None:
+    s = await stage()
+    headers = (
+        b"Authorization: Bearer sk-client\r\nX-Request-Id: 7\r\nx-farhop-hop: forged\r\nX-Forwarded-For: me\r\n"
+        b"TE: trailers\r\nKeep-Alive: 5\r\nAccept-Encoding: gzip\r\nConnection: keep-alive, X-Private\r\n"
+        b"X-Private: 1\r\nProxy-Authorization: x\r\nContent-Type: application/json\r\ntraceparent: theirs\r\n"
+    )
+    assert (await s.ask(post(b"{}", path="/v1/chat/completions?a=b", headers=headers))).status == 200
+    (asked,) = s.upstream.asked
+    assert asked.line == "POST /v1/chat/completions?a=b HTTP/1.1"
+    assert asked.headers == [
+        ("host", str(s.upstream.address)),
+        ("content-length", "2"),
+        ("accept-encoding", "identity"),
+        ("via", "1.1 farhop"),
+        ("content-type", "application/json"),
+        ("authorization", "Bearer engine-key"),
+    ]
+
+
+async def test_the_client_gets_the_answer_and_none_of_its_hops(stage: Any) -> None:
+    s = await stage()
+    headers = (
+        b"Content-Type: application/json\r\nServer: engine\r\nKeep-Alive: timeout=5\r\nConnection: X-Private\r\n"
+        b"X-Private: 1\r\nX-Farhop-Region: forged\r\nServer-Timing: engine;dur=5\r\nVia: x\r\n"
+    )
+    s.upstream.answer = lambda _m: plain(b"{}", headers=headers)
+    answer = await s.ask(post())
+    names = [name for name, _ in answer.headers]
+    assert names == ["content-type", "x-farhop-decision", "server-timing", "content-length"]
+    assert (answer.get("server-timing") or "").endswith(", engine;dur=5")
+
+
+@pytest.mark.parametrize("over_tier", [True, False])
+async def test_the_version_that_served_is_the_tiers_below_to_say_and_no_engines(stage: Any, over_tier: bool) -> None:
+    s = await stage(over_tier=over_tier)
+    s.upstream.answer = lambda _m: plain(b"{}", headers=b"Content-Type: application/json\r\nX-Farhop-Version: v2\r\n")
+    assert (await s.ask(post())).get("x-farhop-version") == ("v2" if over_tier else None)
+
+
+PROMPT = b"p" * 1000
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("listens", [True, False])
+async def test_where_it_is_listened_to_the_machine_is_told_prompt_and_answer(
+    stage: Any, stream: bool, listens: bool
+) -> None:
+    s = await stage()
+    known = chain(PROMPT, 7)
+    s.handler.continuation = Continuation(tail(PROMPT, known, 7), "text") if listens else None
+    body = b'{"choices":[{"index":0,"text":"%b"}]}' % (b"a" * 400)
+    events = chunk(b"data: " + body[:50]) + chunk(body[50:] + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    json = b"content-type: application/json\r\n"
+    s.upstream.answer = lambda _m: SSE + events if stream else plain(body, headers=json)
+    assert body in (await s.ask(post())).body
+    ended = s.flow.heard[-1]
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.chain, ended.said_bytes) == ((chain(PROMPT + b"a" * 400, 7), 400) if listens else ((), 0))
+
+
+async def test_a_large_body_arrives_whole_both_ways(stage: Any) -> None:
+    s = await stage()
+    body = bytes(range(256)) * 8192
+    s.upstream.answer = lambda m: plain(m.body, headers=b"content-type: image/png\r\n")
+    assert (await s.ask(post(body))).body == body
+
+
+@pytest.mark.parametrize("content_type", [b"text/event-stream", b"application/octet-stream"])
+async def test_a_client_that_does_not_read_bounds_what_is_buffered(stage: Any, content_type: bytes) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(between_bytes_s=0.05))
+    event = b"data: " + b"x" * 8190 + b"\n\n"
+    sent = 0
+    total = 64 << 20
+
+    async def flood(line: Line) -> None:
+        nonlocal sent
+        await s.upstream.request(line)
+        await line.send(SSE.replace(b"text/event-stream", content_type))
+        while sent < total:
+            await line.send(chunk(event))
+            sent += len(event)
+        await line.send(b"0\r\n\r\n")
+        await s.upstream.request(line)
+
+    s.upstream.script = flood
+    c = await s.client()
+    c.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    await c.send(post())
+    await until(lambda: s.handler.exchanges)
+    connection = s.handler.exchanges[0]._connection
+    await until(lambda: connection._write_paused)
+    seen = 0
+    while seen != sent:  # until the upstream is held back, all the way
+        seen = sent
+        await asyncio.sleep(0.1)
+    assert connection._transport.get_write_buffer_size() < 1 << 20
+    assert sent < total // 4, "the upstream was not held back"
+    c.reader._transport.resume_reading()  # type: ignore[attr-defined]
+    received = 0
+    while received < sent or sent < total:
+        received += len(await c.reader.read(1 << 20))
+    await until(lambda: s.tier.concluded_with == [("served", 200, None)])
+
+
+async def test_a_slow_client_is_not_a_stalled_upstream(stage: Any) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(between_bytes_s=0.05))
+
+    async def quiet(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(SSE + chunk(b"data: 1\n\n"))
+        await s.upstream.request(line)
+
+    s.upstream.script = quiet
+    c = await s.client()
+    await c.send(post())
+    await c.reader.readuntil(b"data: 1\n\n")
+    attempt = s.relay._live["r1"].attempt
+    attempt.pause()
+    attempt.check(attempt.heard_at + 60.0)
+    assert s.relay.under_way == 1
+    attempt.resume()
+    attempt.check(attempt.heard_at + 60.0)
+    assert s.relay.under_way == 0
+    assert s.tier.attempts == [(1, "upstream_stalled")]
+
+
+# -- what the upstream, a tier, knows of it
+
+
+async def swallowing(s: Any, first: bytes = b"") -> Any:
+    """A request whose upstream read it and says no more than this; the attempt."""
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        if first:
+            await line.send(first)
+        await s.upstream.request(line)
+
+    s.upstream.script = script
+    c = await s.client()
+    await c.send(post())
+    await until(lambda: s.upstream.asked and s.relay._live)
+    attempt = s.relay._live["r1"].attempt
+    if first:
+        await until(lambda: attempt.began)
+    return attempt
+
+
+async def test_one_its_upstream_does_not_know_goes_elsewhere(stage: Any) -> None:
+    s = await stage(over_tier=True)
+    attempt = await swallowing(s)
+    at = s.upstream.address
+    assert attempt.id == "r1/1"
+    s.relay._sweep()
+    assert s.relay.quiet(at) == []  # it was made just now
+    attempt._heard_at -= QUIET_S
+    s.relay._sweep()
+    assert s.relay.quiet(at) == [attempt]
+    s.relay.channel(at, up=False)
+    s.relay.channel(at, up=True)
+    attempt.asked_about(s.relay.clock(), 0.5, 0.1)
+    assert s.tier.attempts == []
+    attempt.asked_about(s.relay.clock(), None, 0.1)
+    assert s.tier.attempts == [(1, "lost_on_the_way")]
+    attempt.asked_about(s.relay.clock(), None, 0.1)  # what comes late is no news
+    assert s.relay.quiet(at) == []
+    assert len(s.tier.attempts) == 1
+
+
+async def test_a_byte_that_came_while_it_was_asked_about_proves_it_alive(stage: Any) -> None:
+    s = await stage(over_tier=True)
+    attempt = await swallowing(s)
+    s.relay.channel(s.upstream.address, up=False)
+    attempt.asked_about(attempt.heard_at - 0.1, None, 0.1)
+    assert s.tier.attempts == []
+
+
+async def test_only_the_longest_silent_are_asked_about(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = await stage(over_tier=True)
+    monkeypatch.setattr(relays, "ASKED_MAX", 1)
+    attempt = await swallowing(s)
+    await (await s.client()).send(post())
+    await until(lambda: len(s.relay._live) == 2 and s.relay._live["r2"].attempt._connection is not None)
+    attempt._heard_at -= 9.0
+    s.relay._live["r2"].attempt._heard_at -= 5.0
+    s.relay._sweep()
+    assert s.relay.quiet(s.upstream.address) == [attempt]
+
+
+async def test_engines_are_not_asked(stage: Any) -> None:
+    s = await stage()
+    attempt = await swallowing(s)
+    attempt._heard_at -= 9.0
+    s.relay._sweep()
+    assert s.relay.quiet(s.upstream.address) == []
+
+
+@pytest.mark.parametrize("dark", [True, False])
+async def test_a_stream_behind_a_broken_way_ends_by_its_own_pace(stage: Any, dark: bool) -> None:
+    s = await stage(over_tier=True)
+    attempt = await swallowing(s, SSE + chunk(b"data: 1\n\n"))
+    heard_at = attempt.heard_at
+    attempt.check(heard_at + 4.0)  # a pause of 4 s, which ends
+    attempt._heard_at = heard_at = heard_at + 4.1
+    attempt.check(heard_at + 0.1)
+    if dark:
+        s.relay.channel(s.upstream.address, up=False)
+    attempt.check(heard_at + 4.0 * STALL_PAUSES - 0.1)
+    assert s.relay.under_way == 1
+    attempt.check(heard_at + 4.0 * STALL_PAUSES + 0.1)
+    assert s.relay.under_way == (0 if dark else 1)
+    assert s.tier.attempts == ([(1, "upstream_stalled")] if dark else [])

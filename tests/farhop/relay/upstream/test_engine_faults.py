@@ -1,0 +1,144 @@
+"""What an engine's failure says of the engine, as engines word it; and that nobody else's words are taken for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from relay_wire import SSE, Line, chunk, plain, post, until
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+from farhop.relay.upstream import engine_faults
+from farhop.relay.upstream.engine_faults import FaultTap, in_event, in_text
+from farhop.relay.upstream.tap import StreamTap
+
+OOM, BROKEN = outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN
+# As met in engines' issues: vLLM, TGI, Triton, TensorRT-LLM, PyTorch on ROCm.
+WORDS: list[tuple[bytes, Outcome | None]] = [
+    (b'{"object":"error","message":"CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 23 GiB total)"}', OOM),
+    (b'{"error":"Request failed during generation: Server error: CUDA out of memory.","error_type":"generation"}', OOM),
+    (b"torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB", OOM),
+    (b'{"error":"CUDA runtime error in cudaMalloc(): out of memory"}', OOM),
+    (b"RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", OOM),
+    (b"CUDA error: an illegal memory access was encountered", BROKEN),
+    (b"RuntimeError: CUDA error: device-side assert triggered", BROKEN),
+    (b"NCCL error: unhandled cuda error", BROKEN),
+    (b"EngineCore encountered an issue. See stack trace (above) for the root cause.", BROKEN),
+    (b"AsyncEngineDeadError: Background loop is not running", BROKEN),
+    (b'{"error":{"message":"Internal server error","type":"InternalServerError","code":500}}', None),
+    (b"upstream connect error or disconnect", None),
+    (b"", None),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), WORDS)
+def test_words_of_engines(text: bytes, told: Outcome | None) -> None:
+    assert in_text(text) is told
+    made = FaultTap()
+    assert b"".join(made.feed(text[at : at + 7]) for at in range(0, len(text), 7)) == text
+    assert made.rest() == b""
+    assert made.fault is told
+    assert made.usage is None
+
+
+def test_of_a_failure_without_end_only_the_beginning_is_kept() -> None:
+    made = FaultTap()
+    for _ in range(100):
+        assert len(made.feed(b"x" * 1000)) == 1000
+        assert len(made._kept) <= engine_faults.BODY_BYTES_MAX
+    made.feed(b"CUDA out of memory")
+    made.rest()
+    assert made.fault is None
+    assert made._kept == b""
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"error": {"message": "CUDA out of memory", "code": 500}}, OOM),
+        ({"error": "CUDA error: unspecified launch failure"}, BROKEN),
+        ({"error": {"message": "no", "code": 500}}, outcome.ENGINE_ERROR),
+        ({"error": {"message": "too long", "type": "BadRequestError", "code": 400}}, None),
+        ({"error": {"message": "no"}}, None),
+        ({"error": None, "choices": []}, None),
+        ({"choices": [{"delta": {"content": '{"error":"CUDA out of memory"}'}}]}, None),
+        ({"choices": [{"delta": {"tool": {"error": "CUDA out of memory"}}}]}, None),
+        ([{"error": "CUDA out of memory"}], None),
+    ],
+)
+def test_an_event_counts_only_if_it_is_an_error(document: Any, told: Outcome | None) -> None:
+    event = b"data: " + msgspec.json.encode(document)
+    assert in_event(event) is told
+    for end in (b"\n\n", b"\r\n\r\n"):
+        stream = b'data: {"choices":[]}' + end + event + end + b"data: [DONE]" + end
+        made = StreamTap(hide_usage=False)
+        assert made.feed(stream) + made.rest() == stream
+        assert made.fault is told
+
+
+def test_an_error_is_found_however_the_stream_was_cut() -> None:
+    stream = b'data: {"choices":[]}\n\ndata: {"error":"CUDA out of memory"}\n\ndata: [DONE]\n\n'
+    for first in range(1, len(stream)):
+        for second in range(first + 1, len(stream)):
+            made = StreamTap(hide_usage=False)
+            out = b"".join(made.feed(part) for part in (stream[:first], stream[first:second], stream[second:]))
+            assert out + made.rest() == stream
+            assert made.fault is OOM, (first, second)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_no_bytes_break_it(data: bytes) -> None:
+    in_text(data)
+    in_event(b'data: {"error"' + data)
+    made = StreamTap(hide_usage=True)
+    made.feed(b'data: {"error":' + data)
+    made.rest()
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_an_error_that_ends_a_stream_is_told_to_the_machine(stage: Any, split: bool) -> None:
+    s = await stage()
+    error = b'data: {"error":{"message":"CUDA out of memory","code":500}}\n\n'
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(SSE + chunk(b"data: 1\n\n"))
+        await until(lambda: s.flow.event_names().count("AttemptBegan"))
+        pieces = (error[:20], error[20:], b"data: [DONE]\n\n") if split else (error + b"data: [DONE]\n\n",)
+        for piece in pieces[:-1]:
+            await line.send(chunk(piece))
+        await line.send(chunk(pieces[-1]) + b"0\r\n\r\n")
+        await s.upstream.request(line)
+
+    s.upstream.script = script
+    c = await s.client()
+    await c.send(post())
+    assert error.strip() in await c.reader.readuntil(b"0\r\n\r\n")  # it passes as it came
+    await until(lambda: s.tier.concluded_with)
+    ended = s.flow.heard[-1]
+    assert (ended.status, ended.fault) == (200, OOM)
+    assert s.tier.attempts == [(1, "engine_out_of_memory")]
+
+
+@pytest.mark.parametrize(("status", "told"), [(500, OOM), (424, OOM), (400, None), (200, None)])
+async def test_only_a_failures_body_is_looked_at(stage: Any, status: int, told: Outcome | None) -> None:
+    s = await stage()
+    body = b'{"error":"CUDA out of memory"}'
+    s.upstream.answer = lambda _m: plain(body, status=f"{status} X")
+    answer = await s.ask(post())
+    assert (answer.status, answer.body) == (status, body)
+    await until(lambda: s.tier.concluded_with)
+    assert s.flow.heard[-1].fault is told
+
+
+async def test_what_a_tier_below_relays_is_its_business(stage: Any) -> None:
+    s = await stage(over_tier=True)
+    s.upstream.answer = lambda _m: plain(b'{"error":"CUDA out of memory"}', status="500 X")
+    await s.ask(post())
+    await until(lambda: s.tier.concluded_with)
+    assert s.flow.heard[-1].fault is None

@@ -1,0 +1,481 @@
+"""Upstreams that refuse, stall, break and lie: each ends in one word, and no connection outlives its use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from relay_wire import SSE, Line, Upstream, chunk, plain, post, until
+
+from farhop.balance import outcome
+from farhop.balance.machine import Address
+from farhop.relay.upstream import pool
+from farhop.relay.upstream.pool import UpstreamLimits
+
+JSON = b"content-type: application/json\r\n"
+
+
+def once(s: Any, *segments: bytes, then: str = "wait") -> Callable[[Line], Awaitable[None]]:
+    """Answer the first request with these segments, then close, abort, or wait for the relay to close."""
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        for segment in segments:
+            await line.send(segment)
+            await asyncio.sleep(0.01)  # segments of their own
+        if then == "wait":
+            await s.upstream.request(line)
+        elif then == "close":
+            await line.close()
+
+    return script
+
+
+def lost(s: Any) -> str:
+    """How the only attempt ended."""
+    ((_, how),) = s.tier.attempts
+    return str(how)
+
+
+@contextlib.asynccontextmanager
+async def other(answer: bytes) -> AsyncIterator[Address]:
+    """Another upstream, which gives this answer."""
+    upstream = Upstream()
+    upstream.answer = lambda _m: answer
+    await upstream.open()
+    try:
+        yield upstream.address
+    finally:
+        await upstream.close()
+
+
+async def test_connections_are_kept_and_used_again(stage: Any) -> None:
+    s = await stage()
+    c = await s.client()
+    for _ in range(3):
+        await c.send(post())
+        assert (await c.read()).status == 200
+    assert len(s.upstream.lines) == 1
+    assert s.pool.connections == 1
+
+
+async def test_a_chunked_answer_keeps_its_connection_too(stage: Any) -> None:
+    s = await stage()
+    s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\n") + b"0\r\nx-trailer: 1\r\n\r\n"
+    for _ in range(2):
+        answer = await s.ask(post())
+        assert answer.body == b"data: 1\n\n"
+        assert answer.get("x-trailer") is None
+    assert len(s.upstream.lines) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokgarbage",
+    ],
+    ids=["close", "http-1.0", "a second answer", "garbage"],
+)
+async def test_a_connection_that_cannot_be_trusted_is_not_kept(stage: Any, answer: bytes) -> None:
+    s = await stage()
+    s.upstream.script = once(s, answer)
+    for _ in range(2):
+        assert (await s.ask(post())).body == b"ok"
+    assert len(s.upstream.lines) == 2
+    await until(lambda: s.pool.connections == 0)
+    assert s.tier.attempts == [(1, "served")] * 2
+
+
+async def test_an_answer_before_the_request_was_sent_whole_does_not_keep_the_connection(stage: Any) -> None:
+    s = await stage()
+
+    async def hasty(line: Line) -> None:
+        await line.reader.readuntil(b"\r\n\r\n")
+        await line.send(plain(b"{}", "413 Content Too Large"))
+        await until(lambda: s.pool.connections == 0)
+
+    s.upstream.script = hasty
+    assert (await s.ask(post(b"x" * (8 << 20)))).status == 413
+
+
+async def test_bytes_that_nobody_asked_for_close_a_kept_connection(stage: Any) -> None:
+    s = await stage()
+    assert (await s.ask(post())).status == 200
+    await s.upstream.lines[0].send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+    await until(lambda: s.pool.connections == 0)
+    assert (await s.ask(post())).status == 200
+    assert len(s.upstream.lines) == 2
+
+
+def dying_when_used_again(s: Any, after_s: float = 0.0) -> Callable[[Line], Awaitable[None]]:
+    """The first connection closes over its second request, without a word."""
+
+    async def script(line: Line) -> None:
+        await line.send(s.upstream.answer(await s.upstream.request(line)))
+        if len(s.upstream.lines) == 1:
+            await s.upstream.request(line)
+            await asyncio.sleep(after_s)
+        else:
+            while True:
+                await line.send(s.upstream.answer(await s.upstream.request(line)))
+
+    return script
+
+
+async def test_a_kept_connection_that_is_dead_is_told_and_asking_again_is_the_machines(stage: Any) -> None:
+    """A POST is not sent again behind the machine's back: it counts, as any other retry does."""
+    s = await stage()
+    s.upstream.script = dying_when_used_again(s)
+    assert (await s.ask(post())).status == 200
+    assert (await s.ask(post())).status == 502  # the scripted machine has one address, and asks it once
+    s.flow.addresses.append(s.upstream.address)
+    assert (await s.ask(post())).status == 200
+    assert s.tier.attempts == [(1, "served"), (1, "kept_connection_closed"), (1, "served")]
+    assert len(s.upstream.lines) == 2
+
+
+async def test_asked_again_it_gets_a_connection_that_did_not_rest_as_long(stage: Any) -> None:
+    s = await stage()
+    s.flow.addresses.append(s.upstream.address)
+    go = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        first = len(s.upstream.lines) <= 3
+        await s.upstream.request(line)
+        await go.wait()
+        await line.send(s.upstream.answer(None))
+        await s.upstream.request(line)  # whoever is used again of the first three dies, with a request in its hands
+        if not first:
+            await line.send(s.upstream.answer(None))
+
+    s.upstream.script = script
+    asked = [asyncio.create_task(s.ask(post())) for _ in range(3)]
+    await until(lambda: len(s.upstream.asked) == 3)
+    go.set()
+    assert [(await one).status for one in asked] == [200] * 3
+    await until(lambda: s.pool.connections == 3)
+    assert (await s.ask(post())).status == 200
+    assert s.tier.attempts[3:] == [(1, "kept_connection_closed"), (2, "served")]
+    await until(lambda: s.pool.connections == 1)
+
+
+async def test_one_that_dies_long_after_it_was_used_again_has_failed(stage: Any, monkeypatch: Any) -> None:
+    """An engine that crashes over a prompt is no connection that was closed at rest."""
+    monkeypatch.setattr(pool, "CROSSING_S", 0.02)
+    s = await stage()
+    s.upstream.script = dying_when_used_again(s, after_s=0.1)
+    assert (await s.ask(post())).status == 200
+    assert (await s.ask(post())).status == 502
+    assert s.tier.attempts == [(1, "served"), (1, "upstream_died_before_first_byte")]
+
+
+async def test_a_fresh_connection_that_dies_is_not_replaced_silently(stage: Any) -> None:
+    s = await stage()
+    s.upstream.script = once(s, then="abort")
+    answer = await s.ask(post())
+    assert answer.status == 502
+    assert lost(s) == "upstream_died_before_first_byte"
+    assert len(s.upstream.lines) == 1
+
+
+async def test_rest_is_bounded_in_time(stage: Any) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(idle_s=0.05))
+    assert (await s.ask(post())).status == 200
+    await until(lambda: s.pool.connections == 0)
+
+
+async def test_what_rests_towards_an_address_is_given_up_and_nothing_else(stage: Any) -> None:
+    s = await stage()
+    assert (await s.ask(post())).status == 200
+    s.pool.give_up(Address("127.0.0.1", 1))
+    await asyncio.sleep(0.02)
+    assert s.pool.connections == 1
+    s.pool.give_up(s.upstream.address)
+    await until(lambda: s.pool.connections == 0)
+    assert (await s.ask(post())).status == 200  # by a new one
+    assert len(s.upstream.lines) == 2
+
+
+async def test_rest_is_bounded_in_number(stage: Any) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(idle_max=1))
+    gate = asyncio.Event()
+
+    async def together(line: Line) -> None:
+        while True:
+            asked = await s.upstream.request(line)
+            await gate.wait()
+            await line.send(s.upstream.answer(asked))
+
+    s.upstream.script = together
+    asking = [asyncio.create_task(s.ask(post())) for _ in range(3)]
+    await until(lambda: len(s.upstream.asked) == 3)
+    gate.set()
+    assert [a.status for a in await asyncio.gather(*asking)] == [200] * 3
+    await until(lambda: s.pool.connections == 1)
+
+
+async def test_a_refused_connect_goes_to_the_next(stage: Any) -> None:
+    s = await stage()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = Address("127.0.0.1", free.getsockname()[1])
+        s.flow.addresses = [nobody, s.upstream.address]
+        assert (await s.ask(post())).status == 200
+        assert s.tier.attempts == [(1, "connect_failed"), (2, "served")]
+        s.flow.addresses = [nobody]
+        assert (await s.ask(post())).status == 502
+
+
+async def test_streams_to_one_address_are_bounded_and_the_next_takes_over(stage: Any) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(streams_max=2))
+    go = asyncio.Event()
+
+    async def waits(line: Line) -> None:
+        while True:
+            await s.upstream.request(line)
+            await go.wait()
+            await line.send(plain(b"1"))
+
+    async with other(plain(b"2")) as elsewhere:
+        s.upstream.script = waits
+        s.flow.addresses.append(elsewhere)
+        held = [await s.client() for _ in range(2)]
+        for line in held:
+            await line.send(post())
+        await until(lambda: len(s.upstream.asked) == 2)
+        assert (await s.ask(post())).body == b"2"
+        s.flow.addresses.pop()
+        answer = await s.ask(post())
+        assert (answer.status, b"too_many_upstream_connections" in answer.body) == (503, True)
+        go.set()
+        assert [(await line.read()).body for line in held] == [b"1", b"1"]
+        assert (await s.ask(post())).body == b"1"
+    how = sorted(how for _, how in s.tier.attempts)
+    assert how == ["served"] * 4 + ["too_many_upstream_connections"] * 2
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+async def test_what_this_process_lacks_is_not_the_upstreams_fault(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    s = await stage()
+
+    async def lacking(_address: Address) -> Any:
+        raise OSError(number, "none left")
+
+    monkeypatch.setattr(s.pool, "_open", lacking)
+    assert (await s.ask(post())).status == 503
+    assert lost(s) == "too_many_upstream_connections"
+
+
+async def test_a_connect_that_takes_too_long_is_given_up(stage: Any) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(connect_s=0.1))
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(socket.socket())
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        where = deaf.getsockname()
+        for _ in range(4):  # a backlog that is full drops what comes
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(where)
+        s.flow.addresses = [Address("127.0.0.1", where[1])]
+        assert (await s.ask(post())).status == 504
+    assert lost(s) == "connect_timeout"
+
+
+async def test_a_name_that_means_nothing_is_a_failed_connect(stage: Any) -> None:
+    s = await stage()
+    s.flow.addresses = [Address("no-such-host.invalid", 80)]
+    assert (await s.ask(post())).status == 502
+    assert lost(s) == "connect_failed"
+
+
+@pytest.mark.parametrize(
+    ("segments", "then", "how", "status"),
+    [
+        ([], "close", "upstream_died_before_first_byte", 502),
+        ([b"HTTP/1.1 200 OK\r\ncontent-"], "abort", "upstream_died_before_first_byte", 502),
+        ([plain(b"{}")[:-2]], "abort", "upstream_died_before_first_byte", 502),
+        ([b"SSH-2.0-OpenSSH\r\n"], "wait", "upstream_bad_framing", 502),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab"], "wait", "upstream_bad_framing", 502),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n"], "wait", "upstream_bad_framing", 502),
+        (
+            [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n"],
+            "wait",
+            "upstream_bad_framing",
+            502,
+        ),
+        ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nab"], "close", "upstream_bad_framing", 502),
+        ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n"], "wait", "upstream_bad_framing", 502),
+        ([b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 300 + b"\r\n"], "wait", "upstream_bad_framing", 502),
+        ([b"HTTP/1.1 200 OK\r\na: " + b"b" * 70_000], "wait", "upstream_bad_framing", 502),
+        ([b"HTTP/1.1 102 Processing\r\n\r\n" * 4000], "wait", "upstream_bad_framing", 502),
+        (
+            [b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"],
+            "wait",
+            "upstream_bad_framing",
+            502,
+        ),
+        ([SSE + b"zz\r\n"], "wait", "upstream_bad_framing", 502),
+    ],
+)
+async def test_an_answer_that_never_begins(stage: Any, segments: list[bytes], then: str, how: str, status: int) -> None:
+    s = await stage()
+    s.upstream.script = once(s, *segments, then=then)
+    answer = await s.ask(post())
+    assert answer.status == status
+    assert how in answer.body.decode()
+    assert lost(s) == how
+    assert s.flow.event_names() == ["RequestArrived", "AttemptFailed"]
+    await until(lambda: s.pool.connections == 0)
+
+
+@pytest.mark.parametrize(
+    ("segments", "then", "how"),
+    [
+        ([chunk(b"data: 1\n\n"), chunk(b"data: 2")], "abort", "upstream_died_mid_stream"),
+        ([chunk(b"data: 1\n\n"), b"zz\r\n"], "wait", "upstream_bad_framing"),
+        ([chunk(b"data: 1\n\n")], "wait", "upstream_stalled"),
+        ([chunk(b"data: 1\n\n"), b"1;" + b"x" * 70_000], "wait", "upstream_bad_framing"),
+    ],
+)
+async def test_a_stream_that_breaks_ends_cleanly_for_a_client(
+    stage: Any, segments: list[bytes], then: str, how: str
+) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(between_bytes_s=0.1))
+    s.upstream.script = once(s, SSE, *segments, then=then)
+    c = await s.client()
+    await c.send(post())
+    answer = await c.read()
+    assert answer.whole
+    first, error, *rest = answer.body.decode().split("\n\n")
+    assert (first, rest) == ("data: 1", [""])
+    assert error.startswith('data: {"error":')
+    assert how in error
+    assert s.tier.concluded_with == [(how, 200, None)]
+    s.upstream.script = s.upstream.serve
+    await c.send(post())
+    assert (await c.read()).status == 200, "the client's connection is as good as before"
+
+
+async def test_a_stream_that_breaks_breaks_visibly_towards_the_tier_above(stage: Any) -> None:
+    s = await stage(is_hop=True)
+    s.upstream.script = once(s, SSE, chunk(b"data: 1\n\n"), then="abort")
+    answer = await s.ask(post())
+    assert not answer.whole
+    assert answer.body == b"data: 1\n\n"
+
+
+@pytest.mark.parametrize("then", ["abort", "wait"])
+async def test_a_whole_answer_that_breaks_breaks_visibly(stage: Any, then: str) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(between_bytes_s=0.1))
+    s.upstream.script = once(s, plain(b'{"a":"' + b"x" * 100 + b'"}')[:-50], then=then)
+    answer = await s.ask(post())
+    assert (answer.status, answer.whole) == (200, False)
+    assert lost(s) == ("upstream_died_mid_stream" if then == "abort" else "upstream_stalled")
+
+
+async def test_a_first_byte_that_takes_too_long_is_given_up(stage: Any) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(first_byte_s=0.1))
+    s.handler.streams = True
+    s.upstream.script = once(s)
+    assert (await s.ask(post())).status == 504
+    assert lost(s) == "first_byte_timeout"
+    await until(lambda: s.upstream.gone == 1)
+
+
+async def test_a_whole_answer_may_take_longer_than_a_streams_first_byte(stage: Any) -> None:
+    """Generating it takes as long as it takes: at a limit for first bytes healthy engines lost such requests, which
+    others then began anew, and were ejected for it."""
+    s = await stage(upstream_limits=UpstreamLimits(first_byte_s=0.05))
+    seen = 0
+
+    async def script(line: Line) -> None:
+        nonlocal seen
+        await s.upstream.request(line)
+        check, swept = type(s.handler.exchanges[0].callbacks.attempt).check, s.relay.clock()
+        for late in (0.1, 100.0, 599.0):
+            check(s.handler.exchanges[0].callbacks.attempt, swept + late)
+            seen += 1
+        await line.send(plain(b"{}"))
+
+    s.upstream.script = script
+    answer = await s.ask(post())
+    assert (answer.status, answer.body, seen) == (200, b"{}", 3)
+    assert lost(s) == "served"
+
+
+async def test_a_whole_answer_beyond_its_own_limit_is_nobodys_failure(stage: Any) -> None:
+    s = await stage(upstream_limits=UpstreamLimits(first_byte_s=0.01, whole_answer_s=0.1))
+    s.flow.addresses.append(s.upstream.address)
+    s.upstream.script = once(s)
+    answer = await s.ask(post())
+    assert answer.status == 504
+    assert b'"code":"whole_answer_timeout"' in answer.body
+    assert lost(s) == "whole_answer_timeout"  # the only attempt: nobody else is asked
+    await until(lambda: s.upstream.gone == 1)
+
+
+async def test_interim_answers_are_for_us(stage: Any) -> None:
+    s = await stage()
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    s.upstream.answer = lambda _m: interim + plain(b"{}")
+    for _ in range(2):
+        answer = await s.ask(post())
+        assert (answer.status, answer.body, answer.get("link")) == (200, b"{}", None)
+    assert len(s.upstream.lines) == 1
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+async def test_answers_without_a_body(stage: Any, status: str) -> None:
+    s = await stage()
+    s.upstream.answer = lambda _m: f"HTTP/1.1 {status}\r\netag: x\r\n\r\n".encode()
+    c = await s.client()
+    for _ in range(2):
+        await c.send(post())
+        answer = await c.read()
+        assert (answer.status, answer.get("etag")) == (int(status[:3]), "x")
+        assert answer.get("content-length") is None
+        assert answer.get("transfer-encoding") is None
+    assert len(s.upstream.lines) == 1
+
+
+async def test_a_body_that_ends_with_its_connection(stage: Any) -> None:
+    s = await stage()
+    s.upstream.script = once(s, b"HTTP/1.1 200 OK\r\n" + JSON + b"\r\n", b'{"a":', b"1}", then="close")
+    c = await s.client()
+    for _ in range(2):
+        await c.send(post())
+        answer = await c.read()
+        assert (answer.whole, answer.body) == (True, b'{"a":1}')
+    assert s.tier.attempts == [(1, "served")] * 2
+
+
+async def test_an_empty_answer_has_a_length(stage: Any) -> None:
+    s = await stage()
+    s.upstream.answer = lambda _m: SSE + b"0\r\n\r\n"
+    answer = await s.ask(post())
+    assert (answer.status, answer.get("content-length"), answer.body) == (200, "0", b"")
+
+
+async def test_a_pool_closes_while_it_connects(stage: Any) -> None:
+    s = await stage()
+    heard: list[str] = []
+
+    class Waiting:
+        def lost(self, reason: outcome.Outcome) -> None:
+            heard.append(reason.reason)
+
+    s.pool.lend(Address("127.0.0.1", s.port), Waiting())
+    await s.pool.close()
+    assert s.pool.connections == 0
+    assert heard == []

@@ -1,0 +1,133 @@
+"""What passes a tap is what came in, less the usage chunk that only we asked for, however it was cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.machine import Usage
+from farhop.relay.upstream import tap
+from farhop.relay.upstream.tap import BodyTap, StreamTap
+
+RUN = settings(max_examples=200, deadline=None, derandomize=True)
+USAGE = b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
+SPACED = b'data: {"id": "1", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}'
+EVENTS = [
+    b'data: {"choices":[{"delta":{"content":"hi"}}]}',
+    b'data: {"choices":[{"delta":{"content":"say \\"usage\\": {"}}],"usage":null}',
+    b'data: {"choices":[{"delta":{}}],"usage":{"prompt_tokens":7,"completion_tokens":1}}',
+    b": ping",
+    b"event: x\r\ndata: y",
+    "data: \u00fc".encode(),
+    b"data: [DONE]",
+]
+
+
+def through(stream: bytes, cuts: list[int], hide: bool) -> tuple[bytes, Usage | None]:
+    made = StreamTap(hide)
+    out = b"".join(made.feed(stream[a:b]) for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True))
+    return out + made.rest(), made.usage
+
+
+@given(
+    st.lists(st.sampled_from(EVENTS), max_size=6),
+    st.lists(st.sampled_from(EVENTS), max_size=3),
+    st.sampled_from([USAGE, SPACED]),
+    st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+    st.booleans(),
+    st.data(),
+)
+@RUN
+def test_a_stream_passes_less_its_usage_chunk(
+    before: list[bytes], after: list[bytes], usage: bytes, end: bytes, hide: bool, data: Any
+) -> None:
+    stream = b"".join(e + end for e in [*before, usage, *after])
+    without = b"".join(e + end for e in [*before, *after])
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=20)))
+    out, found = through(stream, cuts, hide)
+    assert out == (without if hide else stream)
+    assert found is not None
+    assert found.prompt_tokens == 7
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n"])
+@pytest.mark.parametrize("hide", [True, False])
+def test_byte_by_byte_too(end: bytes, hide: bool) -> None:
+    stream = b"".join(e + end for e in [*EVENTS, USAGE, b"data: [DONE]"])
+    out, found = through(stream, list(range(1, len(stream))), hide)
+    assert out == (stream.replace(USAGE + end, b"") if hide else stream)
+    assert found == Usage(7, 3, None)
+
+
+def test_whole_events_pass_at_once_and_halves_wait() -> None:
+    made = StreamTap(False)
+    assert made.feed(b"data: 1\n\n") == b"data: 1\n\n"
+    assert made.feed(b"data: 2\n\ndata: 3") == b"data: 2\n\n"
+    assert made.feed(b"\n") == b""
+    assert made.feed(b"\n") == b"data: 3\n\n"
+    assert made.feed(b"data: 4") == b""
+    assert made.rest() == b"data: 4"
+
+
+def test_a_usage_chunk_without_its_end_is_hidden_too() -> None:
+    made = StreamTap(True)
+    assert made.feed(USAGE) + made.rest() == b""
+    assert made.usage == Usage(7, 3, None)
+
+
+def test_an_endless_event_passes_in_pieces() -> None:
+    made = StreamTap(True)
+    long = b"data: " + b"x" * tap.EVENT_BYTES_MAX
+    assert made.feed(long[:-10]) == b""
+    assert made.feed(long[-10:]) == long
+    assert made.feed(b"more\n\n") == b"more\n\n"
+
+
+@given(st.binary(max_size=200), st.data())
+@RUN
+def test_a_body_passes_as_it_is(body: bytes, data: Any) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=5)))
+    made = BodyTap()
+    out = b"".join(made.feed(body[a:b]) for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True))
+    assert out + made.rest() == body
+
+
+def test_the_usage_of_a_body_is_read_from_its_pieces() -> None:
+    made = BodyTap()
+    for piece in (
+        b'{"usage":{"prompt_tokens":5,',
+        b'"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}',
+    ):
+        made.feed(piece)
+    made.rest()
+    assert made.usage == Usage(5, 2, 4)
+
+
+USED = b'"usage":{"prompt_tokens":5,"total_tokens":5}'
+
+
+@pytest.mark.parametrize(
+    ("end", "usage"),
+    [
+        (b"]," + USED + b"}", Usage(5, 0)),
+        (b"]," + USED + b', "more":[1]}', Usage(5, 0)),
+        (b'],"deeper":{' + USED + b"}}", None),
+        (b"{" + USED + b"}]}", None),
+        (b'"\\"usage\\":{\\"prompt_tokens\\":5}"]}', None),
+        (b"]," + USED + b"}" + b" " * tap.TAIL_BYTES, None),
+    ],
+)
+def test_of_a_body_too_long_to_keep_only_the_end_is_kept(end: bytes, usage: Usage | None) -> None:
+    made = BodyTap()
+    made.feed(b'{"data":[')
+    for _ in range(5):
+        made.feed(b" " * (tap.BODY_BYTES_MAX // 4))
+    assert made.held_bytes == tap.TAIL_BYTES
+    for at in range(0, len(end), 7):
+        made.feed(end[at : at + 7])
+    made.rest()
+    assert made.usage == usage
+    assert made.held_bytes == 0

@@ -1,0 +1,184 @@
+"""Who may come in with an API key, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from inprocess import MODEL, Both, Engine, both, chat, head, send, tenant, topology
+
+from farhop.service.authenticator import KeyAuthenticator, hint_scope, recorded
+from topology.law import Law
+
+LIMITED = "weights-70b"
+
+
+def world():  # type: ignore[no-untyped-def]
+    rule = {"allow": ["jp"]}
+    return topology(
+        tenant("nowhere-near", residency={"processing": {"allow": ["world"]}, "entry": {"allow": ["eu"]}}),
+        tenant("asia-first", residency={"processing": {"allow": ["world"]}, "entry": {"allow": ["jp", "de"]}}),
+        tenant("split", models={LIMITED: rule}),
+        entries={"frankfurt": []},
+    )
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Both]:
+    async with Engine().running() as engine, both(engine, world()) as running:
+        yield running
+        await running.at_rest()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "code"),
+    [
+        (None, "missing_key"),
+        ("Bearer", "missing_key"),
+        ("Basic sk-farhop-anywhere", "missing_key"),
+        ("sk-farhop-anywhere", "missing_key"),
+        ("Bearer sk-farhop-anywhere extra", "missing_key"),
+        ("Bearer " + "x" * 600, "missing_key"),
+        ("Bearer sk-farhop-nobody", "unknown_key"),
+        ("Bearer sk-farhop-anywhere2", "unknown_key"),
+    ],
+)
+async def test_who_has_no_key_is_told_in_openais_shape(up: Both, authorization: str | None, code: str) -> None:
+    for port in (up.entry, up.client):
+        given = {} if authorization is None else {"authorization": authorization}
+        answer = await send(port, chat(key=None, **given))
+        assert (answer.status, answer.code) == (401, code)
+        assert answer.json["error"]["type"] == "authentication_error"
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert b"nobody" not in answer.body
+
+
+async def test_the_scheme_is_of_any_case(up: Both) -> None:
+    assert (await send(up.entry, chat(key=None, authorization="bEaReR sk-farhop-anywhere"))).status == 200
+
+
+async def test_an_entry_that_may_not_read_redirects_with_the_body_unread(up: Both) -> None:
+    """Only the head is sent: an answer that waited for the body would never come."""
+    for port in (up.entry, up.client):
+        for path in ("/v1/chat/completions", "/v1/chat/completions?x=1&y=%20"):
+            answer = await send(
+                port, head("POST", path, authorization="Bearer sk-farhop-japan-only", content_length="100000")
+            )
+            assert answer.status == 307
+            assert answer.headers["location"] == f"http://127.0.0.1:8300{path}"
+            assert answer.code == "entry_forbidden"
+
+
+async def test_an_entry_that_has_no_address_is_passed_over(up: Both) -> None:
+    """asia-first may enter in Tokyo and Frankfurt; Frankfurt is nearer to Virginia but has no entry here."""
+    answer = await send(up.entry, chat(key="sk-farhop-asia-first"))
+    assert (answer.status, answer.headers["location"]) == (307, "http://127.0.0.1:8300/v1/chat/completions")
+
+
+def test_the_nearest_lawful_entry_is_named() -> None:
+    """From Tokyo, Virginia is nearer than Frankfurt."""
+    residency = {"processing": {"allow": ["world"]}, "entry": {"allow": ["de", "us"]}}
+    near = topology(tenant("elsewhere", residency=residency))
+    authenticator = KeyAuthenticator("tokyo", lambda: Law(near), lambda _regions: [], 60.0)
+    answer = authenticator._entry("elsewhere", b"/x")
+    assert answer is not None
+    assert b"location: http://127.0.0.1:8100/x\r\n" in answer.extra
+
+
+async def test_where_no_entry_is_known_the_law_is_told(up: Both) -> None:
+    answer = await send(up.entry, chat(key="sk-farhop-nowhere-near"))
+    assert (answer.status, answer.code) == (451, "entry_forbidden")
+    assert "location" not in answer.headers
+    assert "entry allows only eu" in answer.json["error"]["message"]
+
+
+async def test_a_wish_narrows_and_never_widens(up: Both) -> None:
+    assert (await send(up.entry, chat(x_farhop_allow="us, jp"))).status == 200
+    nowhere = await send(up.entry, chat(x_farhop_allow="atlantis"))
+    assert (nowhere.status, nowhere.code) == (451, "no_lawful_region")
+    wider = await send(up.entry, chat(key="sk-farhop-eu-only", x_farhop_allow="world,us"))
+    assert wider.status == 503  # Frankfurt is lawful and does not serve; Virginia serves and is not lawful
+    outside = await send(up.entry, chat(key="sk-farhop-eu-only", x_farhop_allow="us"))
+    assert outside.status == 451
+
+
+@pytest.mark.parametrize("wish", ["", ",", "eu,,jp", "eu jp", "a" * 65, ",".join(["eu"] * 33)])
+async def test_a_malformed_wish_is_refused(up: Both, wish: str) -> None:
+    answer = await send(up.entry, chat(x_farhop_allow=wish))
+    assert (answer.status, answer.code) == (400, "invalid_field")
+    assert answer.json["error"]["param"] == "x-farhop-allow"
+
+
+async def test_a_wish_given_twice_is_refused(up: Both) -> None:
+    """Two lists could be read as one or as the other: neither would be sure to narrow."""
+    twice = chat(x_farhop_allow="eu").replace(b"host: farhop\r\n", b"host: farhop\r\nx-farhop-allow: us\r\n")
+    assert (await send(up.entry, twice)).status == 400
+
+
+async def test_only_lawful_models_are_listed(up: Both) -> None:
+    ask = {
+        name: head("GET", "/v1/models", authorization=f"Bearer sk-farhop-{name}")
+        for name in ("anywhere", "eu-only", "not-us")
+    }
+    listed = {name: [m["id"] for m in (await send(up.entry, asked)).json["data"]] for name, asked in ask.items()}
+    assert listed == {"anywhere": [MODEL], "eu-only": [], "not-us": []}
+    direct = await send(up.client, ask["eu-only"])
+    assert direct.json["data"] == []
+    narrowed = head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere", x_farhop_allow="jp")
+    assert (await send(up.entry, narrowed)).json["data"] == []
+
+
+def test_who_shares_has_one_scope_and_the_others_each_their_own() -> None:
+    there = world()
+    assert hint_scope(there, "anywhere") == ""
+    assert hint_scope(there, "eu-only") == "tenant:eu-only"
+    assert hint_scope(there, "nobody") == "tenant:nobody"
+
+
+def test_records_follow_the_logging_scope_and_the_models_own_rule() -> None:
+    law = Law(world())
+    assert recorded(law, "anywhere", "", (), "virginia")
+    assert not recorded(law, "eu-only", "", (), "virginia")
+    assert recorded(law, "eu-only", "", (), "frankfurt")
+    assert not recorded(law, "anywhere", "", (("eu",),), "virginia")
+    assert recorded(law, "split", MODEL, (), "virginia")
+    assert not recorded(law, "split", LIMITED, (), "virginia")
+    assert not recorded(law, "nobody", "", (), "virginia")
+
+
+async def test_a_model_that_may_not_be_recorded_here_is_not(up: Both) -> None:
+    """What is asked for is known once the body is read: only then it can be muted."""
+    seen = await send(up.entry, chat(key="sk-farhop-split"))
+    assert up.global_.decisions.get(seen.headers["x-farhop-decision"]) is not None
+    body = {"model": LIMITED, "messages": [{"role": "user", "content": "x"}]}
+    quiet = await send(up.entry, chat(key="sk-farhop-split", body=body))
+    await asyncio.sleep(0)
+    assert up.global_.decisions.get(quiet.headers["x-farhop-decision"]) is None
+    assert len(up.global_.decisions) == 1
+
+
+@pytest.mark.parametrize("told", ["0", "-5", "1e3", "1.5", "soon", "", "9" * 13])
+async def test_a_timeout_that_is_none_is_refused(up: Both, told: str) -> None:
+    answer = await send(up.entry, chat(x_farhop_timeout_ms=told))
+    assert (answer.status, answer.code) == (400, "invalid_field")
+    assert answer.json["error"]["param"] == "x-farhop-timeout-ms"
+
+
+def test_a_timeout_only_shortens_the_deadline() -> None:
+    authenticator = KeyAuthenticator("tokyo", lambda: Law(world()), lambda _regions: [], 60.0)
+    assert [authenticator._patience_s(told) for told in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
+
+
+async def test_a_deadline_of_the_clients_holds_in_the_region(up: Both) -> None:
+    """Told to the global tier it travels in the hop token, and the region's machine goes by it."""
+    seen: list[float] = []
+    need_of = up.regional.flow.wait_estimate.need_of
+
+    def noted(request):  # type: ignore[no-untyped-def]
+        seen.append(request.deadline - up.regional.clock.now())
+        return need_of(request)
+
+    up.regional.flow.wait_estimate.need_of = noted  # type: ignore[method-assign]
+    assert (await send(up.entry, chat(x_farhop_timeout_ms="7000"))).status == 200
+    assert 0.0 < seen[0] <= 7.0

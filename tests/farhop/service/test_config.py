@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from farhop.config import ConfigError, load, problems_of
+from farhop.service import config
+from farhop.service.config import Entry, Limits, Process
+
+SECRET = "correct-horse-battery-staple"
+
+
+def document(**more: Any) -> dict[str, Any]:
+    return {
+        "region": "virginia",
+        "instance": "g1",
+        "admin": {"port": 9000},
+        "hop": {"keys": {"k1": "env:FARHOP_TEST_HOP"}, "active": "k1"},
+        **more,
+    }
+
+
+def loaded(folder: Path, text: str | bytes | dict[str, Any]) -> Process:
+    path = folder / "config.yaml"
+    data = yaml.safe_dump(text) if isinstance(text, dict) else text
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return load(Process, path)
+
+
+def problems(folder: Path, text: str | bytes | dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(folder, text)
+    assert all(line.startswith(str(folder / "config.yaml")) for line in str(caught.value).splitlines())
+    return caught.value.problems
+
+
+def test_a_good_one_has_its_defaults(tmp_path: Path) -> None:
+    config = loaded(tmp_path, document(limits={"drain_s": 0}, log_level="INFO"))
+    assert config.topology == "three-regions"
+    assert config.admin.host == "127.0.0.1"
+    assert config.limits.body_bytes_max == 16 * 1024 * 1024
+    assert config.log_level == "info"
+    assert config.hop.secrets() == {"k1": b"x" * 32}
+
+
+def test_every_limit_is_explained(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "configuration.md").read_text()
+    assert [name for name in Limits.model_fields if f"`{name}`" not in page] == []
+
+
+def test_a_shared_port_is_the_same_in_every_instance() -> None:
+    assert Entry.model_validate({"port": 8080, "reuse_port": True}).reuse_port
+    with pytest.raises(ValueError, match="needs a port that is the same in every instance, not 0"):
+        Entry.model_validate({"port": 0, "reuse_port": True})
+
+
+def test_every_error_at_once_with_its_path(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        document(
+            instance="no spaces",
+            admin={"port": 70000, "hots": "x"},
+            limits={"body_bytes_max": 0, "request_s": float("inf"), "connect_s": "soon"},
+            log_level="loud",
+            etcd={"endpoints": "one"},
+            extra=1,
+        ),
+    )
+    paths = [line.split(":")[0] for line in told]
+    assert sorted(paths) == sorted([
+        "instance", "admin.port", "admin.hots", "limits.body_bytes_max", "limits.request_s", "limits.connect_s",
+        "log_level", "etcd.endpoints", "extra",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["region", "instance", "admin", "hop"])
+def test_what_is_missing_is_named(tmp_path: Path, field: str) -> None:
+    text = document()
+    del text[field]
+    assert problems(tmp_path, text) == [f"{field}: Field required; give it, as docs/reference/configuration.md says"]
+
+
+@pytest.mark.parametrize(
+    ("hop", "message"),
+    [
+        ({"keys": {}, "active": "k1"}, "at least 1 item"),
+        ({"keys": {"k1": "env:FARHOP_TEST_HOP"}, "active": "k2"}, "'k2' is not among k1"),
+        ({"keys": {"no good": "env:FARHOP_TEST_HOP"}, "active": "no good"}, "key id 'no good' must be"),
+        ({"keys": {"k1": "env:FARHOP_TEST_SHORT"}, "active": "k1"}, "has 5 bytes, at least 16"),
+    ],
+)
+def test_a_hop_key_that_cannot_sign_is_told_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hop: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv("FARHOP_TEST_SHORT", "abcde")
+    (problem,) = problems(tmp_path, document(hop=hop))
+    assert problem.startswith("hop")
+    assert message in problem
+    assert "abcde" not in problem
+
+
+@pytest.mark.parametrize(
+    ("etcd", "message"),
+    [
+        ({"endpoints": ["nonsense"]}, "'nonsense' is not host:port"),
+        ({"endpoints": ["a:1"], "cert_file": "x"}, "cert_file, key_file: give both"),
+        ({"username": "root"}, "username, password: give both"),
+    ],
+)
+def test_an_etcd_that_cannot_be_is_told_here(tmp_path: Path, etcd: dict[str, Any], message: str) -> None:
+    (problem,) = problems(tmp_path, document(etcd=etcd))
+    assert problem.startswith("etcd: ")
+    assert message in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'etcd: {{password: "{SECRET}',
+        f"etcd: {{password: *{SECRET}}}",
+        f"etcd: {{password: !{SECRET} x}}",
+        f"hop: {SECRET}",
+        f"hop: {{keys: {SECRET}, active: k1}}",
+        f"hop: {{keys: [{SECRET}], active: k1}}",
+        f"hop: {{keys: {{k1: [{SECRET}]}}, active: k1}}",
+        f"etcd: {{password: {SECRET}, username: x}}",
+        f"log_level: {SECRET}",
+        f"instance: '{SECRET}!'",
+        f"- {SECRET}\n  a: b",
+        f"password: %{SECRET}",
+    ],
+)
+def test_nothing_that_stands_in_the_file_is_in_a_message(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, text)
+    assert SECRET not in str(caught.value)
+
+
+OPS = "O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik="
+
+
+def test_keys_that_sign_are_read_from_the_file_or_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "ops.pub").write_text(OPS)
+    for public in (OPS, f"file:{tmp_path / 'ops.pub'}"):
+        made = config.Signing.model_validate(
+            {"keys": {"ops": {"public": public, "may": ["law", "drain/tokyo"]}}}
+        ).made()
+        assert made.asks("/farhop/v1/policy/law")
+        assert made.asks("/farhop/v1/override/paris")
+        assert not made.asks("/farhop/v1/split/tokyo")
+    assert config.Signing().made().asks("/farhop/v1/policy/law") is False
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ({"public": "AAAA"}, "give an Ed25519 public key"),
+        ({"public": OPS, "may": ["laws"]}, "is no kind of document"),
+        ({"public": OPS, "may": []}, "at least 1"),
+    ],
+)
+def test_a_key_that_cannot_be_one_is_told_with_its_path(key: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        config.Signing.model_validate({"keys": {"ops": key}})
+    [line] = problems_of(caught.value)
+    assert line.startswith("keys.ops")
+    assert message in line

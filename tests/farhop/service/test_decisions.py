@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from farhop.service.decisions import Decisions
+
+
+def test_a_record_is_built_when_somebody_asks() -> None:
+    built: list[str] = []
+    decisions = Decisions()
+    decisions.put("a", lambda: {"n": len(built), "id": built.append("a")})
+    assert built == []
+    assert decisions.get("a") == {"n": 0, "id": None}
+    assert built == ["a"]
+    assert decisions.get("b") is None
+
+
+def test_the_oldest_goes_first() -> None:
+    decisions = Decisions(most=3)
+    for name in "abcd":
+        decisions.put(name, lambda name=name: {"id": name})
+    assert len(decisions) == 3
+    assert decisions.get("a") is None
+    assert [decisions.get(name) for name in "bcd"] == [{"id": name} for name in "bcd"]
+
+
+def test_one_decision_told_twice_is_one_record() -> None:
+    decisions = Decisions(most=2)
+    for n in range(5):
+        decisions.put("a", lambda n=n: {"n": n})
+    decisions.put("b", lambda: {"n": 9})
+    assert decisions.get("a") == {"n": 4}
+    assert len(decisions) == 2

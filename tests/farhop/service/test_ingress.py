@@ -1,0 +1,305 @@
+"""The way in, on real sockets: both tiers are up, and what must not pass does not reach the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
+
+from farhop.balance import outcome
+from farhop.balance.machine import AttemptEnded, Event, RequestArrived
+from farhop.service.authenticator import NARROW_BYTES_MAX, NARROW_PLACES_MAX, narrow_of
+from farhop.service.ingress import _Reading
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(engine: Engine) -> AsyncIterator[Both]:
+    limits = {"body_bytes_max": 20_000, "head_bytes_max": 4096, "drain_s": 0.5}
+    async with both(engine, topology(), global_={"limits": limits}, regional={"limits": limits}) as running:
+        yield running
+        await running.at_rest()
+
+
+async def test_a_request_comes_through_both_tiers(up: Both, engine: Engine) -> None:
+    for port in (up.entry, up.client):
+        answer = await send(port, chat())
+        assert answer.status == 200
+        assert answer.json["choices"][0]["message"]["content"] == "hello"
+        assert answer.headers["x-farhop-region"] == "virginia"
+        assert len(answer.headers["x-farhop-decision"]) == 16
+    assert [body["model"] for _, body in engine.seen] == [MODEL, MODEL]
+
+
+async def test_a_stream_is_asked_for_its_usage_and_keeps_it_to_itself(up: Both, engine: Engine) -> None:
+    answer = await send(up.entry, chat(body=streaming()))
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert b"usage" not in answer.body
+    assert engine.seen[-1][1]["stream_options"] == {"include_usage": True}
+    asked = await send(up.entry, chat(body={**streaming(), "stream_options": {"include_usage": True}}))
+    assert b'"usage"' in asked.body
+
+
+async def test_engines_keep_the_caches_of_tenants_apart_that_do_not_share(engine: Engine) -> None:
+    """Of equal prompts, whoever does not share gets a salt of its own; a client's own salt is one within it."""
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+    bodies = (asked, {**asked, "cache_salt": "mine"}, {**streaming(), "cache_salt": None})
+    salts: dict[str, list[str | None]] = {}
+    async with both(engine, topology(tenant("a"), tenant("b"), tenant("shares", share_prefixes=True))) as running:
+        for port in (running.entry, running.client):
+            for name in ("a", "b", "shares", "anywhere"):
+                for body in bodies:
+                    assert (await send(port, chat(f"sk-farhop-{name}", body))).status == 200
+                seen = [body.get("cache_salt") for _, body in engine.seen[-3:]]
+                assert salts.setdefault(name, seen) == seen, "the same through either listener"
+        await running.at_rest()
+    assert salts["shares"][0] is salts["anywhere"][0] is None
+    assert salts["shares"][1] == salts["anywhere"][1] != "mine"
+    apart = [salt for name in ("a", "b") for salt in salts[name][:2]] + [salts["shares"][1]]
+    assert len(set(apart)) == 5
+    assert all(salt is not None and len(salt) == 32 for salt in apart)
+    assert [salts[name][2] == salts[name][0] for name in ("a", "b")] == [True, True]
+
+
+@pytest.mark.parametrize(("stream", "said"), [(False, "hello"), (True, "onetwothree")])
+async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_does_not(
+    up: Both, monkeypatch: pytest.MonkeyPatch, stream: bool, said: str
+) -> None:
+    heard: dict[str, list[Event]] = {"regional": [], "global": []}
+    for tier, flow in (("regional", up.regional.flow), ("global", up.global_.flow)):
+
+        def handle(event: Event, now: float, tier: str = tier, real: Any = flow.handle) -> Any:
+            heard[tier].append(event)
+            return real(event, now)
+
+        monkeypatch.setattr(flow, "handle", handle)
+    talk = [{"role": "user", "content": "x" * 500}]
+    turn = [*talk, {"role": "assistant", "content": said}, {"role": "user", "content": "y" * 500}]
+    for messages in (talk, turn):
+        body = {"model": MODEL, "messages": messages, "stream": stream}
+        assert (await send(up.entry, chat(body=body))).status == 200
+        await up.at_rest()
+    first, second = (event.request for event in heard["regional"] if isinstance(event, RequestArrived))
+    ended, _ = (event for event in heard["regional"] if isinstance(event, AttemptEnded))
+    assert (len(first.chain), len(ended.chain), ended.said_bytes) == (1, 2, len(said))  # blocks of 256 bytes
+    assert second.chain[:2] == ended.chain
+    above = [event for event in heard["global"] if isinstance(event, AttemptEnded)]
+    assert [(event.chain, event.said_bytes) for event in above] == [((), 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status", "code", "message"),
+    [
+        (head("GET", "/v1/chat/completions"), 405, "method_not_allowed", "POST"),
+        (head("POST", "/v1/models", content_length="0"), 405, "method_not_allowed", "GET"),
+        (head("POST", "/flush_cache", content_length="0"), 404, "path_not_allowed", "/v1/chat/completions"),
+        (head("POST", "/v1/load_lora_adapter", content_length="0"), 404, "path_not_allowed", "inference paths"),
+        (head("POST", "/v1/files", content_length="0"), 404, "path_not_allowed", "stateful"),
+        (head("POST", "/v1/responses", content_length="0"), 404, "path_not_allowed", "stateful"),
+        (head("GET", "/v1/chat/completions/../../metrics"), 404, "path_not_allowed", "inference paths"),
+        (head("GET", "/metrics"), 404, "path_not_allowed", "inference paths"),
+        (chat(content_encoding="gzip"), 400, "malformed_http", "Content-Encoding"),
+        (head("GET", "/v1/models", x_long="y" * 5000), 431, "head_too_large", "4096 bytes"),
+        (chat(body=b"x" * 20_001), 413, "body_too_large", "20000 bytes"),
+        (b"nonsense\r\n\r\n", 400, "malformed_http", "HTTP"),
+    ],
+)
+async def test_what_does_not_pass_is_told_why(
+    up: Both, engine: Engine, request_head: bytes, status: int, code: str, message: str
+) -> None:
+    for port in (up.entry, up.client):
+        answer = await send(port, request_head)
+        assert (answer.status, answer.code) == (status, code)
+        assert message in answer.json["error"]["message"]
+        if status == 405:
+            assert answer.headers["allow"] == message
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{", "invalid_json", None),
+        (b"", "invalid_json", None),
+        (b'{"model": "\xff"}', "invalid_json", None),
+        (b"[" * 10_000, "invalid_field", None),
+        (b"[]", "invalid_field", None),
+        ({"model": MODEL}, "invalid_field", "messages"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "invalid_field", "model"),
+        ({"model": 7, "messages": []}, "invalid_field", "model"),
+        ({"model": MODEL, "messages": []}, "invalid_field", "messages"),
+        ({"model": MODEL, "messages": "hello"}, "invalid_field", "messages"),
+        ({"model": MODEL, "messages": [{"content": "x"}]}, "invalid_field", "messages[0].role"),
+        ({"model": MODEL, "messages": [{"role": "u", "content": 5}]}, "invalid_field", "messages[0].content"),
+        ({**streaming(), "max_tokens": "many"}, "invalid_field", "max_tokens"),
+        ({**streaming(), "max_tokens": 0}, "invalid_field", "max_tokens"),
+        ({**streaming(), "stream": "yes"}, "invalid_field", "stream"),
+    ],
+)
+async def test_a_body_that_cannot_be_routed_names_the_field(
+    up: Both, engine: Engine, body: Any, code: str, param: str | None
+) -> None:
+    answer = await send(up.entry, chat(body=body))
+    assert (answer.status, answer.code) == (400, code)
+    assert answer.json["error"]["type"] == "invalid_request_error"
+    assert answer.json["error"]["param"] == param
+    assert engine.seen == []
+
+
+async def test_models_are_listed_in_openais_shape(up: Both) -> None:
+    for port in (up.entry, up.client):
+        answer = await send(port, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
+        assert answer.status == 200
+        assert answer.json == {
+            "object": "list",
+            "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "farhop"}],
+        }
+
+
+async def test_headers_of_our_own_do_not_pass_from_or_to_a_client(up: Both, engine: Engine) -> None:
+    sent = {
+        "x_farhop_hop": "v1.k1.forged.x",
+        "x_farhop_lawful": "cn",
+        "x_farhop_outcome": "served",
+        "accept_language": "ga",
+        "x_mine": "7",
+    }
+    for port in (up.entry, up.client):
+        answer = await send(port, chat(**sent))
+        assert answer.status == 200  # a client's hop token is no token, and no offence
+        ours = {name for name in answer.headers if name.startswith("x-farhop-")}
+        assert ours <= {"x-farhop-region", "x-farhop-decision"} | ({"x-farhop-replica"} if port == up.client else set())
+        got, _ = engine.seen[-1]
+        assert got["accept-language"] == "ga"
+        assert "x-mine" not in got, "what engines may see of a head is an allow-list"
+        assert not [name for name in got if name.startswith("x-farhop-")]
+        assert "authorization" not in got
+
+
+async def test_a_request_cut_short_or_left_is_counted_once(up: Both, engine: Engine) -> None:
+    """in_flight returns to 0 however a request ends before it is relayed: the fixture asserts it."""
+    before = _requests(up)
+    _, writer = await asyncio.open_connection("127.0.0.1", up.entry)
+    writer.write(chat()[:-5])
+    await until(lambda: up.global_.metrics.in_flight == 1)
+    writer.close()
+    await until(lambda: up.global_.metrics.in_flight == 0)
+    assert _requests(up) == before + 1
+    chunked = head(
+        "POST", "/v1/chat/completions", transfer_encoding="chunked", authorization="Bearer sk-farhop-anywhere"
+    )
+    answer = await send(up.entry, chunked + b"5555\r\n" + b"x" * 0x5555 + b"\r\n0\r\n\r\n")
+    assert answer.status == 413
+    await until(lambda: up.global_.metrics.in_flight == 0)
+    assert _requests(up) == before + 2
+    assert engine.seen == []
+
+
+async def test_a_bug_in_the_ingress_is_counted_and_answered(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+
+    def broken(*_args: object) -> None:
+        raise ZeroDivisionError("the prompt must not be told")
+
+    monkeypatch.setattr(up.global_.ingress, "compose", broken)
+    answer = await send(up.entry, chat())
+    assert (answer.status, answer.code) == (500, "internal_error")
+    assert b"ZeroDivision" not in answer.body
+    assert [type(context["exception"]) for context in told] == [ZeroDivisionError]
+    await until(lambda: up.global_.metrics.in_flight == 0)
+
+
+def _requests(up: Both) -> int:
+    text = up.global_.metrics.render().decode()
+    return int(sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("farhop_requests_total{")))
+
+
+@pytest.mark.parametrize(
+    ("value", "places"),
+    [
+        (None, ()),
+        (b"eu", ("eu",)),
+        (b" eu ,\tjp", ("eu", "jp")),
+        (b"", None),
+        (b"eu,", None),
+        (b",", None),
+        (b"eu jp", None),
+        (b"eu;jp", None),
+        (b"-eu", None),
+        ("eü".encode("latin-1"), None),
+        (b"e\x00u", None),
+        (b"a" * 64, ("a" * 64,)),
+        (b"a" * 65, None),
+        (b",".join([b"a"] * NARROW_PLACES_MAX), ("a",) * NARROW_PLACES_MAX),
+        (b",".join([b"a"] * (NARROW_PLACES_MAX + 1)), None),
+        (b",".join([b"a" * 60] * 20), None),
+    ],
+)
+def test_the_places_of_a_wish(value: bytes | None, places: tuple[str, ...] | None) -> None:
+    assert narrow_of(value) == places
+
+
+async def test_the_longest_wish_still_fits_into_a_hop_token(up: Both) -> None:
+    """Beyond it the token could not be signed, which would be our fault, not the client's."""
+    wish = ",".join(["virginia", *(f"{'p' * 50}{n:02d}" for n in range(19))])
+    assert NARROW_BYTES_MAX - 60 < len(wish) <= NARROW_BYTES_MAX
+    answer = await send(up.entry, chat(x_farhop_allow=wish))
+    assert answer.status == 200
+    too_long = await send(up.entry, chat(x_farhop_allow=wish + "," + "q" * 60))
+    assert (too_long.status, too_long.json["error"]["param"]) == (400, "x-farhop-allow")
+
+
+async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
+    first = chat(body={"model": "absent", "messages": [{"role": "user", "content": "x"}]})
+    reader, writer = await asyncio.open_connection("127.0.0.1", up.entry)
+    writer.write(first.replace(b"connection: close\r\n", b"") + chat())
+    async with asyncio.timeout(10.0):
+        wire = await reader.read()
+    writer.close()
+    assert wire.count(b"HTTP/1.1 ") == 2
+    assert wire.index(b"HTTP/1.1 404") < wire.index(b"HTTP/1.1 200")
+    document = wire[wire.index(b"{") : wire.index(b"HTTP/1.1 200")]
+    assert msgspec.json.decode(document)["error"]["code"] == "unknown_model"
+
+
+@pytest.mark.parametrize(("end", "as_"), [("client_left", ()), ("stopped", (503,))])
+def test_what_was_read_for_a_client_that_left_or_as_we_stopped_goes_nowhere(end: str, as_: tuple[int, ...]) -> None:
+    told: list[Any] = []
+    answered: list[int] = []
+    telemetry = SimpleNamespace(turned_away=lambda *said: told.append(said))
+    exchange: Any = SimpleNamespace(
+        callbacks=None, context="context", reply=lambda reply: answered.append(reply.status)
+    )
+    reading = _Reading(SimpleNamespace(_start=pytest.fail, _telemetry=telemetry), exchange, None, None)  # type: ignore[arg-type]
+    exchange.callbacks = reading
+    reading.pause()
+    reading.resume()
+    getattr(reading, end)()
+    reading._read(None)  # it was read at that very moment
+    why = outcome.STOPPING if as_ else outcome.CLIENT_LEFT
+    assert (told, exchange.callbacks) == ([("context", why, *(as_ or (0,)))], None)
+    assert tuple(answered) == as_
+
+
+def test_a_bug_after_the_reading_is_answered_and_raised() -> None:
+    def start(*_given: Any) -> None:
+        raise KeyError
+
+    told: list[Any] = []
+    exchange: Any = SimpleNamespace(callbacks=None)
+    reading = _Reading(SimpleNamespace(_start=start, _broke=told.append), exchange, None, None)  # type: ignore[arg-type]
+    exchange.callbacks = reading
+    with pytest.raises(KeyError):
+        reading._read(None)
+    assert told == [exchange]

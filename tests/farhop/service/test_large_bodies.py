@@ -1,0 +1,244 @@
+"""What is read in another process is what would be read here, and when it ends only its body is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.service import ingress
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "flows"))
+
+from inprocess import MODEL, Both, Engine, both, chat, send, tenant, topology, until
+
+import global_lb.app.serve
+from farhop.balance import outcome
+from farhop.balance.prefix import chain
+from farhop.relay.formats import bodies, openai
+from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import BodyError
+from farhop.service import large_bodies
+from farhop.service.large_bodies import LARGE_BYTES, Job, LargeBodyReader, ParsedBody, ReaderError, read
+from farhop_lab.bench.hostile import crafted
+
+KINDS = {"/v1/chat/completions": Kind.CHAT, "/v1/completions": Kind.COMPLETION, "/v1/rerank": Kind.RERANK}
+
+
+def job(kind: Kind = Kind.CHAT, **more: Any) -> Job:
+    return Job(kind, b"", b"", (), False, **more)
+
+
+def text(size: int, **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "word " * (size // 5)}], "max_tokens": 4, **more}
+
+
+@pytest.fixture
+def wire() -> Iterator[socket.socket]:
+    """The other side as a thread: what goes over the wire is the same."""
+    ours, its = socket.socketpair()
+    serving = threading.Thread(target=large_bodies.serve, args=(its,))
+    serving.start()
+    yield ours
+    ours.close()
+    serving.join()
+    its.close()
+
+
+def asked(link: socket.socket, what: Job, body: bytes) -> ParsedBody:
+    large_bodies._send(link, msgspec.msgpack.encode(what), body)
+    return large_bodies._received(link, len(body))
+
+
+@pytest.mark.parametrize("what", list(crafted(2048)))
+def test_over_the_wire_comes_what_is_read_here(wire: socket.socket, what: str) -> None:
+    path, body = crafted(40_000)[what]
+    for scope in (None, "acme"):
+        wanted = job(KINDS[path], scope=scope, hashed=True, signed=True, session_field="user")
+        told = asked(wire, wanted, body)
+        assert told == read(wanted, body)
+        if told.prompt is None:
+            refused = told.refusal()
+            with pytest.raises(BodyError) as caught:
+                bodies.read(KINDS[path], body)
+            error = caught.value
+            assert (refused.outcome, refused.detail, refused.param) == (error.outcome, error.detail, error.param)
+            continue
+        prompt = bodies.read(KINDS[path], body)
+        assert told.prompt == prompt
+        salt = openai.salt_of(KINDS[path], prompt, scope)
+        assert told.change.of(body) == openai.change(body, prompt, salt).of(body)
+        assert told.onward_sha256 == hashlib.sha256(told.change.of(body)).digest()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        msgspec.json.encode(text(100))[:-1] + b',"max_completion_tokens":' + b"9" * 400 + b"}",
+        msgspec.json.encode(text(100) | {"model": "m" * (3 << 20)}),
+        msgspec.json.encode(text(100) | {"cache_salt": "s" * (3 << 20)}),
+        msgspec.json.encode(text(100) | {"u" * (3 << 20) + "_url": 1}),
+    ],
+    ids=["tokens", "model", "salt", "field"],
+)
+def test_no_value_of_a_body_is_too_large_for_the_wire(wire: socket.socket, body: bytes) -> None:
+    assert asked(wire, job(), body) == read(job(), body)
+    assert asked(wire, job(), msgspec.json.encode(text(100))).prompt is not None
+
+
+@given(st.binary(max_size=80), st.sampled_from(Kind))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_whatever_a_body_holds_something_is_told(body: bytes, kind: Kind) -> None:
+    if kind is not Kind.MODELS:
+        told = read(job(kind), body)
+        assert told.prompt is not None or told.refusal().detail
+
+
+def test_a_prompt_that_no_chain_covers_is_cut_and_counted_whole() -> None:
+    body = msgspec.json.encode(text(5 << 20, user="u1", stream=True, stream_options={}, extra_thing=1))
+    told, whole = read(job(session_field="user"), body), bodies.read(Kind.CHAT, body)
+    prompt = told.prompt
+    assert prompt is not None
+    assert len(prompt.canonical) == chain.bytes_at(chain.DEPTH_MAX)
+    assert chain.chain(prompt.canonical, 1) == chain.chain(whole.canonical, 1)
+    assert len(prompt.canonical) + prompt.unspelled_bytes == len(whole.canonical) + whole.unspelled_bytes
+    assert (told.session, told.unknown) == (b"u1", ["extra_thing"])
+    assert msgspec.json.decode(told.change.whole)["stream_options"] == {"include_usage": True}
+
+
+@pytest.fixture
+async def apart() -> AsyncIterator[LargeBodyReader]:
+    made = LargeBodyReader()
+    yield made
+    made.close()
+
+
+def _environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+async def test_who_stalls_or_dies_fails_one_body_and_the_next_has_another(
+    apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = msgspec.json.encode(text(LARGE_BYTES))
+    assert (await apart.later(job(), body)).prompt is not None
+    assert apart._process is not None
+    first = apart._process._child.pid
+    assert not [line for line in _environment(first) if b"FARHOP" in line]  # no keys
+    os.kill(first, signal.SIGSTOP)
+    apart._process._link.settimeout(0.2)
+    with pytest.raises(ReaderError, match="ended over one of"):
+        await apart.later(job(), body)
+    assert (await apart.later(job(), body)).prompt is not None
+    assert apart._process is not None
+    assert apart._process._child.pid != first
+    assert apart.counts == {"read": 2, "here": 0, "failed": 1}
+
+
+async def test_where_no_process_can_be_started_a_thread_reads(
+    apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    assert (await apart.later(job(), msgspec.json.encode(text(1000)))).prompt is not None
+    assert apart.counts["here"] == 1
+
+
+async def test_closing_waits_for_nobody(apart: LargeBodyReader) -> None:
+    await apart.later(job(), msgspec.json.encode(text(1000)))
+    assert apart._process is not None
+    child = apart._process._child
+    os.kill(child.pid, signal.SIGSTOP)
+    waiting = [apart.later(job(), msgspec.json.encode(text(1000))) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    apart.close()
+    assert time.monotonic() - began < large_bodies.PATIENCE_S / 2
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, ReaderError | asyncio.CancelledError) for one in ended)
+    assert child.returncode is not None
+
+
+# -- through both tiers
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as made:
+        yield made
+
+
+@pytest.fixture
+async def up(engine: Engine) -> AsyncIterator[Both]:
+    async with both(engine, topology(tenant("t"))) as made:
+        yield made
+
+
+async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
+    up: Both, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        global_lb.app.serve, "hashlib", None
+    )  # what a token is bound to was hashed in the other process
+    monkeypatch.setattr(ingress, "hashlib", None)
+    body = text(300_000, stream=True)
+    answer = await send(up.entry, chat("sk-farhop-t", body))
+    assert answer.status == 200
+    assert b"[DONE]" in answer.body
+    assert b"usage" not in answer.body
+    ((_, seen),) = engine.seen
+    assert seen.pop("stream_options") == {"include_usage": True}
+    seen.pop("cache_salt", None)
+    assert seen == body
+    assert (up.global_.large.counts["read"], up.regional.large.counts["read"]) == (1, 1)
+    refused = await send(up.client, chat(body=text(300_000) | {"model": 7}))
+    assert (refused.status, refused.code) == (400, "invalid_field")
+    assert refused.json["error"]["param"] == "model"
+    await up.at_rest()
+
+
+async def test_who_leaves_while_a_large_body_is_read_is_counted_and_nothing_is_sent(up: Both, engine: Engine) -> None:
+    assert (await send(up.client, chat(body=text(300_000)))).status == 200  # the process is there
+    assert up.regional.large._process is not None
+    child = up.regional.large._process._child.pid
+    os.kill(child, signal.SIGSTOP)
+    _, writer = await asyncio.open_connection("127.0.0.1", up.client)
+    writer.write(chat(body=text(300_000)))
+    await until(lambda: up.regional.large._thread._work_queue.qsize() == 0 and up.regional.budget.used_bytes > 300_000)
+    await asyncio.sleep(0.05)
+    writer.transport.abort()
+    await up.at_rest()
+    os.kill(child, signal.SIGCONT)
+    assert (await send(up.client, chat(body=text(300_000)))).status == 200
+    assert len(engine.seen) == 2
+
+
+async def test_a_body_that_ends_the_reader_is_answered_and_ends_nothing_else(
+    up: Both, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context["exception"]))
+
+    def dies(*_: object) -> ParsedBody:
+        raise EOFError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(large_bodies._Process, "ask", dies)
+        answer = await send(up.client, chat(body=text(300_000)))
+    assert (answer.status, answer.code) == (500, outcome.INTERNAL.reason)
+    assert isinstance(errors.pop(), ReaderError)
+    assert (await send(up.client, chat(body=text(300_000)))).status == 200
+    await up.at_rest()
+    assert errors == []

@@ -1,0 +1,486 @@
+"""Which law is in force: epochs only move forward, the last good law stands, and whatever is passed over is loud.
+
+Through restarts and wipes, too: it is kept on disk, hubs that lack it are given it, and it counts only as signed.
+"""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from farhop.service import lawbook
+from farhop.service.lawbook import LawBook
+from farhop.store.contract import LAW_KEY, Change, ChangeKind, Entry, StoreError
+from farhop.store.envelope import Keys, Signer, public_key
+from farhop.store.state import StateDir
+from farhop.telemetry.metrics import TierMetrics
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from topology import policy
+from topology.law import Law
+from topology.load import load, shipped
+
+WORLD = load(shipped("three-regions"))  # of epoch 1
+
+
+def document(epoch, *allow, at="2026-05-01T12:00:00Z", tenant="acme", **more):
+    tenants = [{"name": tenant, "residency": {"processing": {"allow": list(allow) or ["eu"]}}}]
+    return json.dumps(
+        {"epoch": epoch, "author": "ann", "why": f"no {epoch}", "at": at, "tenants": tenants, **more}
+    ).encode()
+
+
+def put(value, revision=5) -> Change:
+    return Change(ChangeKind.PUT, revision, LAW_KEY, value)
+
+
+def snapshot(value=b"", revision=5) -> Change:
+    return Change(ChangeKind.SNAPSHOT, revision, entries=(Entry(LAW_KEY, value, revision),) if value else ())
+
+
+DELETE = Change(ChangeKind.DELETE, 6, LAW_KEY)
+LOST = Change(ChangeKind.LOST, why="connection refused")
+
+
+class Log:
+    def __init__(self) -> None:
+        self.said: list[tuple[str, dict]] = []
+
+    def warning(self, event, key="", **fields):
+        self.said.append((event, fields))
+
+    error = warning
+
+
+class Stage:
+    def __init__(self, stores=None, law=None, **more) -> None:
+        self.adopted: list[Law] = []
+        self.refused: list[str] = []
+        self.log = Log()
+        law = law or Law(WORLD)
+        self.book = LawBook(stores or {}, law, self.adopted.append, self.refused.append, self.log, **more)
+
+    def tell(self, *changes) -> list[int]:
+        """The epochs adopted at these steps."""
+        self.adopted.clear()
+        for change in changes:
+            self.book.changed(change)
+        return [law.epoch for law in self.adopted]
+
+    def lawful(self, tenant="acme") -> set[str]:
+        return set(self.book.law.verdict(tenant, "").lawful)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_without_one_in_etcd_the_topologys_law_is_in_force(stage):
+    assert stage.tell(snapshot()) == []
+    assert stage.lawful("japan-only") == {"tokyo"}
+    assert stage.book.status() == {
+        "epoch": 1, "source": "topology three-regions", "revision": None, "trouble": [], "etcd_out_of_reach": None,
+        "author": None, "why": None, "at": None, "signed_by": None, "must_be_signed": False, "kept_on_disk": False,
+    }  # fmt: skip
+    assert stage.refused == []
+
+
+def test_a_later_epoch_takes_its_place_and_says_whose_it_is(stage):
+    assert stage.tell(snapshot(document(3), 9)) == [3]
+    assert stage.lawful() == {"frankfurt"}
+    assert stage.lawful("japan-only") == set()
+    told = stage.book.status()
+    assert (told["source"], told["revision"], told["author"], told["why"]) == ("etcd", 9, "ann", "no 3")
+    assert stage.log.said == [("law in force", {"epoch": 3, "author": "ann", "why": "no 3"})]
+    assert stage.tell(put(document(4, "us"))) == [4]
+    assert stage.lawful() == {"virginia"}
+
+
+@pytest.mark.parametrize("older", [2, 1])
+def test_an_older_one_never_undoes_it_even_after_a_wipe_and_a_restore(stage, older):
+    stage.tell(snapshot(document(3)))
+    assert stage.tell(LOST, snapshot(), snapshot(document(older, "us"), 2)) == []
+    assert stage.lawful() == {"frankfurt"}
+    assert stage.refused == ["law_gone", "law_older"]
+    [trouble] = stage.book.status()["trouble"]
+    assert f"epoch {older}, older than this" in trouble
+    assert stage.book.status()["epoch"] == 3
+
+
+def test_a_process_whose_file_is_newer_goes_by_its_file():
+    stage = Stage(law=Law(policy.read(document(8, "us"), WORLD, "x").over(WORLD)))
+    assert stage.tell(snapshot(document(3))) == []
+    assert stage.lawful() == {"virginia"}
+    assert stage.refused == ["law_older"]
+
+
+def test_authors_clocks_an_hour_apart_are_shown_and_not_compared(stage):
+    ahead, behind = document(3, at="2026-05-01T13:00:00Z"), document(4, at="2026-05-01T12:00:00Z")
+    assert stage.tell(snapshot(ahead), put(behind)) == [3, 4]
+    assert stage.book.status()["at"] == "2026-05-01T12:00:00Z"
+    assert stage.tell(put(document(2, at="2027-01-01T00:00:00Z"))) == []
+
+
+def test_another_of_the_same_epoch_changes_nothing_and_is_told(stage):
+    stage.tell(snapshot(document(3)))
+    assert stage.tell(put(document(3, "us"))) == []
+    assert stage.lawful() == {"frankfurt"}
+    assert stage.refused == ["law_differs"]
+
+
+def test_the_files_own_law_in_etcd_says_who_set_it(stage):
+    law = policy.encode(policy.document_of(WORLD), 1, "ann", "as ever", "2026-05-01T12:00:00Z")
+    assert stage.tell(snapshot(law)) == [1]
+    assert (stage.book.status()["source"], stage.refused) == ("etcd", [])
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (b"{nonsense", "not JSON"),
+        (document(4, "atlantis"), 'unknown place "atlantis"'),
+        (document(4, "tokyo", models={"m": {"deny": ["mars"]}}), 'unknown place "mars"'),
+        (b'{"epoch": 4, "author": "ann", "why": "x", "at": "2026-05-01T12:00:00Z", "tenants": [{"name": "a"}]}',
+         "tenants[0].residency: missing"),
+    ],
+)  # fmt: skip
+def test_the_last_good_one_stands_loudly(stage, value, says):
+    stage.tell(snapshot(document(3)))
+    assert stage.tell(put(value)) == []
+    assert stage.lawful() == {"frankfurt"}
+    assert stage.refused == ["law_malformed"]
+    assert any(says in one for one in stage.book.status()["trouble"])
+    event, said = stage.log.said[-1]
+    assert (event, said["in_force"]) == ("law passed over", 3)
+    assert stage.tell(put(document(5, "us"))) == [5]
+    assert stage.book.status()["trouble"] == []
+
+
+def test_many_faults_are_told_in_few_lines(stage):
+    tenants = [{"name": f"t{n}"} for n in range(50)]
+    stage.tell(snapshot(document(3, tenants=tenants)))
+    assert len(stage.book.trouble) == lawbook.PROBLEMS_TOLD_MAX + 1
+    assert stage.book.trouble[-1] == "and 30 more"
+
+
+def test_listed_anew_it_is_no_news_and_back_again_no_trouble(stage):
+    stage.tell(snapshot(document(3)))
+    assert stage.tell(LOST) == []
+    assert stage.book.status()["etcd_out_of_reach"] == "connection refused"
+    assert stage.tell(snapshot(document(3), 11)) == []
+    assert (stage.book.status()["etcd_out_of_reach"], stage.book.status()["revision"]) == (None, 11)
+    stage.tell(DELETE)
+    assert "holds no law any more" in stage.book.status()["trouble"][0]
+    stage.tell(put(document(3), 12))
+    assert (stage.book.status()["trouble"], stage.book.status()["revision"]) == ([], 12)
+    assert stage.refused == ["law_gone"]
+
+
+def test_other_keys_are_none_of_it(stage):
+    assert stage.tell(Change(ChangeKind.PUT, 4, f"{LAW_KEY}yer", document(9))) == []
+    other = Entry(f"{LAW_KEY}s", document(9), 3)
+    assert stage.tell(Change(ChangeKind.SNAPSHOT, 4, entries=(other,))) == []
+    assert stage.refused == []
+
+
+def test_it_can_be_read_whole(stage):
+    stage.tell(snapshot(document(3)))
+    told = stage.book.document()
+    assert told["epoch"] == 3
+    assert told["tenants"] == [{"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}]
+
+
+def test_metrics_show_the_epoch_and_that_something_is_wrong(stage):
+    metrics = TierMetrics("global", "tokyo", "g1")
+    stage.book.observe(metrics)
+    stage.tell(snapshot(document(3)), put(b"{"))
+    lines = metrics.render().decode().splitlines()
+    values = {line.split("{")[0]: line.split()[-1] for line in lines if line.startswith("farhop_law_")}
+    assert values == {"farhop_law_epoch": "3.0", "farhop_law_rejected": "1.0"}
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 20])
+async def test_from_a_store_small_ones_at_once_and_large_ones_beside_the_loop(monkeypatch, inline):
+    monkeypatch.setattr(lawbook, "INLINE_BYTES_MAX", inline)
+    cluster = MemoryCluster()
+    writer, reader = MemoryStore(Random(1), cluster), MemoryStore(Random(2), cluster)
+    await writer.open()
+    await reader.open()
+    await writer.put(LAW_KEY, document(3))
+    stage = Stage({"etcd": reader})
+    task = asyncio.create_task(stage.book.follow())
+    try:
+        await stage.book.begun()
+        assert stage.book.law.epoch == 3
+        await writer.put(LAW_KEY, document(4, "us"))
+        async with asyncio.timeout(10.0):
+            while stage.book.law.epoch < 4:
+                await asyncio.sleep(0.005)
+        assert [law.epoch for law in stage.adopted] == [3, 4]
+    finally:
+        await reader.close()
+        await writer.close()
+        await asyncio.wait_for(task, 10.0)
+
+
+async def test_nobody_waits_for_etcd_for_ever(monkeypatch):
+    monkeypatch.setattr(lawbook, "BEGIN_S", 0.01)
+    await Stage().book.begun()
+
+
+# -- signed
+
+
+def signer(name: str) -> Signer:
+    key = Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"."))
+    return Signer(name, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+OPS, INTERN = signer("ops"), signer("intern")
+KEYS = Keys({"ops": (public_key(OPS.public), ["law"]), "intern": (public_key(INTERN.public), ["drain"])})
+
+
+def sealed(epoch, *allow, by=OPS, place=LAW_KEY) -> bytes:
+    return by.seal(place, document(epoch, *allow))
+
+
+def test_where_a_key_is_configured_only_its_signature_counts():
+    stage = Stage(keys=KEYS)
+    assert stage.tell(snapshot(document(50, "us"))) == []
+    assert stage.tell(put(sealed(51, by=INTERN)), put(sealed(52, by=signer("stranger")))) == []
+    assert stage.tell(put(sealed(53, place=f"{LAW_KEY}-of-elsewhere"))) == []
+    assert (
+        stage.tell(put(sealed(54).replace(b'"epoch":54', b'"epoch": 5').replace(b'"epoch": 54', b'"epoch": 99'))) == []
+    )
+    assert stage.refused == [
+        "law_unsigned", "law_not_allowed", "law_unknown_key", "law_bad_signature", "law_bad_signature",
+    ]  # fmt: skip
+    assert "sign it with `farhop law sign`" in stage.book.status()["trouble"][0]
+    assert stage.tell(put(sealed(3))) == [3]
+    assert (stage.book.status()["signed_by"], stage.book.status()["must_be_signed"]) == ("ops", True)
+    assert stage.book.status()["trouble"] == []
+
+
+def test_where_none_is_a_signed_one_is_read_and_said_to_be_nobodys(stage):
+    assert stage.tell(snapshot(sealed(3)), put(document(4))) == [3, 4]
+    assert (stage.book.status()["signed_by"], stage.book.status()["must_be_signed"]) == (None, False)
+
+
+def test_of_one_law_signed_and_not_the_signed_one_is_held():
+    keyless = Stage()
+    keyless.tell(snapshot(document(3)))
+    assert keyless.tell(put(sealed(3))) == []
+    assert keyless.refused == []
+
+
+# -- on disk
+
+
+def kept(tmp_path, owner="global.tokyo.g1", fleet="f1") -> StateDir:
+    return StateDir(tmp_path, fleet, owner)
+
+
+def test_a_start_never_goes_below_the_newest_law_seen(tmp_path):
+    Stage(state=kept(tmp_path)).tell(snapshot(document(5, "us")))
+    again = Stage(state=kept(tmp_path))
+    again.book.remember()
+    assert [law.epoch for law in again.adopted] == [5]
+    assert again.lawful() == {"virginia"}
+    assert (again.book.status()["source"], again.book.status()["kept_on_disk"]) == ("its own disk", True)
+    assert again.tell(snapshot(document(4, "eu"))) == []
+    assert again.refused == ["law_older"]
+    fresh = Stage(state=kept(tmp_path, fleet="f2"))  # a law of another fleet says nothing of this one's
+    fresh.book.remember()
+    assert fresh.book.law.epoch == 1
+
+
+def test_a_newer_topology_file_goes_before_what_is_on_disk(tmp_path):
+    Stage(state=kept(tmp_path)).tell(snapshot(document(5, "us")))
+    newer = Stage(law=Law(policy.read(document(8), WORLD, "x").over(WORLD)), state=kept(tmp_path))
+    newer.book.remember()
+    assert (newer.adopted, newer.book.law.epoch) == ([], 8)
+
+
+@pytest.mark.parametrize("broken", ["key", "file"])
+def test_where_the_newest_law_cannot_be_had_nothing_is_lawful_until_it_is(tmp_path, broken):
+    state, keys = kept(tmp_path), Keys({})
+    Stage(state=state).tell(snapshot(document(5, "us")))
+    if broken == "file":
+        path = state.path("law")
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        keys = KEYS
+    again = Stage(state=state, keys=keys)
+    again.book.remember()
+    assert again.lawful() == set()
+    assert again.book.status()["trouble"]
+    assert not again.book.status()["kept_on_disk"]
+    if broken == "key":
+        assert again.tell(snapshot(sealed(4))) == []
+    assert again.tell(put(sealed(5, "us"))) == [5]
+    assert again.lawful() == {"virginia"}
+    assert again.book.status()["trouble"] == []
+
+
+def test_a_disk_that_is_full_stops_no_law_and_says_so(tmp_path):
+    (tmp_path / "f1").write_text("in the way")
+    stage = Stage(state=kept(tmp_path))
+    assert stage.tell(snapshot(document(3))) == [3]
+    assert stage.refused == ["law_not_kept"]
+    assert "a restart may fall back" in stage.book.status()["trouble"][0]
+
+
+async def test_what_a_full_disk_did_not_take_is_kept_once_it_can_be(tmp_path):
+    (tmp_path / "f1").write_text("in the way")
+    stage = Stage(state=kept(tmp_path))
+    assert stage.tell(snapshot(document(3, "us"))) == [3]
+    await stage.book.mend()
+    assert not stage.book.status()["kept_on_disk"]
+    (tmp_path / "f1").unlink()
+    await stage.book.mend()
+    assert stage.book.status()["kept_on_disk"]
+    again = Stage(state=kept(tmp_path))
+    again.book.remember()
+    assert (again.book.law.epoch, again.lawful()) == (3, {"virginia"})
+
+
+async def test_who_lost_its_law_is_given_it_by_one_that_goes_by_that_very_epoch(tmp_path):
+    """It keeps the place of an epoch, and does not have it: what it names is the one before."""
+    other = Stage()
+    other.tell(snapshot(document(2, "us")))
+    state = kept(tmp_path)
+    Stage(state=state).tell(snapshot(document(2, "us")))
+    path = state.path("law")
+    path.write_bytes(path.read_bytes()[:-1])
+    lost = Stage(state=state)
+    lost.book.remember()
+    assert (lost.lawful(), lost.book.law.held_epoch) == (set(), 1)
+    epoch, written = await other.book.exchanged(lost.book.law.held_epoch, b"", "g1", proven=True)
+    assert await lost.book.offer(written, "g2", proven=True)
+    assert (epoch, lost.book.law.epoch, lost.lawful()) == (2, 2, {"virginia"})
+    lost = Stage(state=state)
+    path.write_bytes(path.read_bytes()[:-1])
+    lost.book.remember()
+    theirs, _ = await lost.book.exchanged(2, b"", "g2", proven=True)  # the other way round: it is asked what it has
+    assert theirs < other.book.law.held_epoch
+    await lost.book.exchanged(2, other.book.document_after(theirs), "g2", proven=True)
+    assert lost.lawful() == {"virginia"}
+
+
+# -- hubs that were away
+
+
+@asynccontextmanager
+async def following(**stores):
+    async with AsyncExitStack() as closing:
+        for store in stores.values():
+            await store.open()
+            closing.push_async_callback(store.close)
+        stage = Stage(stores, rng=Random(1))
+        task = asyncio.create_task(stage.book.follow())
+        closing.push_async_callback(asyncio.wait, [task])
+        closing.callback(task.cancel)
+        await stage.book.begun()
+        yield stage
+
+
+async def until(condition):
+    async with asyncio.timeout(10.0):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_hub_that_was_away_or_wiped_is_brought_up_to_date(monkeypatch):
+    monkeypatch.setattr(lawbook, "MEND_S", 0.02)
+    clusters = {"a": MemoryCluster(), "b": MemoryCluster()}
+    clusters["a"].put(LAW_KEY, document(3))
+    clusters["b"].put(LAW_KEY, document(2))
+    stores = {name: MemoryStore(Random(1), cluster) for name, cluster in clusters.items()}
+
+    async def even():
+        held = [cluster.get(LAW_KEY) for cluster in clusters.values()]
+        return all(entry is not None and entry.value == document(3) for entry in held)
+
+    async with following(**stores) as stage:
+        await until(even)
+        assert stage.book.law.epoch == 3
+        clusters["b"].wipe()
+        await until(even)
+        stores["b"].outage()
+        clusters["b"].wipe()
+        clusters["b"].put(LAW_KEY, document(1))
+        stores["b"].restore()
+        await until(even)
+
+        async def settled():
+            return stage.book.status()["trouble"] == []
+
+        await until(settled)
+
+
+async def test_what_may_be_later_than_ours_is_never_written_over(monkeypatch):
+    monkeypatch.setattr(lawbook, "MEND_S", 0.01)
+    cluster, other = MemoryCluster(), MemoryCluster()
+    cluster.put(LAW_KEY, document(3))
+    other.put(LAW_KEY, document(9, "atlantis"))  # of a map that this process does not have yet
+    async with following(a=MemoryStore(Random(1), cluster), b=MemoryStore(Random(2), other)) as stage:
+        await asyncio.sleep(0.1)
+        assert other.get(LAW_KEY).value == document(9, "atlantis")
+        assert stage.book.law.epoch == 3
+        assert any("atlantis" in one for one in stage.book.status()["trouble"])
+
+
+async def test_a_hub_that_takes_nothing_is_tried_again(monkeypatch):
+    class ReadOnly(MemoryStore):
+        tries = 0
+
+        async def put(self, *args, **more):
+            self.tries += 1
+            if self.tries < 3:
+                raise StoreError("permission denied")
+            return await super().put(*args, **more)
+
+    monkeypatch.setattr(lawbook, "MEND_S", 0.01)
+    monkeypatch.setattr(lawbook, "MEND_AGAIN_S", 0.01)
+    cluster, other = MemoryCluster(), MemoryCluster()
+    cluster.put(LAW_KEY, document(3))
+    async with following(a=MemoryStore(Random(1), cluster), b=ReadOnly(Random(2), other)):
+
+        async def there():
+            return other.get(LAW_KEY) is not None
+
+        await until(there)
+
+
+# -- from balancers
+
+
+async def test_a_later_law_of_a_balancer_counts_by_its_signature_or_by_who_proved_to_be_one():
+    stage = Stage()
+    assert stage.book.named("tokyo/r1", 3)
+    assert stage.book.status()["trouble"] == ["tokyo/r1 goes by a law of epoch 3, which is not here yet"]
+    assert not await stage.book.offer(document(3), "tokyo/r1", proven=False)
+    assert await stage.book.offer(document(3), "tokyo/r1", proven=True)
+    assert stage.book.status()["trouble"] == []
+    assert (stage.book.law.epoch, stage.book.status()["source"]) == (3, "tokyo/r1")
+    signed = Stage(keys=KEYS)
+    assert not await signed.book.offer(document(3), "tokyo/r1", proven=True)
+    assert await signed.book.offer(sealed(3), "tokyo/r1", proven=False)
+    assert not await signed.book.offer(sealed(2), "tokyo/r1", proven=False)
+    assert signed.refused == ["law_offered_malformed"]
+
+
+async def test_in_an_exchange_whoever_is_behind_is_given_the_others():
+    ahead, behind = Stage(keys=KEYS), Stage(keys=KEYS)
+    ahead.tell(snapshot(sealed(4)))
+    assert await ahead.book.exchanged(1, b"", "g1", proven=False) == (4, sealed(4))
+    assert await behind.book.exchanged(4, sealed(4), "g1", proven=False) == (4, b"")
+    assert behind.book.law.epoch == 4
+    assert await ahead.book.exchanged(9, b"", "g1", proven=False) == (4, b"")
+    assert "g1 goes by a law of epoch 9" in ahead.book.status()["trouble"][0]
+    ahead.book.left("g1")
+    assert ahead.book.status()["trouble"] == []

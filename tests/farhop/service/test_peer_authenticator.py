@@ -1,0 +1,48 @@
+"""Who calls: the name in a verified certificate, and nothing else (over TLS: tests/security/test_control_port.py)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from farhop.identity.certificate_names import Peer
+from farhop.service.peer_authenticator import ANY_PEER, PeerAuthenticator
+
+HERE = PeerAuthenticator("farhop.internal", mutual=True)
+
+
+class AbortedError(Exception):
+    pass
+
+
+def context(*said: str, common_name: str = "") -> Any:
+    async def abort(code: grpc.StatusCode, why: str) -> None:
+        raise AbortedError(code, why)
+
+    told = {"x509_subject_alternative_name": [one.encode() for one in said], "x509_common_name": [common_name.encode()]}
+    return SimpleNamespace(auth_context=lambda: told, abort=abort)
+
+
+async def test_where_nobody_need_prove_it_nobody_is_proven() -> None:
+    assert await ANY_PEER.proven(context("spiffe://farhop.internal/farhop/global/paris"), "global", "paris") is None
+
+
+async def test_the_name_must_be_of_the_tier_and_region_asked_for() -> None:
+    paris = context("127.0.0.1", "spiffe://farhop.internal/farhop/global/paris")
+    assert await HERE.proven(paris, "global", "paris") == await HERE.proven(paris) == Peer("global", "paris")
+    for tier, region, message in (
+        ("regional", None, "not a regional"),
+        ("global", "tokyo", "not a global bal"),
+    ):
+        with pytest.raises(AbortedError, match=message):
+            await HERE.proven(paris, tier, region)  # type: ignore[arg-type]
+
+
+async def test_the_common_name_says_nothing() -> None:
+    with pytest.raises(AbortedError, match="farhop certs issue"):
+        await HERE.proven(context(common_name="spiffe://farhop.internal/farhop/global/paris"))
+    assert not HERE.admits("global", None)
+    assert not HERE.admits("global", b"no certificate")

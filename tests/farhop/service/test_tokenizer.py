@@ -1,0 +1,209 @@
+"""Prompts as tokens: what an engine with the same files would compute, and what cannot be read, by reason."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from farhop.balance.machine import Tokens
+from farhop.config import ConfigError
+from farhop.relay.formats.paths import Kind
+from farhop.service import tokenizer
+from farhop.service.tokenizer import Files, ModelTokenizer, Tokenizers, UnreadableError
+
+AT = datetime(2026, 11, 21, tzinfo=UTC)
+PLAIN = "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }};{% endfor %}"
+OPEN = PLAIN + "{% if add_generation_prompt %}>{% endif %}"
+
+
+def write(folder: Path, **settings: Any) -> Path:
+    """A tokenizer of single characters, whose <s> (id 1) begins a text."""
+    vocabulary = {"<unk>": 0, "<s>": 1} | {chr(n): n for n in range(32, 127)}
+    document = {
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0},
+        "padding": None, "normalizer": None, "decoder": None,
+        "added_tokens": [{"id": 1, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False,
+                          "normalized": False, "special": True}],
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False},
+        "post_processor": {
+            "type": "TemplateProcessing", "pair": [],
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    }  # fmt: skip
+    file = folder / "tokenizer.json"
+    file.write_bytes(msgspec.json.encode(document))
+    if settings:
+        (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
+    return file
+
+
+def model(folder: Path, template: str = OPEN, **settings: Any) -> ModelTokenizer:
+    file = write(folder, **settings)
+    (folder / "t.jinja").write_text(template)
+    return ModelTokenizer("tokenizers.m", Files(str(file), str(folder / "t.jinja") if template else ""), lambda: AT)
+
+
+def read(made: ModelTokenizer, kind: Kind = Kind.CHAT, **asked: Any) -> str:
+    """What was read, as text; <s> as ^."""
+    packed = made.read(kind, msgspec.json.encode({"model": "m", **asked}))
+    ids = struct.unpack(f"<{len(packed) // 4}I", packed)
+    return "".join("^" if i == 1 else chr(i) for i in ids)
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+def test_a_chat_goes_through_the_template_and_gets_no_special_tokens(tmp_path: Path) -> None:
+    made = model(tmp_path)
+    assert read(made, messages=[user("hello there, longer than five")]) == "user:hello there, longer than five;>"
+    assert read(made, messages=[user("a")], add_generation_prompt=False) == "user:a;"
+    assert read(made, messages=[user("a")], add_special_tokens=True) == "^user:a;>"
+    assert read(made, messages=[user([{"type": "text", "text": "a"}, "b"])]) == "user:a\0b;>"  # a line feed is unknown
+    assert read(made, messages=[user(None)]) == "user:;>"
+
+
+def test_a_completion_gets_the_tokenizers_own(tmp_path: Path) -> None:
+    made = model(tmp_path)
+    assert read(made, Kind.COMPLETION, prompt="hello") == "^hello"
+    assert read(made, Kind.COMPLETION, prompt=["hello"], add_special_tokens=False) == "hello"
+    assert read(made, Kind.COMPLETION, prompt=[104, 105]) == read(made, Kind.COMPLETION, prompt=[[104, 105]]) == "hi"
+
+
+def test_what_stands_beside_the_tokenizer_counts(tmp_path: Path) -> None:
+    settings = {"chat_template": "{{ bos_token }}|" + PLAIN, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    assert read(model(tmp_path, "", **settings), messages=[user("a")]) == "^|user:a;"
+
+
+def test_the_template_is_where_a_model_has_it(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": PLAIN}]
+    assert read(model(tmp_path, "", chat_template=several), messages=[user("a")]) == "user:a;"
+    (tmp_path / "chat_template.jinja").write_text("by itself")
+    assert read(model(tmp_path, "", chat_template=several), messages=[user("a")]) == "by itself"
+    assert read(model(tmp_path, OPEN, chat_template=several), messages=[user("a")]) == "user:a;>"
+
+
+def test_what_templates_may_use(tmp_path: Path) -> None:
+    template = (
+        "{{ strftime_now('%d %b') }} {% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}"
+        "{% generation %}{{ tools | tojson }}{%- endgeneration %} {{ extra }}"
+    )
+    asked = {"messages": [user("a")], "tools": [{"b": "ü", "a": 1}], "chat_template_kwargs": {"extra": "more"}}
+    assert read(model(tmp_path, template), **asked) == '21 Nov [{"b": "\0", "a": 1}] more'
+
+
+def test_a_template_that_goes_through_parts_gets_parts(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{% for part in message.content %}[{{ part.text }}]{% endfor %}{% endfor %}"
+    made = model(tmp_path, template)
+    assert read(made, messages=[user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])]) == "[a][b]"
+    assert read(made, messages=[user("a"), user(None)]) == "[a]"
+
+
+def test_tool_calls_are_what_they_spell(tmp_path: Path) -> None:
+    made = model(tmp_path, "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city }}{% endfor %}")
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"city": "Bern"}'}}
+    assert read(made, messages=[{"role": "assistant", "content": None, "tool_calls": [call]}]) == "Bern"
+
+
+def test_a_final_message_is_continued_where_it_ends(tmp_path: Path) -> None:
+    made = model(tmp_path)
+    asked = {"continue_final_message": True, "add_generation_prompt": False}
+    assert read(made, messages=[user("q"), {"role": "assistant", "content": "It is "}], **asked).endswith(
+        "assistant:It is "
+    )
+    with pytest.raises(UnreadableError, match="template"):
+        read(made, messages=[user(" ")], **asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "reason"),
+    [
+        (Kind.CHAT, {"messages": [user([{"type": "image_url", "image_url": {}}])]}, "media"),
+        (Kind.CHAT, {"messages": [user("a")], "chat_template": "{{ 1 }}"}, "option"),
+        (Kind.CHAT, {"messages": [user("boom")]}, "template"),
+        (Kind.CHAT, {"messages": [user("x" * tokenizer.BODY_BYTES_MAX)]}, "length"),
+        (Kind.COMPLETION, {"prompt": ["a", "b"]}, "several"),
+        (Kind.COMPLETION, {"prompt": "a", "truncate_prompt_tokens": 3}, "option"),
+        (Kind.COMPLETION, {"prompt": [1, -1]}, "ids"),
+        (Kind.CHAT, {"messages": 7}, "shape"),
+        (Kind.CHAT, {"messages": [user("a", tool_calls=[{"function": {"arguments": "{"}}])]}, "shape"),
+    ],
+)
+def test_what_cannot_be_read_is_counted_by_reason(tmp_path: Path, kind, asked, reason) -> None:
+    template = "{% for m in messages %}{% if m.content == 'boom' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+    (tmp_path / "t.jinja").write_text(template)
+    made = Tokenizers({"m": Files(str(write(tmp_path)), str(tmp_path / "t.jinja"))}, lambda: AT)
+    assert made.now(kind, "m", msgspec.json.encode({"model": "m", **asked}), "") is None
+    assert (made.unread, made.prompts) == ({reason: 1}, 0)
+    made.close()
+
+
+def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
+    made = model(tmp_path, "{{ messages.__class__.__mro__[1].__subclasses__() }}{{ messages.append(1) }}")
+    with pytest.raises(UnreadableError, match="template"):
+        read(made, messages=[user("a")])
+
+
+async def test_long_ones_are_read_in_a_thread(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "t.jinja").write_text(OPEN)
+    made = Tokenizers({"m": Files(str(write(tmp_path)), str(tmp_path / "t.jinja"))}, lambda: AT)
+    assert made.reads(Kind.CHAT, "m")
+    assert not made.reads(Kind.CHAT, "other")
+    assert not made.reads(Kind.EMBEDDINGS, "m")
+    got: list[Tokens | None] = []
+    good = msgspec.json.encode({"messages": [user("a")]})
+    for body in (good, b"{"):
+        future = made.later(Kind.CHAT, "m", body, "salt", got.append)
+        assert future is not None
+        await asyncio.wait([future])
+        await asyncio.sleep(0)
+    assert got == [made.now(Kind.CHAT, "m", good, "salt"), None]
+    assert (made.unread, made.prompts) == ({"shape": 1}, 2)
+    monkeypatch.setattr(tokenizer, "WAITING_MAX", 0)
+    assert made.later(Kind.CHAT, "m", good, "", got.append) is None
+    assert made.unread["busy"] == 1
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (Files("none.json"), "file: .*none.json: not a tokenizer.json"),
+        (Files("tokenizer.json", "none.jinja"), "template: .*none.jinja: cannot be read"),
+        (Files("tokenizer.json", "bad.jinja"), "template: is not a Jinja template"),
+    ],
+)
+def test_files_of_no_use_are_named(tmp_path: Path, files: Files, says: str) -> None:
+    write(tmp_path)
+    (tmp_path / "bad.jinja").write_text("{% if %}")
+    there = Files(str(tmp_path / files.file), str(tmp_path / files.template) if files.template else "")
+    with pytest.raises(ConfigError, match=f"tokenizers.m: {says}"):
+        Tokenizers({"m": there}, lambda: AT)
+    write(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json, beside it, cannot be read"):
+        ModelTokenizer("tokenizers.m", Files(str(tmp_path / "tokenizer.json")), lambda: AT)
+
+
+def test_without_a_template_only_completions_are_read(tmp_path: Path) -> None:
+    made = model(tmp_path, "")
+    with pytest.raises(UnreadableError, match="template"):
+        read(made, messages=[user("a")])
+    assert read(made, Kind.COMPLETION, prompt="a") == "^a"
+
+
+@pytest.mark.parametrize("missing", ["tokenizers", "jinja2"])
+def test_without_the_extra_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigError, match=r"tokenizers.m: needs the extra .* 'farhop\[tokenizer\]'"):
+        model(tmp_path)

@@ -1,0 +1,60 @@
+"""A document by model: as somebody writes it by hand, or signed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.store.documents.authored import DOCUMENT_LIMIT_BYTES, Signature, parted, signed
+from farhop.store.documents.document import DocumentError
+
+AT = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
+ANN = Signature("ann@ops", "canary", AT)
+
+
+def test_what_is_signed_comes_back_with_its_signature() -> None:
+    models = {"llama": {"weights": {"v1": 1}}, "": "p2c"}
+    by_model, signature = parted(signed(models, ANN))
+    assert (msgspec.json.decode(by_model), signature) == (models, ANN)
+
+
+def test_what_is_written_by_hand_is_as_it_is() -> None:
+    for document in (b"{}", b'{"llama": "p2c"}', b'{"models": "p2c", "author": "p2c", "why": "p2c"}'):
+        assert parted(document) == (document, None)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"", b"[]", b"p2c", b'"p2c"', b"\xff", b"[" * 10_000, b"{" * 10_000, b" " * DOCUMENT_LIMIT_BYTES + b"{}",
+        b'{"models": [], "author": "a", "why": "b", "at": "2026-11-21T09:30:00Z"}',
+        b'{"models": {}, "author": "a", "why": "b", "at": "2026-11-21T09:30:00"}',
+        b'{"models": {}, "author": "", "why": "b", "at": "2026-11-21T09:30:00Z"}',
+        b'{"models": {}, "author": "a", "why": "\\u001b[2J", "at": "2026-11-21T09:30:00Z"}',
+    ],
+)  # fmt: skip
+def test_what_is_absurd_is_refused(document: bytes) -> None:
+    with pytest.raises(DocumentError):
+        parted(document)
+
+
+def test_nobody_signs_what_readers_would_refuse() -> None:
+    for bad in (Signature(" ", "w", AT), Signature("a", "w" * 257, AT), Signature("a\tb", "w", AT)):
+        with pytest.raises(DocumentError, match="printable"):
+            signed({}, bad)
+    with pytest.raises(DocumentError, match="at most"):
+        signed({"m": "x" * DOCUMENT_LIMIT_BYTES}, ANN)
+
+
+@given(st.binary(max_size=100))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_reader_meets_one_kind_of_trouble(document: bytes) -> None:
+    try:
+        by_model, signature = parted(document)
+    except DocumentError:
+        return
+    assert signature is None or by_model

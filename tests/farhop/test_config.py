@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farhop.config import ConfigError, Part, Secret, load
+
+SECRET = "correct-horse-battery-staple"
+
+
+class Thing(Part):
+    """Something with a secret."""
+
+    region: str = "tokyo"
+    keys: dict[str, Secret]
+
+
+def loaded(folder: Path, text: str | bytes | dict[str, Any]) -> Thing:
+    path = folder / "config.yaml"
+    data = yaml.safe_dump(text) if isinstance(text, dict) else text
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return load(Thing, path)
+
+
+def problems(folder: Path, text: str | bytes | dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(folder, text)
+    assert all(line.startswith(str(folder / "config.yaml")) for line in str(caught.value).splitlines())
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must be a mapping"),
+        ("- a\n- b\n", "must be a mapping"),
+        ("just words", "must be a mapping"),
+        ("a: [1,\n", "is not YAML: line 2, column 1"),
+        ("a: {b: 1\nc: 2", "is not YAML"),
+        ("region: a\nregion: b\n", "is not YAML: line 2, column 1: a key is given twice; keep one"),
+        ("a: {b: 1, b: 2}", "a key is given twice"),
+        ("a: 2026-99-99", "a date or a number that does not exist"),
+        ("a: !!python/object:os.system {}", "is not YAML"),
+        (b"\xff\xfe\xfd", "is not YAML"),
+        ("a: \x00", "is not YAML"),
+        ("[" * 20_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_mapping_in_yaml_is_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+    (problem,) = problems(tmp_path, text)
+    assert message in problem
+    assert "\n" not in problem
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere.yaml", tmp_path):
+        with pytest.raises(ConfigError) as caught:
+            load(Thing, path)
+        assert "cannot be read" in caught.value.problems[0]
+
+
+def test_a_secret_is_never_in_the_clear(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, {"keys": {"k1": SECRET * 2}})
+    assert problem == "keys.k1: a secret is given as env:NAME or file:PATH, never in the clear"
+
+
+def test_a_secret_from_a_file_or_a_variable_is_stripped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text(f"  {SECRET}\n")
+    monkeypatch.setenv("FARHOP_TEST_OTHER", f"{SECRET}\n")
+    keys = {"a": f"file:{tmp_path / 'key'}", "b": "env:FARHOP_TEST_OTHER"}
+    config = loaded(tmp_path, {"keys": keys})
+    assert {key.get_secret_value() for key in config.keys.values()} == {SECRET}
+    assert SECRET not in repr(config)
+
+
+def test_a_secret_that_cannot_be_had_is_told_by_where_it_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARHOP_TEST_EMPTY", " ")
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "bytes").write_bytes(b"\xff" + SECRET.encode())
+    for given, message in (
+        ("env:FARHOP_TEST_UNSET", "FARHOP_TEST_UNSET is not set"),
+        ("env:FARHOP_TEST_EMPTY", "FARHOP_TEST_EMPTY is not set"),
+        (f"file:{tmp_path / 'none'}", "No such file"),
+        (f"file:{tmp_path / 'empty'}", "is empty"),
+        (f"file:{tmp_path / 'bytes'}", "must be UTF-8"),
+        ("file:a\0b", "cannot read the secret"),
+    ):
+        (problem,) = problems(tmp_path, {"keys": {"k1": given}})
+        assert problem.startswith("keys.k1: ")
+        assert message in problem
+        assert SECRET not in problem

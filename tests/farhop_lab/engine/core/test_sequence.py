@@ -1,0 +1,149 @@
+"""One request's text: where it stops, what it holds back, and what its blocks are called."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.text import write_all
+
+GPU = PROFILES["l4"]
+VOICE = TextModel("m", seed=3, answer_tokens_mean=40)
+PROMPT = b"tell me of the sea\n"
+ANSWER = write_all(PROMPT, VOICE.seed, VOICE.answer_tokens_mean, 10_000).decode()
+
+
+def _say(wanted: Wanted) -> tuple[list[str], Sequence]:
+    sequence = Sequence("s", wanted, VOICE, GPU)
+    shown: list[str] = []
+    while sequence.finished is None:
+        shown.append(sequence.write_token())
+    return shown, sequence
+
+
+def test_it_ends_by_itself_with_a_token_that_has_no_text() -> None:
+    shown, sequence = _say(Wanted(PROMPT))
+    assert "".join(shown) == ANSWER
+    assert (shown[-1], sequence.finished, sequence.output_tokens) == ("", "stop", len(ANSWER) // 4 + 1)
+    assert sequence.total_tokens == sequence.prompt_tokens + sequence.output_tokens
+
+
+def test_max_tokens_cuts() -> None:
+    shown, sequence = _say(Wanted(PROMPT, max_tokens=3))
+    assert ("".join(shown), sequence.finished) == (ANSWER[:12], "length")
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    leaps=st.lists(st.integers(0, 40), max_size=12),
+    max_tokens=st.integers(1, 150),
+    min_tokens=st.integers(0, 150),
+    ignore_eos=st.booleans(),
+)
+def test_what_is_written_ahead_is_what_would_have_been_written(
+    leaps: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool
+) -> None:
+    wanted = Wanted(PROMPT, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), ignore_eos=ignore_eos)
+    _, singly = _say(wanted)
+    leaping = Sequence("s", wanted, VOICE, GPU)
+    for most in leaps:
+        steps = leaping.foresee(most)
+        assert 0 <= steps <= most
+        leaping.advance(steps)
+        assert leaping.finished is None
+        assert leaping.total_tokens == leaping.prompt_tokens + leaping.output_tokens < singly.total_tokens
+        if leaping.output_tokens + 1 < singly.output_tokens and most:
+            assert steps  # nothing but the end holds it up
+    while leaping.finished is None:
+        leaping.write_token()
+    same = ("text", "output_tokens", "total_tokens", "finished")
+    assert [getattr(leaping, name) for name in same] == [getattr(singly, name) for name in same]
+
+
+def test_a_stop_string_is_not_foreseen() -> None:
+    assert Sequence("s", Wanted(PROMPT, stop=(ANSWER[4:8],)), VOICE, GPU).foresee(10) == 0
+
+
+def test_min_tokens_and_ignore_eos_go_past_the_natural_end() -> None:
+    natural = len(ANSWER) // 4
+    _, at_least = _say(Wanted(PROMPT, min_tokens=natural + 5))
+    assert at_least.output_tokens > natural + 5
+    shown, forever = _say(Wanted(PROMPT, ignore_eos=True, max_tokens=natural + 50))
+    assert (forever.finished, len("".join(shown))) == ("length", 4 * (natural + 50))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    stops=st.lists(
+        st.integers(0, 60).flatmap(lambda at: st.integers(1, 9).map(lambda n: ANSWER[at : at + n])), max_size=3
+    )
+)
+def test_a_stop_string_never_shows_and_nothing_before_it_is_missing(stops: list[str]) -> None:
+    stops = [stop for stop in stops if stop]
+    shown, sequence = _say(Wanted(PROMPT, stop=tuple(stops)))
+    found = [at for stop in stops if (at := ANSWER.find(stop)) >= 0]
+    # Tokens are looked at one by one: the first token that completes a stop decides, then the earliest stop in it.
+    text = "".join(shown)
+    assert ANSWER.startswith(text)
+    assert not any(stop in text for stop in stops)
+    assert (sequence.stop_reason is None) == (not found)
+    assert text == ANSWER or any(ANSWER.startswith(stop, len(text)) for stop in stops)
+
+
+def test_what_was_held_back_for_a_stop_that_never_came_is_shown_at_the_end() -> None:
+    never = ("#########",)
+    shown, _ = _say(Wanted(PROMPT, stop=never))
+    assert "".join(shown) == ANSWER
+    assert shown[0] == ""  # held back: eight characters at a time
+    shown, cut = _say(Wanted(PROMPT, stop=never, max_tokens=3))
+    assert ("".join(shown), cut.finished, cut.stop_reason) == (ANSWER[:12], "length", None)
+
+
+def test_a_stop_before_min_tokens_is_passed_over() -> None:
+    shown, _ = _say(Wanted(PROMPT, stop=(ANSWER[4:8],), min_tokens=5))
+    assert ANSWER[4:8] in "".join(shown)
+
+
+def test_names_of_blocks_cover_all_text_before_model_and_salt() -> None:
+    def names(text: bytes, text_model: TextModel = VOICE, salt: str = "") -> list[int]:
+        return Sequence("s", Wanted(text, cache_salt=salt), text_model, GPU).block_names(99)
+
+    text = bytes(range(256))
+    assert len(names(text)) == 4
+    assert len(names(text + b"x" * 63)) == 4
+    assert names(text + b"more" * 20)[:4] == names(text)
+    assert names(b"!" + text[1:])[1:4] != names(text)[1:]
+    for other in (names(text, TextModel("other")), names(text, salt="tenant")):
+        assert not set(other) & set(names(text))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Wanted(b""), "prompt"),
+        (Wanted(b"x" * 4 * 16_384), "maximum context length is 16384 tokens"),
+        (Wanted(b"xxxx", max_tokens=16_384), "you requested 16385 tokens"),
+        (Wanted(b"x", max_tokens=0), "max_tokens"),
+        (Wanted(b"x", max_tokens=4, min_tokens=5), "min_tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(wanted: Wanted, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Sequence("s", wanted, VOICE, GPU)
+
+
+def test_the_context_is_bounded_by_the_cache() -> None:
+    with pytest.raises(ValueError, match="maximum context length is 64 tokens"):
+        Sequence("s", Wanted(b"x" * 240, max_tokens=5), VOICE, replace(GPU, kv_blocks=4))
+
+
+def test_a_pass_over_the_prompt_generates_nothing_and_may_fill_the_context() -> None:
+    shown, sequence = _say(Wanted(PROMPT, generates=False))
+    assert (shown, sequence.finished, sequence.output_tokens) == ([""], "stop", 0)
+    whole = Wanted(b"x" * 4 * GPU.context_tokens, generates=False)
+    assert _say(whole)[1].total_tokens == GPU.context_tokens
+    with pytest.raises(ValueError, match="maximum context"):
+        _say(Wanted(b"x" * 4 * (GPU.context_tokens + 1), generates=False))

@@ -1,0 +1,45 @@
+"""The table of tags: it is unambiguous, and what both machines may be told has one."""
+
+from __future__ import annotations
+
+import random
+
+from farhop.balance import machine
+from farhop_lab.histories import names
+from global_lb.routing.flow import GlobalFlow
+from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
+from topology.law import Law
+from topology.model import Topology
+
+
+def test_what_a_machine_may_be_told_has_a_tag() -> None:
+    law = Law(Topology("t", 1, {}))
+    region = RegionalFlow(FlowConfig("here", "a"), law, random.Random(1), lambda _: 1.0)
+    entry = names.made(names.of_entry("here", law, "s", 3.0))
+    assert isinstance(entry, GlobalFlow)
+    kinds = set(names.KINDS)
+    assert set(region._handlers) <= kinds
+    assert set(entry._handlers) <= kinds
+
+
+def test_what_a_machine_may_say_has_a_tag() -> None:
+    assert set(machine.Command.__subclasses__()) <= set(names.KINDS)
+
+
+def test_a_special_case_goes_by_what_it_is_a_case_of() -> None:
+    class UsageWithText(machine.Usage, frozen=True):
+        text: bytes = b""
+
+    assert names.tag_of(UsageWithText(1, 2)) == names.tag_of(machine.Usage(1, 2))
+
+
+def test_the_attributes_in_the_table_are_those_of_today() -> None:
+    own = {
+        "ViewSwapped": {"replicas", "regions"},
+        "FlowConfig": {f"queue_{name}" for name in names.QUEUE},
+    }  # of these the parts are not the fields
+    for number, kind in zip(names.TAGS, names.KINDS, strict=True):
+        known = {*getattr(kind, "__struct_fields__", ()), *getattr(kind, "__dataclass_fields__", ())}
+        if known:
+            missing = set(names.TAGS[number].fields) - known - own.get(kind.__name__, set())
+            assert not missing, f"{kind.__name__} was renamed: {sorted(missing)} in farhop_lab.histories.names"

@@ -1,0 +1,45 @@
+"""The tape: an entry is what a driver does, once; what a machine does to itself is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from farhop.balance import machine
+from farhop_lab.histories import names, tape
+from topology.law import Law
+from topology.model import Topology
+
+
+class Nested:
+    def handle(self, event: Any, now: float) -> list[Any]:
+        return [machine.Cancel("r", 1), *(self.handle(machine.ClientLeft("r"), now) if event is None else [])]
+
+
+def a_tape(**more: Any) -> tape.Tape:
+    return tape.Tape("t", names.of_region("r", Law(Topology("t", 1, {})), "s"), **more)
+
+
+def test_a_machine_that_tells_itself_is_recorded_once() -> None:
+    one = a_tape()
+    flow = one.watch(Nested())
+    assert len(flow.handle(None, 1.0)) == 2
+    assert one.count == 1
+
+
+def test_a_full_tape_takes_no_more() -> None:
+    one = a_tape(calls_max=2)
+    flow = one.watch(Nested())
+    for _ in range(5):
+        flow.handle(machine.ClientLeft("r"), 1.0)
+    assert one.count == 2
+
+
+def test_what_is_done_in_turns_is_recorded_turn_by_turn() -> None:
+    def work() -> Iterator[None]:
+        yield
+        yield
+
+    one = a_tape()
+    assert len(list(one.work(names.TIDY, 0.0, None, work()))) == 2
+    assert one.count == 4

@@ -1,0 +1,200 @@
+"""A replica's process breaks as a live one does, and comes back as it was or empty."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farhop_lab.engine.core.faults import OOM_TEXT, Fault
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.engine.core.sequence import TextModel
+from farhop_lab.sim.engines import Gpu, Station
+from farhop_lab.sim.replicas import Host, HostError
+from farhop_lab.sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Usage
+
+A100 = PROFILES["a100"]
+# 100 tokens of prompt in one pass of 26 ms, then 19 passes with one decode.
+FIRST_S, WHOLE_S = 0.026, 0.026 + 19 * 0.02611
+
+
+class HostedJob:
+    def __init__(self, timeline: Timeline, name: str = "g") -> None:
+        self.timeline, self.id = timeline, name
+        self.prompt, self.max_tokens, self.answer_tokens = name.encode().ljust(400, b"x"), 20, 20
+        self.heard: list[tuple[str, float]] = []
+
+    def _note(self, what: str) -> None:
+        self.heard.append((what, round(self.timeline.now, 3)))
+
+    def first(self) -> None:
+        self._note("first")
+
+    def done(self, _usage: Usage) -> None:
+        self._note("done")
+
+    def broke(self, text: str) -> None:
+        self._note(f"broke {text[:18]}")
+
+    def refused(self, text: str) -> None:
+        self._note(f"refused {text[:18]}")
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    return Timeline()
+
+
+@pytest.fixture
+def host(timeline: Timeline) -> Host:
+    return Host(timeline, lambda at: Gpu(at, A100, TextModel("m", 1)))
+
+
+def guests(timeline: Timeline, host: Host, count: int = 1) -> list[HostedJob]:
+    made = [HostedJob(timeline, f"g{n}") for n in range(count)]
+    for job in made:
+        host.take(job)
+    return made
+
+
+def test_a_host_left_alone_serves(timeline: Timeline, host: Host) -> None:
+    (job,) = guests(timeline, host)
+    timeline.run(2.0)
+    assert [what for what, _ in job.heard] == ["first", "done"]
+    assert job.heard[1][1] == pytest.approx(WHOLE_S, abs=2e-3)
+    assert (host.listens, host.answers, host.healthy, host.xid, host.quiet_since) == (True, True, True, 0, None)
+
+
+@pytest.mark.parametrize("at", [0.0, 0.01, 0.2])
+def test_a_pause_takes_its_time_and_loses_nothing(timeline: Timeline, host: Host, at: float) -> None:
+    (job,) = guests(timeline, host)
+    timeline.at(at, host.pause)
+    late = HostedJob(timeline, "late")
+    timeline.at(1.0, host.take, late)
+    timeline.run(5.0)
+    assert host.listens
+    assert not host.answers
+    assert host.quiet_since == at
+    assert "done" not in [what for what, _ in job.heard]
+    assert late.heard == []
+    host.resume()
+    timeline.run(10.0)
+    assert job.heard[-1][0] == "done"
+    assert 5.0 <= job.heard[-1][1] < 5.0 + WHOLE_S + 0.1
+    assert [what for what, _ in late.heard] == ["first", "done"]
+    assert host.quiet_since is None
+
+
+def test_who_leaves_a_paused_host_is_forgotten_once_it_goes_on(timeline: Timeline, host: Host) -> None:
+    (here,) = guests(timeline, host)
+    timeline.run(0.1)
+    host.pause()
+    late = HostedJob(timeline, "late")
+    host.take(late)
+    host.abort("late")
+    host.abort(here.id)
+    assert host.engine.metrics()[1] == 1, "it does nothing yet"
+    host.resume()
+    timeline.run(3.0)
+    assert late.heard == []
+    assert [what for what, _ in here.heard] == ["first"]
+    assert host.engine.metrics() == (0, 0, 0.0)
+
+
+def test_one_that_is_stopped_breaks_what_it_had_and_returns_empty(timeline: Timeline, host: Host) -> None:
+    first, second = guests(timeline, host, 2)
+    timeline.run(0.1)
+    before = host.engine
+    host.stop()
+    host.stop()
+    assert [one.heard[-1][0] for one in (first, second)] == ["broke ", "broke "]
+    assert not host.listens
+    assert not host.answers
+    host.start()
+    assert host.listens
+    assert host.engine is not before
+    (again,) = guests(timeline, host)
+    timeline.run(2.0)
+    assert again.heard[-1][0] == "done"
+    assert len(first.heard) == 2
+
+
+def test_one_that_refuses_goes_on_with_what_it_has(timeline: Timeline, host: Host) -> None:
+    (job,) = guests(timeline, host)
+    host.refuse(refusing=True)
+    assert not host.listens
+    assert not host.answers
+    timeline.run(2.0)
+    assert job.heard[-1][0] == "done"
+    host.refuse(refusing=False)
+    assert host.answers
+
+
+def test_slow_takes_so_many_times_as_long(timeline: Timeline, host: Host) -> None:
+    host.command(Fault("slow", factor=5.0))
+    (job,) = guests(timeline, host)
+    timeline.run(9.0)
+    assert job.heard == [("first", 5 * FIRST_S), ("done", pytest.approx(5 * WHOLE_S, abs=0.01))]
+
+
+def test_slow_in_the_middle_of_a_leap_begins_with_the_next_step(timeline: Timeline, host: Host) -> None:
+    (job,) = guests(timeline, host)
+    timeline.at(0.2, host.command, Fault("slow", factor=10.0))
+    timeline.at(1.2, host.command, None)
+    timeline.run(9.0)
+    (_, ended) = job.heard[-1]
+    # A second of 10 times slower steps, to the end of the last: four of the 19, in place of a tenth of the second.
+    assert ended == pytest.approx(WHOLE_S + 4 * 9 * 0.02611, abs=0.03)
+
+
+@pytest.mark.parametrize(("kind", "healthy"), [("stuck", False), ("dead-green", True)])
+def test_stuck_makes_nothing_until_it_is_mended(timeline: Timeline, host: Host, kind: str, healthy: bool) -> None:
+    (job,) = guests(timeline, host)
+    timeline.at(0.2, host.command, Fault(kind))  # type: ignore[arg-type]
+    timeline.run(4.0)
+    assert [what for what, _ in job.heard] == ["first"]
+    assert host.answers
+    assert host.healthy is healthy
+    assert host.quiet_since == 0.2
+    host.command(None)
+    timeline.run(6.0)
+    assert job.heard[-1][0] == "done"
+    assert host.quiet_since is None
+
+
+def test_out_of_memory_breaks_off_and_refuses_in_torchs_words(timeline: Timeline, host: Host) -> None:
+    (job,) = guests(timeline, host)
+    timeline.run(0.1)
+    host.command(Fault("oom"))
+    (other,) = guests(timeline, host)
+    assert job.heard[-1][0] == f"broke {OOM_TEXT[:18]}"
+    assert other.heard[0][0] == f"refused {OOM_TEXT[:18]}"
+    assert host.healthy
+    assert host.engine.metrics() == (0, 0, 0.0)
+    host.command(None)
+    (last,) = guests(timeline, host)
+    timeline.run(3.0)
+    assert last.heard[-1][0] == "done"
+
+
+def test_an_xid_is_told_and_nothing_else_changes(timeline: Timeline, host: Host) -> None:
+    host.command(Fault("xid", xid=79))
+    (job,) = guests(timeline, host)
+    timeline.run(2.0)
+    assert host.xid == 79
+    assert job.heard[-1][0] == "done"
+
+
+def test_a_station_cannot_break(timeline: Timeline) -> None:
+    host = Host(timeline, lambda at: Station(at, 1, 1.0, 0.1, 5))
+    for breaks in (host.pause, host.stop, lambda: host.command(Fault("slow"))):
+        with pytest.raises(HostError, match="GPUs"):
+            breaks()
+    full = [HostedJob(timeline, f"s{n}") for n in range(3)]
+    for job in full:
+        host.take(job)
+    timeline.run(9.0)
+    assert all(job.heard[-1][0] == "done" for job in full)

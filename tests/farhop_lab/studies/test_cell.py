@@ -1,0 +1,144 @@
+"""One cell: the same seed gives the same, what is not served is counted, faults happen when they are planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farhop.balance.health.reading import State
+from farhop_lab.scenarios.load import Scenario, find, parse, shipped_names
+from farhop_lab.scenarios.schema import LASTING
+from farhop_lab.studies import routers
+from farhop_lab.studies.cell import Key, Result, run, staged
+from global_lb.routing.flow import GlobalFlow
+
+TEXT = """
+name: small
+sites:
+  virginia: {gpu: l4, replicas: 1}
+  tokyo: {gpu: l4, replicas: 1}
+work:
+  - {kind: chat, figures: {max_tokens: 50}, clients: {virginia: 3, tokyo: 2}}
+duration_s: 16
+warm_up_s: 4
+objective: {ttft_ms: 2000, tpot_ms: 150}
+"""
+
+
+def small(extra: str = "", router: str = "farhop") -> Scenario:
+    return parse(TEXT + extra, "it", Path(), [router])
+
+
+def result(scenario: Scenario, router: str = "farhop", seed: int = 1) -> Result:
+    return run(scenario.document(), scenario.folder, Key("small", router, 1.0, seed), "r")
+
+
+@pytest.mark.parametrize("router", ["farhop", "skywalker", "farhop-no-trie"])
+def test_the_same_cell_gives_the_same(router: str) -> None:
+    first, second = result(small(), router), result(small(), router)
+    assert msgspec.structs.replace(first, wall_s=0.0) == msgspec.structs.replace(second, wall_s=0.0)
+    assert result(small(), router, seed=2).figures() != first.figures()
+
+
+def test_figures_are_of_the_window() -> None:
+    found = result(small())
+    figures = found.figures()
+    assert figures["asked"] == figures["served"] > 5
+    assert 0.0 < figures["hit"] < 1.0
+    assert figures["requests_per_s"] > 0.3
+    assert found.ttft_quantiles == sorted(found.ttft_quantiles)
+    assert found.ttft_quantiles[89] == pytest.approx(figures["ttft_p90_ms"], abs=0.001)
+    assert sum(found.flows.values()) == figures["served"]
+    assert len(found.good) == 16
+    # Two L4: virginia's hour costs 2.50 there, tokyo's 3.30, and a little goes over the wire.
+    assert figures["usd_per_hour"] == pytest.approx(5.80, abs=0.1)
+    assert found.score.violations == 0
+    assert set(found.curves) == {"virginia", "tokyo"}
+
+
+def test_a_kill_is_seen_and_counted() -> None:
+    calm = result(small())
+    text = "faults: [{at_s: 8, what: kill, region: tokyo}, {at_s: 8, what: kill, region: virginia}]\n"
+    lost = result(small(text))
+    assert lost.figures()["failed"] > calm.figures()["failed"]
+    assert sum(lost.good[10:]) == 0 < sum(calm.good[10:])
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_when_clients_come_every_balancer_of_every_ready_made_scenario_is_ready(name: str) -> None:
+    scenario = find(name, routers.names())
+    world, _ = staged(scenario, Key(name, "farhop", scenario.doc.loads[0], 1))
+    world.run(-0.001)
+    assert not world.measures.open
+    for balancers in world.balancers.values():
+        for balancer in balancers:
+            flow, now = balancer.flow, balancer.relay.clock()
+            assert isinstance(flow, GlobalFlow)
+            assert {region: one.read(now).state for region, one in flow.liveness.items()} == dict.fromkeys(
+                scenario.doc.sites, State.UP
+            )
+
+
+@pytest.mark.parametrize("router", ["farhop", "skywalker", "central-least-load", "omniscient"])
+def test_nobody_who_comes_first_is_refused(router: str) -> None:
+    figures = result(small().but(warm_up_s=0.0), router).figures()
+    assert (figures["failed"], figures["asked"]) == (0, figures["served"])
+
+
+def test_what_fails_at_once_counts() -> None:
+    text = "faults: [{at_s: 0, what: kill, region: tokyo}, {at_s: 0, what: kill, region: virginia}]\n"
+    figures = result(small(text).but(warm_up_s=0.0)).figures()
+    assert figures["failed"] == figures["asked"] > 20
+    assert figures["served"] == 0
+
+
+def test_wires_that_jitter_take_longer() -> None:
+    lawful = "topology: three-regions\n"
+    still = result(small(lawful), "central-round-robin")
+    shaken = result(small("wire: {jitter: 1.0, drift: 0.2, drift_every_s: 3}\n"), "central-round-robin")
+    assert shaken.figures()["ttft_mean_ms"] > still.figures()["ttft_mean_ms"]
+
+
+def test_progress_is_told() -> None:
+    scenario, told = small(), list[float]()
+    run(scenario.document(), scenario.folder, Key("small", "farhop", 1.0, 1), "r", told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_balancers_stand_where_clients_come_and_where_the_file_says() -> None:
+    scenario = small("balancers: {tokyo: 2}\n").but(
+        work=[small().doc.work[0].model_copy(update={"clients": {"frankfurt": 1}})]
+    )
+    world, _ = staged(scenario, Key("small", "farhop", 1.0, 1))
+    assert {region: len(those) for region, those in world.balancers.items()} == {
+        "virginia": 1,
+        "tokyo": 2,
+        "frankfurt": 1,
+    }
+
+
+def test_faults_of_every_kind_can_be_planned() -> None:
+    what = ["kill", "revive", "drain", "undrain", "lose_reports"]
+    lines = "".join(f"  - {{at_s: {i + 6}, what: {name}, region: tokyo}}\n" for i, name in enumerate(what))
+    links = "".join(
+        f"  - {{at_s: {at}, what: {name}, region: tokyo, to: virginia}}\n"
+        for at, name in ((12, "freeze"), (14, "heal"))
+    )
+    found = result(small(f"faults:\n{lines}{links}"))
+    assert found.score.violations == 0
+    assert found.figures()["served"] > 0
+
+
+def test_what_lasts_mends_itself_and_leaves_nothing() -> None:
+    of_replica = ("oom", "fast-500", "slow", "stuck", "dead-green", "xid", "pause", "restart", "refuse")
+    assert (*of_replica, "restart-regional", "restart-global", "blackhole", "cut") == LASTING
+    lines = [f"{{what: {what}, replica: gpu-0, factor: 3" for what in of_replica]
+    lines += ["{what: restart-regional", "{what: restart-global"]
+    lines += [f"{{what: {what}, to: virginia" for what in ("blackhole", "cut")]
+    text = "".join(f"  - {line}, at_s: {4 + 0.8 * i:g}, for_s: 0.5, region: tokyo}}\n" for i, line in enumerate(lines))
+    found = result(small(f"faults:\n{text}"))
+    assert found.score.violations == 0
+    assert found.figures()["served"] > 0

@@ -1,0 +1,54 @@
+"""The oracle's own arithmetic, on cases that anybody can check by hand."""
+
+from __future__ import annotations
+
+from farhop_lab.studies.law_oracle import INSIDE, MAP, REGIONS, bases, lawful
+
+LAW = {
+    "epoch": 3,
+    "models": {"base": {"allow": ["world"], "deny": ["fr"]}},
+    "tenants": [
+        {
+            "name": "t",
+            "residency": {"processing": {"allow": ["europe", "jp"], "deny": ["ch"]}, "entry": {"allow": ["us"]}},
+            "keys": [{"name": "0"}, {"name": "1", "within": ["apac"]}],
+            "models": {"sql": {"allow": ["eu"]}},
+        },
+        {"name": "free", "residency": {"processing": {"allow": ["world"]}}, "keys": []},
+    ],
+}
+
+
+def ask(scope: str, key: str = "0", asked: str = "", model: str = "plain", told: dict | None = None, who: str = "t"):
+    return lawful(LAW, scope, who, key, asked, model, told or {})
+
+
+def test_each_clause_takes_away_what_it_says() -> None:
+    assert ask("processing") == {"paris", "tokyo"}
+    assert ask("hints") == {"paris", "tokyo"}
+    assert ask("entry", model="base") == {"virginia"}
+    assert ask("processing", "1") == {"tokyo"}
+    assert ask("processing", asked="jp") == {"tokyo"}
+    assert ask("processing", asked="atlantis") == set()
+    assert ask("processing", model="base") == {"tokyo"}
+    assert ask("processing", model="sql") == {"paris"}
+
+
+def test_unknown_means_no() -> None:
+    assert ask("processing", "9") == set()
+    assert ask("processing", who="nobody") == set()
+
+
+def test_an_adapter_is_bound_by_all_it_is_based_on() -> None:
+    told = {"a": {"base"}, "b": {"a"}, "stray": None, "odd": {"stray"}, "round": {"round"}}
+    assert bases("b", told) == {"a", "b", "base"}
+    assert bases("round", told) == {"round"}
+    assert bases("odd", told) is None
+    assert ask("processing", model="b", told=told) == {"tokyo"}
+    assert ask("processing", model="odd", told=told) == set()
+    assert ask("entry", model="odd", told=told) == {"virginia"}
+
+
+def test_both_maps_are_one() -> None:
+    for place, regions in INSIDE.items():
+        assert regions == {name for name in REGIONS if place in MAP.ancestors(name)}

@@ -1,0 +1,68 @@
+"""Random worlds of laws: none breaks the law, everything happens in them, and a break of the law is seen.
+
+The suite plays some; `farhop bench law --worlds 1000000` plays as many as one likes, and each number is one world.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farhop.balance.prefix.journal import Journal
+from farhop_lab.studies import law_worlds
+from farhop_lab.studies.law_worlds import play, prove
+from global_lb.routing.flow import GlobalFlow
+from regional_lb.fleet.recent import Recent
+from regional_lb.scheduler import admission
+from topology import law
+
+WORLDS = 100
+HAPPENS = (
+    "read", "sent", "computed", "told", "told to a peer", "kept", "restarted", "mended", "exchanged",
+    "hub wiped", "hub restored", "hub lost", "hub found", "law set", "law older", "law broken", "law unsigned",
+    "law forged", "law_unsigned", "law_not_allowed", "law_unknown_key", "law_bad_signature", "law_malformed",
+    "law_older", "law_gone", "law_unproven", "unknown_key", "entry_forbidden", "unlawful_here", "no_lawful_region",
+)  # fmt: skip
+
+
+def test_no_byte_goes_where_the_law_forbids_it() -> None:
+    seen, sins = play(range(WORLDS))
+    assert sins == []
+    assert [what for what in HAPPENS if not seen[what]] == [], "a test of what never happens"
+
+
+def _wakes_only(self: Any, under: Any, now: float) -> Any:
+    self.law = under
+    return self._wake(now)
+
+
+@pytest.mark.parametrize(
+    ("whose", "what", "instead"),
+    [
+        (law._Reach, "lost_by_keys", lambda *_: 0),
+        (law.Law, "knowing", lambda under, _lineage: under),
+        (law.Law, "_relearned", lambda *_: []),
+        (law_worlds.Disk, "load", lambda *_: None),
+        (law_worlds, "KEYS", law_worlds.NO_KEYS),
+        (Journal, "narrowed", lambda _journal: None),
+        (Recent, "narrowed", lambda _recent: None),
+        (GlobalFlow, "_go_by", _wakes_only),
+        (admission, "unlawful", lambda *_: None),
+    ],
+)
+def test_what_breaks_the_law_is_seen(monkeypatch: pytest.MonkeyPatch, whose: Any, what: str, instead: Any) -> None:
+    monkeypatch.setattr(whose, what, instead)
+    assert any(play([number])[1] for number in range(WORLDS))
+
+
+def test_a_world_is_its_number() -> None:
+    assert play(range(7, 9)) == play(range(7, 9))
+
+
+def test_many_are_played_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(law_worlds, "SLICE", 2)
+    said: list[str] = []
+    played, seen, sins = prove(0, 4, 1, said.append)
+    assert (played, sins, said) == (4, [], ["2 of 4 worlds", "4 of 4 worlds"])
+    assert seen == play(range(4))[0]

@@ -1,0 +1,81 @@
+"""Pictures: each is drawn where there is something to show, and says what it shows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from farhop_lab.scenarios.load import Scenario, parse
+from farhop_lab.studies import cell, plots, pool
+from farhop_lab.studies.cell import Result
+
+TEXT = """
+name: drawn
+sites:
+  virginia: {gpu: l4, replicas: 1}
+  tokyo: {gpu: l4, replicas: 1}
+work:
+  - kind: requests
+    figures: {prompt_tokens: 64, answer_tokens: 8, max_tokens: 8}
+    clients: {virginia: 2, frankfurt: 1}
+duration_s: 8
+warm_up_s: 2
+routers: [farhop, region-local]
+"""
+
+
+@pytest.fixture(scope="module")
+def ran() -> tuple[Scenario, list[Result]]:
+    scenario = parse(TEXT, "it", Path(), ["farhop", "region-local"])
+    jobs = pool.jobs(scenario, scenario.doc.routers, [1])
+    return scenario, [cell.run(job.document, Path(job.folder), job.key, job.recipe) for job in jobs]
+
+
+def texts(figure: Any) -> str:
+    from matplotlib.text import Text
+
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+def test_all_pictures_are_written(ran: tuple[Scenario, list[Result]], tmp_path: Path) -> None:
+    files = plots.draw(*ran, tmp_path)
+    assert [file.name for file in files] == [f"drawn-{name}.png" for name in ("latency", "flows", "use", "cost")]
+    assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 10_000 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (plots.latency, ["time to first token, ms", "share of requests", "objective 2000 ms", "region-local"]),
+        (plots.flows, ["farhop: ", "% of answers from abroad", "longitude, degrees east", "no clients"]),
+        (plots.use, ["% of its slots", "seconds (grey: warm-up", "tokyo"]),
+        (plots.cost, ["US dollars per 1,000 good answers", "good answers, %"]),
+    ],
+)
+def test_pictures_say_what_they_show(ran: tuple[Scenario, list[Result]], make: Any, words: list[str]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    figure = make(*ran)
+    said = texts(figure)
+    assert "drawn: virginia 1 L4, tokyo 1 L4; 6 s, 1 seed, simulated" in said
+    assert all(word in said for word in words), said
+
+
+def test_nothing_measured_is_nothing_drawn(ran: tuple[Scenario, list[Result]]) -> None:
+    scenario, (first, *_) = ran
+    empty = msgspec.structs.replace(first, ttft_quantiles=[], curves={})
+    assert plots.latency(scenario, [empty]) is None
+    assert plots.use(scenario, [empty]) is None
+
+
+def test_without_matplotlib_there_is_a_remedy(
+    ran: tuple[Scenario, list[Result]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(plots.PlotsError, match=r"farhop\[plots\]"):
+        plots.draw(*ran, tmp_path)

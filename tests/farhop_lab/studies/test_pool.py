@@ -1,0 +1,118 @@
+"""Cells in processes: the same as in one, kept as they finish, not run twice, and nobody is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farhop_lab.scenarios.load import Scenario, parse
+from farhop_lab.studies import cell, pool
+from farhop_lab.studies.cell import Key
+
+TEXT = """
+name: tiny
+sites:
+  virginia: {gpu: l4, replicas: 1}
+work:
+  - {kind: requests, figures: {prompt_tokens: 64, answer_tokens: 8, max_tokens: 8}, clients: {virginia: 2}}
+duration_s: 4
+warm_up_s: 1
+"""
+
+
+def tiny() -> Scenario:
+    return parse(TEXT, "it", Path(), ["farhop"])
+
+
+def test_processes_change_nothing_and_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
+    jobs = pool.jobs(tiny(), ["farhop", "region-local"], [1])
+    shares: list[float] = []
+    results = pool.run(jobs, out=tmp_path, workers=2, moved=shares.append)
+    job = jobs[1]
+    alone = cell.run(job.document, Path(job.folder), job.key, job.recipe)
+    assert msgspec.structs.replace(results[1], wall_s=0.0) == msgspec.structs.replace(alone, wall_s=0.0)
+    assert shares[-1] == 2.0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "tiny.farhop.x1.s1.json",
+        "tiny.region-local.x1.s1.json",
+    ]
+    done: list[Key] = []
+    again = pool.run(jobs, out=tmp_path, done=lambda result: done.append(result.key))
+    assert again == results  # wall times, too: nothing was run
+    assert done == [job.key for job in jobs]
+    assert not multiprocessing.active_children()
+
+
+def test_another_recipe_or_a_torn_file_is_run_again(tmp_path: Path) -> None:
+    (job,) = pool.jobs(tiny(), ["region-local"], [1])
+    result = cell.run(job.document, Path(job.folder), job.key, job.recipe)
+    pool.keep(result, tmp_path)
+    assert pool.kept(job, tmp_path) == result
+    assert pool.kept(msgspec.structs.replace(job, recipe="other"), tmp_path) is None
+    path = tmp_path / "tiny.region-local.x1.s1.json"
+    path.write_bytes(path.read_bytes()[:100])
+    assert pool.kept(job, tmp_path) is None
+    assert pool.kept(job, None) is None
+
+
+def test_a_recipe_is_of_what_matters() -> None:
+    scenario = tiny()
+    assert pool.recipe(scenario) == pool.recipe(scenario.but(seeds=9, routers=["skywalker"]))
+    assert pool.recipe(scenario) != pool.recipe(scenario.but(duration_s=5.0))
+
+
+def test_a_recipe_is_the_same_in_every_process() -> None:
+    code = (
+        "from farhop_lab.studies import pool, routers\nfrom farhop_lab.scenarios.load import find\n"
+        "print(pool.recipe(find('arena', routers.names())))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+def test_a_cell_that_fails_ends_the_rest_in_one_line() -> None:
+    jobs = pool.jobs(tiny().but(duration_s=1e5), ["farhop"], [1])
+    broken = msgspec.structs.replace(jobs[0], key=Key("tiny", "nobody", 1.0, 1))
+    began = time.monotonic()
+    with pytest.raises(pool.CellError) as caught:
+        pool.run([jobs[0], broken], workers=2)
+    assert "nobody" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - began < 60.0  # the long one was not waited for
+    assert not multiprocessing.active_children()
+
+
+def test_an_interrupted_run_leaves_what_is_finished(tmp_path: Path) -> None:
+    jobs = pool.jobs(tiny(), ["region-local"], [1]) + pool.jobs(
+        tiny().but(name="long", duration_s=1e5), ["farhop"], [1]
+    )
+
+    def interrupt(_result: cell.Result) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(jobs, out=tmp_path, workers=2, done=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.region-local.x1.s1.json"]
+    assert not multiprocessing.active_children()
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(pool.CellError, match="give another folder"):
+        pool.opened(tmp_path / "file" / "under")

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from farhop_lab.world import child
+from farhop_lab.world.child import Child, ChildError
+
+SPINS = """import threading
+def spin():
+    while True: pass
+for _ in range(8): threading.Thread(target=spin, daemon=True).start()"""
+LINGERS = 'print("up", flush=True)\ntime.sleep(60)'
+ENGINE = ["engine", "--port", "0"]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def gone(pid: int, within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while alive(pid):
+            await asyncio.sleep(0.01)
+
+
+def script(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    """Have children run this instead of `python -m farhop_cli`."""
+    path = folder / "script"
+    path.write_text(f"#!{sys.executable}\nimport sys, time, os, signal\n{text}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(child.sys, "executable", str(path))
+
+
+async def test_children_live_though_grpc_speaks_as_they_are_started() -> None:
+    """It killed one in thirty before its program began (grpc/grpc#43055)."""
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    async def speaking(channel: grpc.aio.Channel) -> None:
+        call = channel.unary_unary("/nobody/Listens")
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call(b"?", timeout=10.0)
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        busy = asyncio.create_task(speaking(channel))
+        ends = []
+        for _ in range(150):
+            one = await asyncio.create_subprocess_exec("true", preexec_fn=child.bound_to_parent())
+            ends.append(await one.wait())
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+    await server.stop(0)
+    assert ends == [0] * 150
+
+
+async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
+    one = Child("an engine", ENGINE, tmp_path / "log", {})
+    assert one.pid is None
+    ready = await one.start()
+    assert ready.split()[-1].startswith("127.0.0.1:")
+    pid = one.pid
+    assert pid is not None
+    assert alive(pid)
+    assert os.getsid(pid) == pid  # a terminal's Ctrl-C is its parent's to pass on
+    assert await one.stop() == 0
+    assert one.pid is None
+    assert not alive(pid)
+    assert await one.stop() == 0  # again is no harm
+    one.signal(signal.SIGTERM)
+    await one.kill()
+
+
+async def test_what_dies_before_it_is_ready_is_told_with_its_last_words(tmp_path: Path) -> None:
+    one = Child("an engine", [*ENGINE, "--profile", "abacus"], tmp_path / "log", {})
+    with pytest.raises(ChildError, match=r"an engine: did not start; it said: .*abacus"):
+        await one.start()
+    assert one.pid is None
+
+
+async def test_its_environment_is_ours_and_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_OURS", "1")
+    script(monkeypatch, tmp_path, 'print(os.environ["FARHOP_TEST_OURS"] + os.environ["GIVEN"], flush=True)')
+    one = Child("a script", [], tmp_path / "log", {"GIVEN": "2"})
+    assert await one.start() == "12"
+    await one.stop()
+
+
+async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, tmp_path, 'print("still thinking", file=sys.stderr, flush=True)\ntime.sleep(60)')
+    said = ""
+    for patience_s in (0.5, 2.0, 8.0):  # until it has come to say so much
+        one = Child("a script", [], tmp_path / "log", {})
+        with pytest.raises(ChildError, match=rf"a script: not ready within {patience_s:g} s; it said: ") as caught:
+            await one.start(timeout_s=patience_s)
+        assert one.pid is None
+        said = str(caught.value)
+        if said.endswith("still thinking"):
+            break
+    assert said.endswith("still thinking")
+
+
+async def test_what_closes_its_output_without_a_word_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, tmp_path, "os.close(1)\ntime.sleep(60)")
+    one = Child("a script", [], tmp_path / "log", {})
+    async with asyncio.timeout(10.0):
+        with pytest.raises(ChildError, match="a script: did not start; it said: nothing"):
+            await one.start()
+    assert one.pid is None
+
+
+async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, tmp_path, "time.sleep(60)")
+    one = Child("a script", [], tmp_path / "log", {})
+    starting = asyncio.create_task(one.start())
+    while one.pid is None:
+        await asyncio.sleep(0.01)
+    pid = one.pid
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not alive(pid)
+
+
+def states(pid: int | None) -> list[str]:
+    """The state letter of each thread of a process: R, S, T, …"""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
+
+
+async def test_what_does_not_stop_in_its_grace_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(
+        monkeypatch, tmp_path, 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint("up", flush=True)\ntime.sleep(60)'
+    )
+    one = Child("a script", [], tmp_path / "log", {})
+    await one.start()
+    assert await one.stop(grace_s=0.2) == -signal.SIGKILL
+
+
+async def test_a_frozen_one_can_be_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a balancer is, it has a handler for SIGTERM, which does not run while it is frozen."""
+    script(monkeypatch, tmp_path, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{LINGERS}")
+    one = Child("a script", [], tmp_path / "log", {})
+    await one.start()
+    one.signal(signal.SIGSTOP)
+    assert await one.stop(grace_s=0.2) == -signal.SIGKILL
+
+
+async def test_a_frozen_one_does_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even on a busy machine, where a thread that spins would be the last to see the signal."""
+    script(monkeypatch, tmp_path, f"{SPINS}\n{LINGERS}")
+    one = Child("a script", [], tmp_path / "log", {})
+    await one.start()
+    for _ in range(20):
+        one.signal(signal.SIGSTOP)
+        seen = states(one.pid)
+        one.signal(signal.SIGCONT)
+        assert set(seen) == {"T"}, seen
+    await one.kill()
+    one.signal(signal.SIGSTOP)  # nobody is there, and nobody is waited for
+
+
+async def test_one_that_talks_on_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, tmp_path, 'print("up", flush=True)\nprint("x" * 1_000_000, flush=True)\nsys.exit(7)')
+    one = Child("a script", [], tmp_path / "log", {})
+    assert await one.start() == "up"
+    async with asyncio.timeout(10.0):
+        while one.pid is not None:
+            await asyncio.sleep(0.01)
+    assert await one.stop() == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+async def test_a_child_dies_with_its_parent_whatever_kills_that(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, pathlib
+from farhop_lab.world.child import Child
+async def main():
+    one = Child("an engine", {ENGINE!r}, pathlib.Path({str(tmp_path / "log")!r}), {{}})
+    await one.start()
+    print(one.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    try:
+        pid = int(await parent.stdout.readline())
+        assert alive(pid)
+    finally:
+        parent.kill()
+        await parent.wait()
+    await gone(pid)
+
+
+async def test_a_foreign_program_is_asked_whether_it_is_ready(tmp_path: Path) -> None:
+    asked = 0
+
+    async def ready() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 3
+
+    one = Child("sleeper", ["60"], tmp_path / "log", {}, ["/bin/sleep"])
+    await one.start_until(ready, 5.0)
+    assert asked == 3
+    assert one.pid is not None
+    assert await one.stop() == -signal.SIGTERM
+
+
+async def test_a_foreign_program_that_is_never_ready(tmp_path: Path) -> None:
+    async def never() -> bool:
+        return False
+
+    ends = Child("a shell", ["-c", "echo out of luck; exit 3"], tmp_path / "log", {}, ["/bin/sh"])
+    with pytest.raises(ChildError, match="a shell: did not start; it said: out of luck"):
+        await ends.start_until(never, 5.0)
+    stays = Child("sleeper", ["60"], tmp_path / "log2", {}, ["/bin/sleep"])
+    with pytest.raises(ChildError, match=r"sleeper: not ready within 0\.1 s"):
+        await stays.start_until(never, 0.1)
+    assert stays.pid is None

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from farhop_lab.world import ports
+
+
+def test_ports_are_free_different_and_never_lent_to_outgoing_connections() -> None:
+    chosen = ports.free_ports(20)
+    assert len(set(chosen)) == 20
+    assert all(port in ports.PORTS for port in chosen)
+    for port in chosen:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", port))
+
+
+def test_none_is_given_again_before_its_owner_can_have_listened() -> None:
+    given = [port for _ in range(50) for port in ports.free_ports(20)]
+    assert len(set(given)) == len(given)
+
+
+def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        (port,) = ports.free_ports(1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        monkeypatch.setattr(ports, "PORTS", range(port, port + 1))
+        with pytest.raises(ports.PortsError, match="no 1 free ports"):
+            ports.free_ports(1)
+
+
+def test_a_port_whose_connections_are_not_quite_over_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = ports.free_ports(1)
+    with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(("127.0.0.1", port)) as client:
+        served, _ = server.accept()
+        served.close()  # who closes first keeps the port in TIME_WAIT
+        assert client.recv(1) == b""
+    monkeypatch.setattr(ports, "PORTS", range(port, port + 1))
+    with pytest.raises(ports.PortsError, match="no 1 free ports"):
+        ports.free_ports(1)

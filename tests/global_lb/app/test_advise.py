@@ -1,0 +1,104 @@
+"""`POST /v1/route`: the decision and nothing else, under the same law and the same errors as the request itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology
+
+from farhop_lab.world.ports import free_ports
+from global_lb.routing.policy import RouteConfig
+from global_lb.routing.routes import RoutesChanged
+
+BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8})
+WORLD = topology(tenant("eastern", residency={"processing": {"allow": ["jp"]}}))
+
+
+@pytest.fixture(autouse=True)
+def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(engine: Engine) -> AsyncIterator[Both]:
+    (port,) = free_ports(1)
+    client = {"port": port, "url": f"http://127.0.0.1:{port}"}
+    async with both(engine, WORLD, regional={"client": client}) as running:
+        yield running
+        await running.at_rest()
+
+
+@pytest.mark.parametrize("path", ["/v1/route", "/v1/route/v1/chat/completions", "/v1/route/v1/chat/completions?a=1"])
+async def test_it_tells_the_decision_and_sends_nothing(up: Both, engine: Engine, path: str) -> None:
+    answer = await send(up.entry, chat(path=path))
+    assert answer.status == 200
+    told = answer.json
+    query = "?a=1" if "?" in path else ""
+    assert told["url"] == f"http://127.0.0.1:{up.client}/v1/chat/completions{query}"
+    assert (told["region"], told["chosen"]["region"]) == ("virginia", "virginia")
+    assert told["policy"] == "predictive"
+    assert told["chosen"]["ttft_ms"] > 0
+    assert told["runners_up"] == []
+    assert told["expires_in_ms"] is None
+    assert told["policy_epoch"] == up.global_.flow.law.epoch
+    assert (answer.headers["x-farhop-region"], answer.headers["x-farhop-decision"]) == ("virginia", told["decision"])
+    assert f"127.0.0.1:{up.tier}" not in answer.body.decode(), "an address inside the fleet"
+    assert up.global_.flow.ledger.load("virginia").in_flight == 0
+    assert engine.seen == []
+    record = up.global_.decisions.get(told["decision"])
+    assert (record["outcome"], record["reasons"]["chosen"]) == ("advised", "virginia")
+
+
+async def test_the_token_is_given_to_who_asks_and_good_for_one_use(up: Both, engine: Engine) -> None:
+    told = (await send(up.entry, chat(path="/v1/route", x_farhop_token="yes"))).json
+    assert told["expires_in_ms"] == 30_000
+    target = told["url"].removeprefix(f"http://127.0.0.1:{up.client}")
+    bare = head("POST", target, content_length=str(len(BODY))) + BODY
+    answer = await send(up.client, bare)
+    assert (answer.status, answer.headers["x-farhop-decision"]) == (200, told["decision"])
+    assert (await send(up.client, bare)).code == "redirect_token_used"
+    assert "farhop-pass" not in str(up.global_.decisions.get(told["decision"]))
+
+
+async def test_it_meets_the_errors_of_the_request_itself(up: Both, engine: Engine) -> None:
+    for request, status, code in (
+        (chat(None, path="/v1/route"), 401, "missing_key"),
+        (chat("sk-nobody", path="/v1/route"), 401, "unknown_key"),
+        (chat(path="/v1/route", x_farhop_allow="cn"), 451, "no_lawful_region"),
+        (chat("sk-farhop-eastern", path="/v1/route"), 503, "no_region_serving"),
+        (chat(path="/v1/route/v1/completions", body={"model": "no-such", "prompt": "hi"}), 404, "unknown_model"),
+        (chat(path="/v1/route", body=b"{"), 400, "invalid_json"),
+        (head("GET", "/v1/route"), 405, "method_not_allowed"),
+        (chat(path="/v1/route/v1/models"), 405, "method_not_allowed"),
+        (head("GET", "/v1/route/v1/models", authorization="Bearer sk-farhop-anywhere"), 404, "path_not_allowed"),
+        (chat(path="/v1/route/flush_cache"), 404, "path_not_allowed"),
+        (chat(path="/v1/routes"), 404, "path_not_allowed"),
+        (chat(path="/v1/route/v1/route"), 404, "path_not_allowed"),
+    ):
+        answer = await send(up.entry, request)
+        assert (answer.status, answer.code) == (status, code), request
+    assert (await send(up.client, chat(path="/v1/route"))).code == "path_not_allowed", (
+        "a region does not choose regions"
+    )
+    assert engine.seen == []
+
+
+async def test_it_is_for_those_whose_route_says_so(up: Both) -> None:
+    up.global_.relay.react(RoutesChanged({("anywhere", ""): RouteConfig(advise=False)}))
+    answer = await send(up.entry, chat(path="/v1/route"))
+    assert (answer.status, answer.code) == (404, "path_not_allowed")
+    assert "not told for this tenant" in answer.json["error"]["message"]
+
+
+async def test_other_inference_paths_have_a_route_too(up: Both) -> None:
+    body = {"model": MODEL, "prompt": "Once"}
+    told = (await send(up.entry, chat(path="/v1/route/v1/completions", body=body))).json
+    assert told["url"].endswith("/v1/completions")

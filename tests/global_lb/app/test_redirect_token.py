@@ -1,0 +1,197 @@
+"""The URL of a redirect, live through both tiers: who may use it, how often, where, and what it may do there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from inprocess import HOP_KEY, MODEL, Answer, Both, Engine, both, chat, head, regional_config, send, tenant, topology
+from msgspec.structs import replace
+
+from farhop.identity.redirect_token import RedirectToken, RedirectTokenSigner, RedirectTokenVerifier, holder
+from farhop_lab.memory_store import MemoryStore
+from farhop_lab.world.ports import free_ports
+from global_lb.routing.policy import RouteConfig
+from global_lb.routing.routes import RoutesChanged
+from regional_lb.app.main import RegionalBalancer
+
+BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8})
+WORLD = topology(
+    tenant("narrow", residency={"processing": {"allow": ["us"]}}),
+    tenant("picky", residency={"processing": {"allow": ["world"]}, "entry": {"allow": ["us"]}}),
+)
+
+
+@pytest.fixture(autouse=True)
+def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(engine: Engine) -> AsyncIterator[Both]:
+    (port,) = free_ports(1)
+    client = {"port": port, "url": f"http://127.0.0.1:{port}"}
+    routes = [{"answer": "redirect"}]
+    async with both(engine, WORLD, regional={"client": client}, global_={"routes": routes}) as running:
+        yield running
+        await running.at_rest()
+
+
+def follow(target: str, **headers: str) -> bytes:
+    return head("POST", target, content_length=str(len(BODY)), **headers) + BODY
+
+
+async def asked(up: Both, path: str = "/v1/chat/completions", **headers: str) -> tuple[Answer, str]:
+    """The redirect, and the target it names."""
+    answer = await send(up.entry, chat(path=path, body=BODY, **headers))
+    assert answer.status == 307, answer
+    base = f"http://127.0.0.1:{up.client}"
+    location = answer.headers["location"]
+    assert location.startswith(f"{base}/")
+    return answer, location.removeprefix(base)
+
+
+def token_of(target: str) -> str:
+    found = re.search(r"farhop-pass=([A-Za-z0-9._~-]+)", target)
+    assert found is not None
+    return found[1]
+
+
+def signed(up: Both, target: str, **changed: Any) -> str:
+    """The token in a target, signed anew by one who has the key, with some of its claims changed."""
+    keys = {"k1": HOP_KEY.encode()}
+    verifier = RedirectTokenVerifier(keys, "virginia", holder("r1", up.regional._incarnation))
+    claims = verifier.use(token_of(target).encode(), up.regional.clock.now() * 1e3)
+    assert isinstance(claims, RedirectToken)
+    anew = RedirectTokenSigner(keys, "k1", "virginia").sign(replace(claims, **changed)).decode()
+    return f"/v1/chat/completions?farhop-pass={anew}"
+
+
+async def test_the_token_alone_is_served_under_the_same_decision(up: Both, engine: Engine) -> None:
+    redirect, target = await asked(up)
+    assert redirect.headers["x-farhop-region"] == "virginia"
+    assert redirect.headers["cache-control"] == "no-store"
+    assert redirect.code == "redirected"
+    assert token_of(target) not in redirect.body.decode()
+    assert engine.seen == []
+    answer = await send(up.client, follow(target))
+    assert answer.status == 200
+    assert answer.headers["x-farhop-decision"] == redirect.headers["x-farhop-decision"]
+    assert up.global_.decisions.get(redirect.headers["x-farhop-decision"])["outcome"] == "redirected"
+    assert up.regional.decisions.get(redirect.headers["x-farhop-decision"])["tenant"] == "anywhere"
+    assert up.regional.flow.accepted_bytes == {}, "nobody waits for its acknowledgement"
+
+
+async def test_it_is_good_for_one_use(up: Both, engine: Engine) -> None:
+    _, target = await asked(up)
+    assert (await send(up.client, follow(target))).status == 200
+    again = await send(up.client, follow(target))
+    assert (again.status, again.code) == (403, "redirect_token_used")
+    with_key = await send(up.client, follow(target, authorization="Bearer sk-farhop-anywhere"))
+    assert with_key.code == "redirect_token_used", "a key does not mend it"
+    assert len(engine.seen) == 1
+
+
+async def test_no_token_reaches_an_engine_and_the_rest_of_the_query_does(up: Both, engine: Engine) -> None:
+    _, target = await asked(up, "/v1/chat/completions?api-version=1")
+    seen: list[str] = []
+    on_head = up.regional.client_ingress.head
+
+    def watched(exchange: Any) -> Any:
+        reply = on_head(exchange)
+        seen.append(exchange.head.target.decode())
+        return reply
+
+    up.regional.client_listener._handler.head = watched
+    assert (await send(up.client, follow(target))).status == 200
+    assert seen == ["/v1/chat/completions?api-version=1"]
+    (headers, _) = engine.seen[-1]
+    assert token_of(target) not in str(headers)
+    assert "x-farhop-pass" not in headers
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "code"),
+    [
+        ({"audience": "tokyo"}, 403, "redirect_token_misaddressed"),
+        ({"holder": "r2/1"}, 403, "redirect_token_misaddressed"),
+        ({"expires_ms": 1.0}, 401, "redirect_token_expired"),
+        ({"lawful": ("tokyo",)}, 451, "unlawful_here"),
+        ({"key": "revoked"}, 451, "unlawful_here"),
+        ({"tenant": "eu-only"}, 451, "unlawful_here"),
+        ({"narrow": (("jp",),)}, 451, "unlawful_here"),
+        ({"deadline_ms": 0.0}, 504, "deadline_exceeded"),
+    ],
+)
+async def test_the_region_judges_by_token_and_its_own_law(
+    up: Both, engine: Engine, changed: dict[str, Any], status: int, code: str
+) -> None:
+    _, target = await asked(up)
+    answer = await send(up.client, follow(signed(up, target, **changed)))
+    assert (answer.status, answer.code) == (status, code)
+    assert token_of(target) not in answer.body.decode()
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize("spoil", [lambda t: t[:-1], lambda t: t.replace("r2.", "v2."), lambda t: f"{t}&farhop-pass=x"])
+async def test_a_token_tampered_with_is_no_token(up: Both, engine: Engine, spoil: Any) -> None:
+    _, target = await asked(up)
+    answer = await send(up.client, follow(spoil(target)))
+    assert (answer.status, answer.code) == (401, "redirect_token_forged")
+    assert engine.seen == []
+
+
+async def test_it_opens_neither_the_tier_listener_nor_an_entry(up: Both, engine: Engine) -> None:
+    _, target = await asked(up)
+    below = await send(up.tier, follow(target))
+    assert below.code == "hop_token_missing"
+    assert (
+        await send(up.tier, follow("/v1/chat/completions", x_farhop_hop=token_of(target)))
+    ).code == "hop_token_forged"
+    assert (await send(up.entry, follow(target))).code == "missing_key"
+    assert engine.seen == []
+
+
+async def test_another_region_does_not_take_it(up: Both, engine: Engine) -> None:
+    _, target = await asked(up)
+    other = RegionalBalancer(regional_config(engine, "tokyo"), WORLD, Random(8), MemoryStore(Random(9)))
+    try:
+        line = await other.open()
+        found = re.search(r"clients on [^:]+:(\d+)", line)
+        assert found is not None
+        answer = await send(int(found[1]), follow(target))
+        assert (answer.status, answer.code) == (403, "redirect_token_misaddressed")
+    finally:
+        await other.close()
+
+
+async def test_a_tenant_whose_bodies_may_not_be_read_there_is_relayed_or_refused(up: Both, engine: Engine) -> None:
+    """Virginia is in the US: picky's body may be read there, and the token says no less than the entry's law."""
+    _, target = await asked(up, key="sk-farhop-picky")
+    assert (await send(up.client, follow(target))).status == 200
+    _, target = await asked(up)
+    world = topology(tenant("picky", residency={"processing": {"allow": ["world"]}, "entry": {"allow": ["eu"]}}))
+    up.regional.flow.law = type(up.regional.flow.law)(world)
+    answer = await send(up.client, follow(signed(up, target, tenant="picky")))
+    assert (answer.status, answer.code) == (451, "entry_forbidden")
+    assert len(engine.seen) == 1
+
+
+async def test_it_is_chosen_by_route_and_size_at_work(up: Both) -> None:
+    up.global_.relay.react(RoutesChanged({("", ""): RouteConfig(answer="redirect", redirect_bytes=len(BODY) + 1)}))
+    assert (await send(up.entry, chat(body=BODY))).status == 200
+    up.global_.relay.react(RoutesChanged({("", ""): RouteConfig(answer="redirect", redirect_bytes=len(BODY))}))
+    assert (await send(up.entry, chat(body=BODY))).status == 307
+    up.global_.relay.react(RoutesChanged({("anywhere", ""): RouteConfig()}))
+    assert (await send(up.entry, chat(body=BODY))).status == 200
+    assert (await send(up.entry, chat(key="sk-farhop-narrow", body=BODY))).status == 307

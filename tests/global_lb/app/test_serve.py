@@ -1,0 +1,201 @@
+"""What the global tier writes upstream and to clients, and tells an operator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, global_config, send, topology, until
+from msgspec.structs import replace
+
+from farhop.balance.machine import Address, Forward, Request
+from farhop.identity.hop_token import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier, request_line
+from farhop.relay.http.listener import PortTakenError
+from farhop.telemetry import logs
+from farhop_lab.memory_store import MemoryStore
+from global_lb.app.main import GlobalBalancer
+from global_lb.app.serve import DecisionReasons, GlobalTier
+from global_lb.fleet.table import Scored
+from global_lb.fleet.view import Instance, Region, View
+from global_lb.routing.pick import Decision
+from topology.law import Law, Verdict
+
+WORLD = topology()
+
+
+@pytest.fixture(autouse=True)
+def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(engine: Engine) -> AsyncIterator[Both]:
+    async with both(engine, WORLD) as running:
+        yield running
+        await running.at_rest()
+
+
+class Clock:
+    def now(self) -> float:
+        return 1000.0
+
+    def wall_ns(self, now: float) -> int:
+        return int(now * 1e9)
+
+
+class Flow:
+    """As much of the machine as headers are made of."""
+
+    def __init__(self) -> None:
+        self.law = Law(WORLD)
+        self.config = global_config()
+        instances = tuple(
+            Instance(name, "tokyo", Address("10.0.0.1", port), 1, 0.0, offset_ms, False, 0.0, {})
+            for name, port, offset_ms in (("a", 1, 5_000.0), ("b", 2, -7_000.0))
+        )
+        self.view = View({"tokyo": Region("tokyo", 166.0, instances)})
+
+
+class Observed:
+    def upstream_context(self, _visit: Any) -> bytes:
+        return b"traceparent: x\r\n"
+
+
+class Passage:
+    def __init__(self, **forward: Any) -> None:
+        self.body = b"{}"
+        head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions")
+        self.exchange = SimpleNamespace(head=head)
+        self.context = type("RequestContext", (), {"decision_id": "d" * 16, "body_sha256": b""})()
+        self.request = Request(
+            "1", "anywhere", MODEL, 100, 200, (), 1012.0, priority=3, narrow=(("jp", "us"),), key="demo"
+        )
+        fields = {
+            "address": Address("10.0.0.1", 2),
+            "promised_ttft_ms": 42.0,
+            "lawful": frozenset({"tokyo", "virginia"}),
+        }
+        self.forward: Any = Forward("1", 1, "tokyo", **{**fields, **forward})
+
+
+def tier() -> GlobalTier:
+    signer = HopSigner({"k1": HOP_KEY.encode()}, "k1", "virginia")
+    log = logs.Throttled(logs.get("test"), 1.0, Clock().now)
+    return GlobalTier(Observed(), log, Flow(), signer, "virginia/g1", Clock())  # type: ignore[arg-type]
+
+
+REQUEST = request_line(b"POST", b"/v1/chat/completions", 2)
+
+
+def claims(written: bytes, audience: str = "tokyo", clock_ms: float = 993_000.0) -> HopClaims:
+    line = next(line for line in written.split(b"\r\n") if line.startswith(b"x-farhop-hop: "))
+    read = HopVerifier({"k1": HOP_KEY.encode()}, audience).verify(line.partition(b": ")[2], clock_ms, REQUEST)
+    assert isinstance(read, HopClaims), read
+    return read
+
+
+def test_the_token_says_all_that_the_region_needs() -> None:
+    written = tier().upstream_headers(Passage())  # type: ignore[arg-type]
+    assert written.endswith(b"traceparent: x\r\n")
+    said = claims(written)
+    assert (said.audience, said.entry_region, said.issuer) == ("tokyo", "virginia", "virginia/g1")
+    assert (said.tenant, said.lawful, said.epoch, said.priority) == ("anywhere", ("tokyo", "virginia"), 1, 3)
+    assert (said.deadline_ms, said.decision_id, said.narrow) == (12_000.0, "d" * 16, (("jp", "us"),))
+    assert (said.promised_ttft_ms, said.waited_ms) == (42.0, 0.0)
+    assert claims(tier().upstream_headers(Passage(waited_s=1.5))).waited_ms == 1500.0  # type: ignore[arg-type]
+    # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 10 s.
+    assert said.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
+
+
+def test_a_version_asked_for_goes_on_to_the_region() -> None:
+    passage = Passage()
+    assert b"x-farhop-version" not in tier().upstream_headers(passage)  # type: ignore[arg-type]
+    passage.request = replace(passage.request, version="v2")
+    assert b"\r\nx-farhop-version: v2\r\n" in tier().upstream_headers(passage)  # type: ignore[arg-type]
+
+
+def test_each_instance_gets_an_expiry_in_its_own_clock() -> None:
+    first = claims(tier().upstream_headers(Passage(address=Address("10.0.0.1", 1))), clock_ms=1_005_000.0)  # type: ignore[arg-type]
+    assert first.expires_ms == 1_000_000.0 + 5_000.0 + 10_000.0
+
+
+def test_a_promise_beyond_all_bounds_does_not_make_the_token_a_forgery() -> None:
+    """A region whose wait is at its limit would else answer 401, and the client be told that it was forged."""
+    said = claims(tier().upstream_headers(Passage(promised_ttft_ms=BUDGET_MAX_MS * 2)))  # type: ignore[arg-type]
+    assert said.promised_ttft_ms == BUDGET_MAX_MS
+    assert claims(tier().upstream_headers(Passage(promised_ttft_ms=None))).promised_ttft_ms is None  # type: ignore[arg-type]
+
+
+def test_a_deadline_that_passed_is_zero_and_not_less() -> None:
+    passage = Passage()
+    passage.request = Request("1", "anywhere", MODEL, 100, 200, (), 999.0)
+    assert claims(tier().upstream_headers(passage)).deadline_ms == 0.0  # type: ignore[arg-type]
+
+
+def test_the_client_is_told_where_and_under_which_decision() -> None:
+    passage = Passage()
+    assert tier().answer_headers(passage) == b"x-farhop-region: tokyo\r\nx-farhop-decision: dddddddddddddddd\r\n"  # type: ignore[arg-type]
+    passage.forward = None
+    assert tier().answer_headers(passage) == b"x-farhop-decision: dddddddddddddddd\r\n"  # type: ignore[arg-type]
+
+
+def test_the_reasons_of_a_decision() -> None:
+    names = Scored.__struct_fields__
+    scored = Scored(**{**dict.fromkeys(names, 1.0), "region": "tokyo", "score": 12.5, "ttft_ms": 9.5})
+    verdict = Verdict(frozenset({"tokyo"}), {"virginia": "tenant x allows only jp"}, 7)
+    decision = Decision(verdict, {"tokyo": "suspect: no recent report"}, (scored,), scored)
+    reasons = DecisionReasons("virginia")
+    record = reasons.record(decision)
+    assert (record["chosen"], record["policy_epoch"], record["entry_region"]) == ("tokyo", 7, "virginia")
+    assert record["unlawful"] == {"virginia": "tenant x allows only jp"}
+    assert record["not_serving"] == {"tokyo": "suspect: no recent report"}
+    assert reasons.attributes(decision)["farhop.region"] == "tokyo"
+    assert reasons.predicted_ttft_ms(decision) == 9.5
+    assert reasons.hit_source(decision) == "trie"
+    nowhere = Decision(verdict, {}, (), None)
+    assert "farhop.region" not in reasons.attributes(nowhere)
+    assert (reasons.predicted_hit_tokens(nowhere), reasons.predicted_ttft_ms(nowhere)) == (0.0, None)
+
+
+async def test_what_was_sent_is_acknowledged_under_our_own_name(up: Both) -> None:
+    assert (await send(up.entry, chat())).status == 200
+    accepted = up.regional.flow.accepted_bytes
+    assert accepted.keys() == {"virginia/g1"}
+    (instance,) = up.global_.flow.view.regions["virginia"].instances
+    await until(lambda: up.global_.flow.view.regions["virginia"].instances[0].accepted == accepted["virginia/g1"])
+    assert up.global_.flow._regions.load_of(instance).outstanding_bytes == 0.0
+
+
+async def test_the_status_names_every_region_heard_of(up: Both) -> None:
+    status = up.global_.tier_admin.status()
+    assert status["store_trouble"] is None
+    (region,) = status["regions"]
+    assert (region["region"], region["state"], region["rtt_ms"]) == ("virginia", "up", 1.0)
+    assert region["instances"][0]["report_age_s"] < 3.0
+    assert up.global_.tier_admin.ready()
+
+
+@pytest.mark.parametrize("taken", ["listen", "admin"])
+async def test_what_was_opened_is_closed_when_the_rest_cannot_be(up: Both, taken: str) -> None:
+    config = global_config(instance="g2", **{taken: {"port": up.entry}})
+    balancer = GlobalBalancer(config, WORLD, Random(1), MemoryStore(Random(2)))
+    with pytest.raises(PortTakenError, match=f"{taken}: cannot listen on 127.0.0.1:{up.entry}"):
+        await balancer.open()
+    await balancer.close()
+
+
+async def test_the_client_listener_does_not_hear_of_hop_outcomes(up: Both) -> None:
+    """What a tier says to a tier stays between them."""
+    answer = await send(up.entry, chat(key="sk-farhop-eu-only"))
+    assert answer.status == 503
+    assert "x-farhop-outcome" not in answer.headers
+    assert answer.headers["retry-after"]

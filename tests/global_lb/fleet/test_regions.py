@@ -1,0 +1,308 @@
+"""Who may be asked, and what is known of the regions across views."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import MODEL, OTHER_MODEL, capacity, instance, request, seen
+
+from farhop.balance import outcome
+from farhop.balance.estimate.drift import AGE_MAX_S, SILENT_MS_PER_S
+from farhop.balance.health.reading import State
+from farhop.balance.health.region import LivenessConfig
+from global_lb.fleet.regions import CALIBRATION_MIN, Regions
+from global_lb.fleet.view import View
+
+ALL = frozenset({"frankfurt", "london", "tokyo"})
+NOBODY: frozenset[str] = frozenset()
+
+
+@pytest.fixture
+def regions() -> Regions:
+    known = Regions(1 << 20, LivenessConfig())
+    known.adopt(seen(*(instance(region) for region in sorted(ALL))).view, 0.0)
+    for region in ALL:
+        known.liveness_of(region).channel(True)
+        known.liveness_of(region).reported(0.0)
+    return known
+
+
+def offered(regions: Regions, now: float = 0.0, lawful=ALL, without=NOBODY, **fields):
+    field = regions.field(request("a", **fields), 100.0, lawful, now, without)
+    return list(field.names), field.absent
+
+
+def test_whoever_is_lawful_and_serves_is_offered(regions: Regions) -> None:
+    assert offered(regions) == (["frankfurt", "london", "tokyo"], {})
+    assert offered(regions, lawful=frozenset({"tokyo"})) == (["tokyo"], {})
+    assert offered(regions, without=frozenset({"tokyo"})) == (["frankfurt", "london"], {"tokyo": "tried already"})
+    assert offered(regions, model=OTHER_MODEL)[0] == []
+
+
+def test_why_the_others_are_not_offered(regions: Regions) -> None:
+    regions.liveness_of("frankfurt").channel(False)
+    regions.liveness_of("oslo").channel(True)
+    regions.liveness_of("oslo").reported(0.0)
+    regions.adopt(seen(instance("london", replicas_ready=0), instance("frankfurt"), instance("tokyo")).view, 0.0)
+    names, absent = offered(regions, lawful=ALL | {"oslo", "mars"})
+    assert names == ["tokyo"]
+    assert absent == {
+        "frankfurt": "suspect: channel broken",
+        "london": "no ready replica of this model",
+        "mars": "down: no recent report and channel broken",
+        "oslo": "never heard of",
+    }
+    assert "mars" not in regions.liveness  # to look changes nothing
+
+
+def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions: Regions) -> None:
+    a, b = instance("london", "a", wait_ms=5.0), instance("london", "b", wait_ms=9.0)
+    regions.adopt(seen(a, b).view, 0.0)
+    assert regions.best_instance("london", MODEL) == a
+    regions.load_of(a).sent(4096)  # 1024 tokens at 0.05 ms
+    assert regions.best_instance("london", MODEL) == b
+    assert regions.best_instance("london", OTHER_MODEL) is None
+    assert regions.best_instance("mars", MODEL) is None
+
+
+def test_who_owns_no_replica_is_asked_all_the_same_and_offers_what_all_have(regions: Regions) -> None:
+    owner = instance("london", "a", wait_ms=50.0, slots_free=7, slots_total=8, usable_share=1.0, used_share=0.9)
+    other = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, usable_share=1.0, used_share=0.9)
+    regions.adopt(seen(owner, other).view, 1.0)
+    assert regions.best_instance("london", MODEL) == other  # where the wait is least
+    asked = request("q"), 100.0, frozenset({"london"}), 1.0
+    london = regions.field(*asked).scored(0, 0.0)
+    assert (london.slots_free, london.wait_ms, london.headroom) == (7, 5.0, 7.0)
+    regions.load_of(other).sent(400)  # still the better one, and one slot less
+    assert regions.field(*asked).scored(0, 0.0).headroom == 6.0
+    # 100 tokens at 0.05 ms, prefilled by the one replica that they share.
+    assert regions.field(*asked).scored(0, 0.0).wait_ms == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_what_any_of_its_instances_was_sent_takes_slots_of_the_region(regions: Regions, draining: bool) -> None:
+    """They share their replicas, and each counts all slots as free until the next report."""
+    a = instance("london", "a", wait_ms=5.0, slots_free=4, slots_total=8, usable_share=1.0)
+    b = instance("london", "b", wait_ms=9.0, slots_free=4, slots_total=8, usable_share=1.0)
+    asked = request("q"), 100.0, frozenset({"london"}), 1.0
+    regions.adopt(seen(a, b).view, 1.0)
+    assert regions.field(*asked).scored(0, 0.0).headroom == 8.0
+    for _ in range(3):
+        regions.load_of(b).sent(400)
+    london = regions.field(*asked).scored(0, 0.0)
+    assert (london.headroom, regions.best_instance("london", MODEL)) == (5.0, a)
+    # 300 tokens at 0.05 ms, prefilled by the two replicas that both can send to.
+    assert london.wait_ms == pytest.approx(5.0 + 300 * 0.05 / 2)
+    if draining:  # what it was sent before is still at work there, though its replicas are the other's now
+        handed = instance("london", "a", wait_ms=5.0, slots_free=8, slots_total=8, usable_share=1.0)
+        regions.adopt(seen(handed, msgspec.structs.replace(b, draining=True)).view, 2.0)
+        assert regions.field(*asked).scored(0, 0.0).headroom == 5.0
+    regions.load_of(b).settled(400)
+    assert regions.field(*asked).scored(0, 0.0).headroom == 6.0
+
+
+def test_a_region_is_as_hot_as_its_instances_say_whoever_owns_its_slots(regions: Regions) -> None:
+    busy = {"used_share": 0.95, "usable_share": 1.0}
+    for at in range(8):
+        one = instance("london", "a", slots_total=8, received_at=float(at), **busy)
+        two = instance("london", "b", slots_total=0, replicas_ready=0, received_at=float(at), **busy)
+        regions.adopt(seen(*((one, two) if at % 2 else (two,))).view, float(at))
+    assert regions.guards["london", MODEL].hot
+
+
+def test_counts_of_an_instance_that_left_are_forgotten(regions: Regions) -> None:
+    regions.load_of(instance("london")).sent(1000)
+    regions.adopt(View({}), 0.0)
+    assert regions._loads == {}
+    regions.adopt(seen(instance("london")).view, 0.0)
+    assert regions.load_of(instance("london")).outstanding_bytes == 0.0
+
+
+def test_what_was_sent_is_acknowledged_by_an_earlier_incarnation_too(regions: Regions) -> None:
+    """A clock set back between two starts: what the later one had counted says nothing of this one."""
+    later = msgspec.structs.replace(instance("london", "a"), incarnation=5, accepted=1000.0)
+    earlier = msgspec.structs.replace(later, incarnation=1, accepted=0.0)
+    regions.adopt(seen(later).view, 1.0)
+    regions.adopt(seen(earlier).view, 2.0)
+    regions.load_of(earlier).sent(100)
+    assert regions.load_of(earlier).outstanding_bytes == 100.0
+    regions.adopt(seen(msgspec.structs.replace(earlier, accepted=100.0)).view, 3.0)
+    assert regions.load_of(earlier).outstanding_bytes == 0.0
+
+
+def test_a_report_told_again_with_another_regions_is_no_second_report(regions: Regions) -> None:
+    london = instance("london", "a")
+    first = seen(london).view
+    regions.adopt(first, 1.0)
+    regions.load_of(london).sent(500)
+    regions.load_of(london).settled(500)  # answered; the next report will count it
+    for now in (2.0, 3.0):
+        regions.adopt(seen(london, instance("tokyo", received_at=now)).view, now)
+    regions.load_of(london).sent(10)
+    counted = msgspec.structs.replace(london, accepted=500.0, received_at=4.0)
+    regions.adopt(seen(counted).view, 4.0)
+    assert regions.load_of(counted).outstanding_bytes == 10.0
+
+
+def test_models_once_offered_exist(regions: Regions) -> None:
+    regions.adopt(seen(instance("london", models={OTHER_MODEL: capacity()})).view, 0.0)
+    assert [regions.may_exist(m) for m in (MODEL, OTHER_MODEL, "nowhere")] == [True, True, False]
+    assert Regions(1, LivenessConfig()).may_exist("nowhere")  # nobody has said anything yet
+
+
+def test_cache_hit_calibration_stays_within_its_bounds(regions: Regions) -> None:
+    regions.caches("london", request("a", 4096).chain)
+    regions.caches("unheard-of", request("a", 4096).chain)
+    scored = regions.field(request("a", 4096), 1.0, frozenset({"london"}), 0.0).scored(0, 0.0)
+    assert (scored.believed_tokens, scored.hit_tokens) == (1024.0, 1024.0)
+    for _ in range(300):
+        regions.compare(scored, 0, 0.0)
+    low = regions.cache_hit_calibration["london"].value
+    assert low == pytest.approx(CALIBRATION_MIN, abs=1e-3)
+    regions.compare(scored, 10**9, 0.0)
+    assert low < regions.cache_hit_calibration["london"].value <= 1.0
+    regions.compare(None, 5, 0.0)
+
+
+def test_a_region_that_once_held_nothing_is_believed_again_where_nobody_is_sent_any_more(regions: Regions) -> None:
+    regions.caches("london", request("a", 4096).chain)
+    asked = request("a", 4096), 1.0, frozenset({"london"})
+    scored = regions.field(*asked, 0.0).scored(0, 0.0)
+    for _ in range(100):
+        regions.compare(scored, 0, 0.0)
+    hits = [regions.field(*asked, now).scored(0, 0.0).hit_tokens for now in (0.1, 30.0, 60.0, 120.0, 600.0)]
+    assert hits[0] < 150.0
+    assert hits == sorted(hits)
+    assert hits[3] > 0.8 * 1024.0
+    assert hits[4] == pytest.approx(1024.0, rel=1e-3)
+
+
+def anew(regions: Regions, asked, lawful, now: float, without) -> list:
+    """A field with nothing kept from before."""
+    regions._standings.clear()
+    regions._tables.clear()
+    regions._stale.clear()
+    field = regions.field(asked, 100.0, lawful, now, without)
+    return told(field)
+
+
+def told(field) -> list:
+    return [field.names, dict(field.absent), field.block.tolist(), field.here, field.hot,
+            None if field.penalty_ms is None else field.penalty_ms.tolist()]  # fmt: skip
+
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["heard", "cut", "joined", "failed", "worked", "drained", "lifted", "asked"]),
+              st.sampled_from(sorted(ALL))),
+    st.tuples(st.just("seen"), st.sets(st.sampled_from(sorted(ALL)))),
+    st.tuples(st.just("sent"), st.sampled_from(sorted(ALL))),
+    st.tuples(st.just("refused"), st.sampled_from(sorted(ALL))),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(STEPS, st.floats(0, 1.5)), max_size=25))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_what_is_kept_to_answer_sooner_is_what_would_be_found_anew(steps) -> None:
+    """Two that hear the same: one that keeps, and one that forgets before each question."""
+    pair = [Regions(1 << 20, LivenessConfig(), here="london") for _ in range(2)]
+    asked, now = request("a"), 0.0
+    for n, ((what, whom), pause_s) in enumerate([(("seen", ALL), 0.0), *steps]):
+        now += pause_s
+        for regions in pair:
+            happens(regions, what, whom, now, n)
+        for lawful, without in ((ALL, NOBODY), (frozenset({"london", "tokyo"}), NOBODY), (ALL, frozenset({"tokyo"}))):
+            kept = pair[0].field(asked, 100.0, lawful, now, without)
+            assert told(kept) == anew(pair[1], asked, lawful, now, without), (what, whom)
+
+
+def happens(regions: Regions, what: str, whom, now: float, n: int) -> None:
+    if what == "seen":
+        regions.adopt(
+            seen(
+                *(
+                    instance(
+                        name,
+                        received_at=now,
+                        wait_ms=5.0 + n,
+                        used_share=(n % 5) / 4,
+                        headroom_foreign_tokens=1000.0 * (n % 3),
+                    )
+                    for name in sorted(whom)
+                )
+            ).view,
+            now,
+        )
+    elif what in ("sent", "refused"):
+        known = regions.best_instance(whom, MODEL)
+        if known is not None and what == "sent":
+            regions.load_of(known).sent(1000.0)
+        elif known is not None:
+            regions.refused(known, MODEL, outcome.FOREIGN_FULL, 70.0)
+    elif what != "asked":
+        liveness = regions.liveness_of(whom)
+        {
+            "heard": lambda: liveness.reported(now), "cut": lambda: liveness.channel(False),
+            "joined": lambda: liveness.channel(True), "failed": lambda: liveness.relay_failed(now),
+            "worked": liveness.relay_succeeded, "lifted": liveness.forced.lift,
+            "drained": lambda: liveness.forced.force(State.DRAINING, "why", now + 2.0, now=now, over_s=1.0),
+        }[what]()  # fmt: skip
+        regions.settle(whom, now)
+
+
+KNOWN_ANEW = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(ALL)),
+        st.lists(st.sampled_from("ab"), unique=True, max_size=2),
+        st.booleans(),
+        st.integers(0, 8),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(KNOWN_ANEW)
+@settings(deadline=None, max_examples=60)
+def test_one_region_after_the_other_comes_to_the_same_as_all_at_once(steps) -> None:
+    """Whatever is asked on the way, nothing is left over of how a region was known before."""
+    grown, latest = Regions(1 << 20, LivenessConfig()), {}
+    for at, (name, instances, draining, ready, other) in enumerate(steps, 1):
+        models = {MODEL: capacity(replicas_ready=ready, slots_free=ready)} | (
+            {OTHER_MODEL: capacity()} if other else {}
+        )
+        made = [instance(name, i, draining=draining, models=models, received_at=float(at)) for i in instances]
+        latest[name] = seen(*made).view.regions.get(name)
+        grown.take(name, latest[name])
+        grown.settle(name, float(at))
+        grown.field(request("q"), 100.0, ALL, float(at))
+    view = View({name: known for name, known in latest.items() if known is not None})
+    fresh = Regions(1 << 20, LivenessConfig())
+    fresh.adopt(view, 20.0)
+    assert grown.view == view
+    for known in (grown, fresh):
+        for name in ALL:
+            known.liveness_of(name).channel(True)
+            known.liveness_of(name).reported(20.0)
+    for model in (MODEL, OTHER_MODEL):
+        fields = [known.field(request("q", model=model), 100.0, ALL, 20.0) for known in (grown, fresh)]
+        assert fields[0].names == fields[1].names
+        assert fields[0].absent == fields[1].absent
+        for place in range(len(fields[0])):
+            assert fields[0].scored(place, 0.0) == fields[1].scored(place, 0.0)
+    assert grown._loads.keys() == fresh._loads.keys()
+    assert grown._drifts.keys() == fresh._drifts.keys()
+
+
+def test_among_silent_regions_what_each_said_last_is_doubted(regions: Regions) -> None:
+    """Their channels stand, nobody reports: they are asked since there is nobody better, and by draw before long."""
+    assert not regions.field(request("q"), 100.0, ALL, 1.0).moving
+    field = regions.field(request("q"), 100.0, ALL, 30.0)
+    assert field.moving
+    known = Regions(1 << 20, LivenessConfig())
+    known.adopt(seen(*(instance(name, received_at=5.0) for name in sorted(ALL))).view, 5.0)
+    for name in ALL:
+        known.liveness_of(name).channel(True)
+    silent = known.field(request("q"), 100.0, ALL, 5.0 + AGE_MAX_S + 2.0)
+    assert silent.doubt_ms(5.0 + AGE_MAX_S + 2.0).tolist() == pytest.approx([2.0 * SILENT_MS_PER_S] * 3)

@@ -1,0 +1,160 @@
+"""Operators' words as the global tier hears of them: by steps of a watch, and from a real etcd."""
+
+import asyncio
+from datetime import UTC, datetime
+from random import Random
+
+import pytest
+
+from farhop.store.contract import Change, ChangeKind, Entry, override_key
+from farhop.store.documents.overrides import DrainOverride, encode
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdSettings
+from farhop_lab.world.etcd import EmbeddedEtcd
+from global_lb.fleet.view import RegionForced
+from global_lb.links.drains import Drains
+
+AT = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def word(region="tokyo", **fields) -> bytes:
+    given = {"why": "new racks", "author": "ann", "at": AT, "for_s": 60.0, "over_s": 10.0}
+    return encode(DrainOverride(region=region, **{**given, **fields}))
+
+
+def put(region, value) -> Change:
+    return Change(ChangeKind.PUT, 2, override_key(region), value)
+
+
+def snapshot(**values) -> Change:
+    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(Entry(override_key(r), v, 1) for r, v in values.items()))
+
+
+DELETE = Change(ChangeKind.DELETE, 3, override_key("tokyo"))
+LOST = Change(ChangeKind.LOST, why="gone")
+
+
+class Stage:
+    """The watcher of overrides, what it told, and its clock."""
+
+    def __init__(self, store=None) -> None:
+        self.now = 1000.0
+        self.told: list[RegionForced] = []
+        self.refused: list[str] = []
+        regions = ("tokyo", "london")
+        self.overrides = Drains(store, regions, self.told.append, self.refused.append, lambda: self.now)
+
+    def tell(self, *changes: Change) -> list[RegionForced]:
+        """What these steps made it say."""
+        self.told.clear()
+        for change in changes:
+            self.overrides.changed(change)
+        return list(self.told)
+
+
+def drained(over_s=10.0, until=1060.0, why="new racks (by ann)") -> RegionForced:
+    return RegionForced("tokyo", True, why, until, over_s)
+
+
+LIFTED = RegionForced("tokyo", False)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    stage = Stage()
+    stage.tell(snapshot())
+    return stage
+
+
+def test_a_word_drains_until_its_own_end_at_its_own_pace(stage):
+    assert stage.tell(put("tokyo", word())) == [drained()]
+    assert stage.tell(DELETE) == [LIFTED]
+    assert stage.tell(DELETE) == []
+
+
+def test_a_balancer_that_has_only_begun_keeps_no_pace():
+    stage = Stage()
+    assert stage.tell(snapshot(tokyo=word())) == [drained(over_s=0.0)]
+
+
+def test_one_that_began_in_an_outage_does():
+    stage = Stage()
+    assert stage.tell(LOST, snapshot(tokyo=word())) == [drained(over_s=10.0)]
+
+
+def test_the_same_word_listed_anew_says_nothing_and_its_end_stands(stage):
+    stage.tell(put("tokyo", word()))
+    stage.now = 1030.0
+    assert stage.tell(LOST, snapshot(tokyo=word())) == []
+    assert stage.overrides.status("tokyo")["left_s"] == 30.0
+
+
+def test_another_word_replaces_it(stage):
+    stage.tell(put("tokyo", word()))
+    stage.now = 1030.0
+    assert stage.tell(put("tokyo", word(why="longer", for_s=100.0))) == [drained(why="longer (by ann)", until=1130.0)]
+
+
+def test_a_snapshot_without_it_lifts_it_and_a_loss_does_not(stage):
+    stage.tell(put("tokyo", word()))
+    assert stage.tell(LOST) == []
+    assert stage.tell(snapshot(london=word("london"))) == [
+        LIFTED, RegionForced("london", True, "new racks (by ann)", 1060.0, 10.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (put("tokyo", b"drain it!"), "override_malformed"),
+        (put("tokyo", word("london")), "override_misplaced"),
+        (put("atlantis", word("atlantis")), "override_of_unknown_region"),
+        (Change(ChangeKind.PUT, 2, "/farhop/v1/override/tokyo/x", word()), "override_misplaced"),
+    ],
+)
+def test_what_is_not_believed_is_counted_and_the_last_good_word_stands(stage, change, reason):
+    stage.tell(put("tokyo", word()))
+    assert stage.tell(change) == []
+    assert stage.refused == [reason]
+    assert stage.overrides.status("tokyo") is not None
+    assert stage.overrides.status("atlantis") is None
+
+
+def test_what_people_are_told(stage):
+    stage.tell(put("tokyo", word()))
+    stage.now = 1015.0
+    assert stage.overrides.status("tokyo") == {
+        "action": "drain", "why": "new racks", "author": "ann", "until": "2026-05-01T00:01:00+00:00", "left_s": 45.0,
+    }  # fmt: skip
+    stage.now = 1060.0
+    assert stage.overrides.status("tokyo") is None
+
+
+async def test_from_a_real_etcd_set_changed_expired_and_deleted():
+    async with EmbeddedEtcd() as etcd:
+        store = EtcdStore(EtcdSettings((etcd.endpoint,)), Random(1))
+        await store.open()
+        stage = Stage(store)
+        task = asyncio.create_task(stage.overrides.follow())
+
+        async def heard(count: int) -> None:
+            async with asyncio.timeout(10.0):
+                while len(stage.told) < count:
+                    await asyncio.sleep(0.01)
+
+        try:
+            key = override_key("tokyo")
+            await store.put(key, word(), ttl_s=60.0)
+            await heard(1)
+            await store.put(key, word(why="sooner"), ttl_s=1.0)
+            await heard(2)
+            await heard(3)  # by the lease's end, nobody did a thing
+            await store.put(key, word(), ttl_s=60.0)
+            await heard(4)
+            await store.delete(key)
+            await heard(5)
+        finally:
+            await store.close()
+            await asyncio.wait_for(task, 10.0)
+    assert [event.drain for event in stage.told] == [True, True, False, True, False]
+    assert stage.refused == []

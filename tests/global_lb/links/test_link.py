@@ -1,0 +1,108 @@
+"""When a channel counts as broken: by lost pings alone, asked for sooner where something gives reason to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+from inprocess import HOP_KEY, until
+from regions import Region, put, told, watching
+
+from farhop.balance.machine import Address
+from global_lb.fleet.distances import Distances
+from global_lb.links.link import address_of, tell
+from tests.conftest import soonest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture(autouse=True)
+def _calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    monkeypatch.setattr(Distances, "moving", lambda *_: False)  # a busy machine's pings would, and come sooner for it
+
+
+@pytest.fixture
+async def region() -> AsyncIterator[Region]:
+    made = Region()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+class Upstreams:
+    """The relay as a watcher sees it, with attempts that are silent."""
+
+    def __init__(self, *silent: Silent) -> None:
+        self.told: list[tuple[Address, bool]] = []
+        self.silent = silent
+
+    def channel(self, address: Address, up: bool) -> None:
+        self.told.append((address, up))
+
+    def quiet(self, address: Address) -> Sequence[Silent]:
+        return self.silent if address == Address("10.0.0.1", 80) else ()
+
+
+class Silent:
+    def __init__(self, name: str) -> None:
+        self.id = name
+        self.heard: list[float | None] = []
+
+    def asked_about(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+        assert asked_at > 0.0
+        assert way_s >= 0.0
+        self.heard.append(quiet_s)
+
+
+def test_addresses() -> None:
+    assert address_of("10.0.0.1:80") == Address("10.0.0.1", 80)
+    assert address_of("[fd00::1]:80") == Address("fd00::1", 80)
+
+
+async def test_a_broken_stream_has_the_channel_asked_at_once(region: Region) -> None:
+    """Pings are 20 s apart here: what has it asked is that the stream of reports ended."""
+    async with watching(ping_s=20.0) as (watcher, store, heard):
+        upstreams = watcher._upstreams = Upstreams()
+        await put(store, told(control_address=region.address))
+        await until(lambda: ("tokyo", True) in heard.channels and region.readers > 0)
+        began = time.monotonic()
+        await region.stop()
+        await until(lambda: heard.channels[-1] == ("tokyo", False))
+        assert time.monotonic() - began < 8.0  # SILENCE alone would take 8 s at least
+        # Where requests go, not where pings go.
+        assert upstreams.told == [(Address("10.0.0.1", 80), True), (Address("10.0.0.1", 80), False)]
+
+
+async def test_a_silent_channel_is_asked_before_its_next_ping_is_due(region: Region) -> None:
+    async with watching(ping_s=1.0) as (_, store, heard):
+        await put(store, told(control_address=region.address))
+        await until(lambda: ("tokyo", True) in heard.channels)
+
+        async def four() -> float:
+            began, asked = time.monotonic(), len(region.pinged)
+            await until(lambda: len(region.pinged) >= asked + 4)
+            return time.monotonic() - began
+
+        await soonest(four, 4 * 0.8)  # every 0.5 s and not every second
+
+
+async def test_pings_ask_about_silent_attempts(region: Region) -> None:
+    region.known = {"here/1": 1500}
+    here, lost = Silent("here/1"), Silent("lost/1")
+    async with watching() as (watcher, store, _):
+        watcher._upstreams = Upstreams(here, lost)
+        await put(store, told(control_address=region.address))
+        await until(lambda: len(here.heard) >= 2)
+    assert set(here.heard) == {1.5}
+    assert set(lost.heard) == {None}
+
+
+def test_an_answer_that_does_not_speak_of_all_says_nothing() -> None:
+    one, two = Silent("a/1"), Silent("b/1")
+    tell((one, two), (), 1.0, 0.1)  # an older build
+    tell((one, two), (3,), 1.0, 0.1)
+    assert (one.heard, two.heard) == ([], [])

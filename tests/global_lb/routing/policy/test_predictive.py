@@ -1,0 +1,98 @@
+"""The predictive score of a region, term by term."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import field, request
+
+from farhop.balance.estimate import cost
+from global_lb.fleet.table import BETA
+from global_lb.routing.policy import Predictive
+
+
+def score(said=None, **fields):
+    """London, as it is said to be, for one request of 1024 bytes and an answer of 100 tokens."""
+    told = field(request("a", **fields), london={"rtt_ms": 10.0, **(said or {})})
+    policy = Predictive()
+    return told.scored(0, policy.score(told).item(0) - policy.shift(told))
+
+
+def test_the_wire_the_wait_and_the_prefill() -> None:
+    one = score()
+    assert (one.rtt_ms, one.upload_ms, one.wait_ms, one.prefill_ms) == (10.0, 0.0, 5.0, pytest.approx(25.6))
+    assert one.ttft_ms == pytest.approx(40.6)
+    assert one.score == pytest.approx(40.6)
+
+
+def test_a_large_body_pays_for_its_upload() -> None:
+    assert score(body_bytes=200_000).upload_ms == 30.0  # three more round trips
+
+
+def test_a_hit_is_discounted_by_the_calibration_and_never_more_than_the_prompt() -> None:
+    full, half, beyond = (
+        score({"depth": 2}),
+        score({"depth": 2, "cache_hit_calibration": 0.5}),
+        score({"depth": 16, "cache_hit_calibration": 0.5}),
+    )
+    assert (full.believed_tokens, full.hit_tokens, full.uncached_tokens) == (128.0, 128.0, 128.0)
+    assert (half.believed_tokens, half.hit_tokens, half.uncached_tokens) == (128.0, 64.0, 192.0)
+    assert (beyond.believed_tokens, beyond.hit_tokens) == (256.0, 128.0)
+
+
+def test_slow_decode_costs_in_proportion_to_the_answer() -> None:
+    told = field(request("a"), london={"rtt_ms": 1.0}, tokyo={"rtt_ms": 1.0, "tpot_ms": 30.0})
+    quick, slow = Predictive().score(told).tolist()
+    assert slow - quick == pytest.approx(BETA * 100 * 10.0)
+
+
+def test_a_prefill_is_paid_by_all_it_stalls() -> None:
+    idle = {"rtt_ms": 1.0, "replicas_ready": 2, "slots_total": 100, "slots_free": 100, "tpot_ms": 20.0}
+    busy = {**idle, "slots_free": 60, "batch_interference_ms": 0.5}  # twenty at each, and a token alone takes 10 ms
+    told = field(request("a"), london=idle, tokyo=busy)
+    one, other = Predictive().score(told).tolist()
+    assert other - one == pytest.approx(BETA * (100 * 20 * 0.5 + 20 * (25.6 - 10.0)))
+
+
+def test_each_region_counts_tokens_by_its_own_measure() -> None:
+    assert score({"bytes_per_token": 2.0}).uncached_tokens == 512.0
+
+
+numbers = st.fixed_dictionaries({
+    "rtt_ms": st.floats(0.1, 500), "wait_ms": st.floats(0, 5000), "prefill_ms_per_token": st.floats(0.001, 10),
+    "tpot_ms": st.floats(1, 100), "bytes_per_token": st.floats(0.5, 20), "cache_hit_calibration": st.floats(0.1, 1),
+    "depth": st.integers(0, 40), "unacknowledged_bytes": st.floats(0, 1e6), "replicas_ready": st.integers(1, 64),
+    "slots_total": st.just(512), "slots_free": st.integers(0, 512), "batch_interference_ms": st.floats(0, 3),
+})  # fmt: skip
+
+
+@given(st.lists(numbers, min_size=1, max_size=6), st.integers(1, 1_000_000), st.floats(0, 4000))
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(said, n_bytes: int, output: float) -> None:
+    names = [f"r{n}" for n in range(len(said))]
+    asked = request("a", prompt_bytes=n_bytes, body_bytes=n_bytes, chain=())
+    told = field(asked, output, "r0", **dict(zip(names, said, strict=True)))
+    policy = Predictive()
+    shift, scores = policy.shift(told), policy.score(told)
+    batches = [(512 - one["slots_free"]) / one["replicas_ready"] for one in said]
+    tokens_ms = [
+        cost.token_ms(one["tpot_ms"], one["batch_interference_ms"], n) for one, n in zip(said, batches, strict=True)
+    ]
+    for place, one in enumerate(said):
+        spelled = told.scored(place, scores.item(place) - shift)
+        ttft_ms = one["rtt_ms"] + cost.upload_ms(n_bytes, one["rtt_ms"]) + spelled.wait_ms
+        ttft_ms += spelled.uncached_tokens * one["prefill_ms_per_token"]
+        sent_tokens = one["unacknowledged_bytes"] / one["bytes_per_token"]
+        wait_ms = one["wait_ms"] + sent_tokens * one["prefill_ms_per_token"] / one["replicas_ready"]
+        assert spelled.wait_ms == pytest.approx(wait_ms)
+        assert spelled.ttft_ms == pytest.approx(ttft_ms, rel=1e-6)
+        alone_ms = max(0.0, one["tpot_ms"] - one["batch_interference_ms"] * batches[place])
+        stalled_ms = cost.stalled_ms(spelled.prefill_ms, alone_ms, batches[place])
+        wanted = ttft_ms + BETA * (output * (tokens_ms[place] - min(tokens_ms)) + stalled_ms)
+        assert spelled.score == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+        decoding_ms = BETA * output * (one["tpot_ms"] - min(tokens_ms))
+        assert spelled.decode_ms == pytest.approx(decoding_ms, rel=1e-6, abs=1e-9)
+        told_ms = spelled.ttft_ms + decoding_ms + spelled.interference_ms + spelled.stall_ms
+        assert told_ms == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+        assert sum(policy.terms(spelled).values()) == pytest.approx(wanted, rel=1e-6, abs=1e-6)

@@ -1,0 +1,59 @@
+"""The nearest, the nearest with room, the first of a list, the least loaded."""
+
+from __future__ import annotations
+
+from random import Random
+
+from worlds import field, law, request
+
+from global_lb.routing import admission
+from global_lb.routing.pick import pick
+from global_lb.routing.policy import Route, RouteConfig
+from global_lb.routing.policy.ranked import Failover, LeastLoad
+
+
+def goes(name: str, **regions) -> str:
+    told = field(request("a"), 100.0, "london", **regions)
+    route = Route(RouteConfig(policy=name))
+    return pick(told, admission.processing(told.request, law()), route, Random(1), 0.0, "london").chosen.region
+
+
+def test_the_nearest_whatever_waits_there() -> None:
+    assert goes("nearest", london={"wait_ms": 2000.0}, frankfurt={}, tokyo={}) == "london"
+
+
+def test_the_next_if_it_is_full_and_a_hop_costs_no_more_than_the_guard_says() -> None:
+    assert goes("nearest", london={"slots_free": 0}, frankfurt={}, tokyo={}) == "frankfurt"
+    assert goes("nearest", london={"slots_free": 0}, tokyo={"rtt_ms": 400.0}) == "london"
+
+
+def test_a_waterfall_fills_one_after_another_however_far() -> None:
+    full, half = {"used_share": 0.85}, {"used_share": 0.5}
+    assert goes("waterfall", london=half, frankfurt={}, tokyo={}) == "london"
+    assert goes("waterfall", london=full, frankfurt=half, tokyo={}) == "frankfurt"
+    assert goes("waterfall", london=full, frankfurt=full, tokyo={"rtt_ms": 900.0}) == "tokyo"
+    assert goes("waterfall", london=full, frankfurt=full, tokyo=full) == "london"
+
+
+def test_a_waterfall_counts_what_was_sent_since_the_report() -> None:
+    sent = {"used_share": 0.75, "slots_total": 10, "unacknowledged_bytes": 100.0}
+    assert goes("waterfall", london={**sent, "slots_free": 3}, frankfurt={}) == "frankfurt"
+
+
+def order(*listed: str) -> list[str]:
+    regions = {"a": {"rtt_ms": 50.0}, "b": {"rtt_ms": 3.0}, "c": {"rtt_ms": 300.0}, "d": {"rtt_ms": 2.0}}
+    told = field(request("x"), 100.0, "b", **regions)
+    return [told.names[place] for place in Failover(listed).score(told).argsort()]
+
+
+def test_the_listed_in_their_order_then_the_nearest() -> None:
+    assert order("c", "a") == ["c", "a", "d", "b"]
+    assert order("mars", "a", "c") == ["a", "c", "d", "b"]
+
+
+def test_the_share_used_and_what_was_sent_since() -> None:
+    told = field(
+        request("a"), 100.0, "", a={"used_share": 0.5, "slots_total": 10},
+        b={"used_share": 0.3, "slots_total": 10, "unacknowledged_bytes": 9.0}, c={"used_share": 0.45, "rtt_ms": 900.0},
+    )  # fmt: skip
+    assert [round(score, 6) for score in LeastLoad().score(told).tolist()] == [0.5, 0.4, 0.45]

@@ -1,0 +1,116 @@
+"""The choice among a field: near ties, penalties, reasons, and that it is spelled out as it was."""
+
+from __future__ import annotations
+
+from copy import copy
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import field, law, request
+
+from global_lb.routing import admission
+from global_lb.routing.pick import Decision, pick
+from global_lb.routing.policy import Bias, OperatorOverrides, Route, RouteConfig
+
+FAR = {"rtt_ms": 400.0}
+
+
+def choose(told, seed: int = 1, route: RouteConfig | None = None, **more: Any) -> Decision:
+    verdict = admission.processing(request("a"), law())
+    return pick(copy(told), verdict, Route(route or RouteConfig()), Random(seed), 0.0, "london", **more)
+
+
+def drawn(times: int = 400, **regions) -> list[str]:
+    return [choose(field(request("a"), **regions), seed).chosen.region for seed in range(times)]
+
+
+def test_a_choice_gives_its_reasons() -> None:
+    told = field(request("a"), london={}, frankfurt={}, tokyo={})
+    told.absent = {"mars": "down"}
+    decision = choose(told)
+    assert decision.chosen.region == "london"
+    assert [s.region for s in decision.field] == ["london", "frankfurt", "tokyo"]
+    assert (decision.verdict.epoch, decision.absent, decision.foreign) == (1, {"mars": "down"}, False)
+    assert [s.region for s in decision.scored[1:]] == ["london", "tokyo"]
+    nothing = choose(field(request("a")))
+    assert (nothing.chosen, nothing.field) == (None, ())
+
+
+def test_near_ties_are_drawn_by_free_slots_and_clear_wins_are_not() -> None:
+    assert set(drawn(30, london={"slots_free": 0}, frankfurt={"slots_free": 8, "rtt_ms": 1.5})) == {"frankfurt"}
+    some = drawn(london={"slots_free": 2, "used_share": 0.6}, frankfurt={"slots_free": 6, "rtt_ms": 1.5})
+    assert 0.6 < some.count("frankfurt") / 400 < 0.9
+    assert set(drawn(30, london={"slots_free": 1}, frankfurt={"slots_free": 99})) == {"london"}  # 11 ms
+
+
+def test_nobody_is_drawn_away_from_an_idle_local_region() -> None:
+    assert set(drawn(50, london={"slots_free": 2}, frankfurt={"slots_free": 60, "rtt_ms": 1.5})) == {"london"}
+
+
+def test_the_doubt_of_a_moving_region_makes_ties() -> None:
+    still = {"london": {"used_share": 0.9}, "frankfurt": {}}
+    assert set(drawn(50, **still)) == {"london"}
+    moving = {"london": {"used_share": 0.9, "rates": (-1.0, 30.0, 0.0)}, "frankfurt": {}}
+    assert set(drawn(50, **moving)) == {"london", "frankfurt"}
+    told = choose(field(request("a"), **moving)).ties
+    assert told == {"frankfurt": 0.0, "london": 30.0}
+
+
+def test_a_penalty_moves_what_others_can_take_and_is_told() -> None:
+    told = field(request("a"), london={}, frankfurt={}, tokyo=FAR)
+    told.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in told.names])
+    decision = choose(told)
+    assert (decision.chosen.region, decision.spilled_from) == ("frankfurt", "london")
+    far = field(request("a"), london={}, tokyo=FAR)
+    far.penalty_ms = np.array([300.0, 0.0])
+    assert (choose(far).chosen.region, choose(far).spilled_from) == ("london", None)
+
+
+def test_of_ties_the_cold_are_taken() -> None:
+    told = field(request("a"), london={"used_share": 0.9}, frankfurt={"rtt_ms": 1.0})
+    told.penalty_ms = np.array([0.5, 0.0])
+    assert {choose(told, seed).chosen.region for seed in range(20)} == {"london"}
+
+
+def test_a_policy_without_milliseconds_puts_the_hot_last() -> None:
+    told = field(request("a"), london={}, tokyo=FAR)
+    told.penalty_ms = np.array([300.0, 0.0])
+    route = RouteConfig(policy="failover", regions=("london", "tokyo"))
+    assert (choose(told, route=route).chosen.region, choose(told, route=route).spilled_from) == ("tokyo", "london")
+    told.penalty_ms = np.array([300.0, 300.0])
+    assert choose(told, route=route).chosen.region == "london"  # all are hot
+
+
+def test_a_decision_that_is_remembered_holds_no_request() -> None:
+    told = field(request("a", 4096, says="secret"), london={})
+    assert told.request.chain
+    assert not hasattr(choose(told).asked, "request")
+
+
+def test_a_decision_says_what_was_known_when_it_was_taken() -> None:
+    told = field(request("a"), london={}, tokyo={})
+    decision = choose(told, overrides=OperatorOverrides({"tokyo": Bias("tokyo", -1000.0, "why", "ann", 9.0)}))
+    assert decision.chosen.region == "tokyo"
+    assert (decision.chosen.bias_ms, decision.foreign) == (-1000.0, True)
+    assert decision.notes == ("bias in ms: tokyo -1000",)
+    assert decision.field[0] == decision.chosen
+
+
+@pytest.mark.parametrize("policy", ["predictive", "nearest"])
+def test_the_terms_of_a_score_in_ms_add_up_to_it(policy: str) -> None:
+    busy = {"slots_free": 1, "slots_total": 16, "batch_interference_ms": 0.5, "rates": (-1.0, 30.0, 0.0)}
+    told = field(
+        request("a", 200_000), 100.0, london=busy, frankfurt={"tpot_ms": 40.0, "usd_per_gpu_hour": 9.0}, tokyo=FAR
+    )  # fmt: skip
+    told.penalty_ms = np.array([0.0, 300.0, 0.0])
+    decision = choose(told, route=RouteConfig(policy=policy, bias_ms={"tokyo": -20.0}, usd_weight_ms=5000.0))
+    terms = decision.terms()
+    for scored in decision.field:
+        assert sum(terms[scored.region].values()) == pytest.approx(scored.score, rel=1e-6)
+    assert any(one["penalty"] for one in terms.values())
+    assert any(one["bias"] for one in terms.values())
+    assert any(one["price"] for one in terms.values())
+    assert choose(field(request("a"), london={}), route=RouteConfig(policy="least-load")).terms() == {}
+    assert choose(field(request("a"))).terms() == {}

@@ -1,0 +1,116 @@
+"""Who is redirected, where to, and what counts as sent meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+from playbook import Expected, Playbook
+from worlds import REGIONS, instance, law, request, seen, sent_elsewhere, worldwide
+
+from farhop.balance import outcome
+from farhop.balance.machine import AttemptFailed, Redirect, RequestArrived
+from global_lb.routing import redirect
+from global_lb.routing.flow import GlobalFlow
+from global_lb.routing.policy import RouteConfig
+from global_lb.routing.redirect import REDIRECTED_S
+from global_lb.routing.routes import Routes, RoutesChanged
+from topology.model import Residency, Rule
+
+URL = "https://{}-a.example"
+
+
+def flow(route: RouteConfig | None = None, **more: object) -> GlobalFlow:
+    routes = Routes({("", ""): route or RouteConfig(answer="redirect")})
+    view = seen(*(instance(name, client_url=URL.format(name)) for name in REGIONS))
+    return worldwide(routes=routes, **{"view": view, **more})
+
+
+def redirected(request_id: str, region: str) -> Expected:
+    return Expected(
+        Redirect,
+        id=request_id,
+        url=URL.format(region),
+        outcome=outcome.REDIRECTED,
+        forward=lambda forward: forward.target == region and forward.reasons.chosen.region == region,
+    )
+
+
+def test_a_client_is_sent_to_the_region_and_forgotten() -> None:
+    machine = flow()
+    Playbook(machine).on(RequestArrived(request("a"))).expect(redirected("a", "london")).on(
+        RequestArrived(request("b", tenant="german"))
+    ).expect(redirected("b", "frankfurt")).finished()
+    assert machine.under_way == 0
+
+
+def test_the_token_allows_no_more_than_the_law_of_arrival_and_of_now() -> None:
+    (command,) = flow().handle(RequestArrived(request("a", tenant="european")), 0.0)
+    assert isinstance(command, Redirect)
+    assert command.forward is not None
+    assert command.forward.lawful == {"frankfurt", "london"}
+
+
+@pytest.mark.parametrize(("body_bytes", "goes"), [(9_999, False), (10_000, True)])
+def test_small_requests_are_relayed_where_only_large_ones_are_redirected(body_bytes: int, goes: bool) -> None:
+    machine = flow(RouteConfig(answer="redirect", redirect_bytes=10_000))
+    commands = machine.handle(RequestArrived(request("a", body_bytes=body_bytes)), 0.0)
+    assert isinstance(commands[-1], Redirect) is goes
+
+
+def test_it_changes_at_work() -> None:
+    machine = flow(RouteConfig())
+    assert sent_elsewhere(machine.handle(RequestArrived(request("a")), 0.0)) is None
+    machine.handle(RoutesChanged({("anyone", ""): RouteConfig(answer="redirect")}), 0.0)
+    assert sent_elsewhere(machine.handle(RequestArrived(request("b")), 0.0)) in REGIONS
+    assert sent_elsewhere(machine.handle(RequestArrived(request("c", tenant="other")), 0.0)) is None
+
+
+def test_what_was_relayed_once_is_not_redirected_then() -> None:
+    machine = flow(RouteConfig())
+    machine.handle(RequestArrived(request("a")), 0.0)
+    machine.handle(RoutesChanged({("", ""): RouteConfig(answer="redirect")}), 0.0)
+    again = machine.handle(AttemptFailed("a", 1, outcome.CONNECT_FAILED), 0.0)
+    assert again
+    assert sent_elsewhere(again) is None
+
+
+def test_nobody_is_sent_where_there_is_no_way_in_nor_from_tls_to_less() -> None:
+    closed = seen(*(instance(name) for name in REGIONS))
+    assert sent_elsewhere(flow(view=closed).handle(RequestArrived(request("a")), 0.0)) is None
+    plain = seen(*(instance(name, client_url=f"http://{name}.example") for name in REGIONS))
+    assert sent_elsewhere(flow(view=plain).handle(RequestArrived(request("a")), 0.0)) == "london"
+    assert sent_elsewhere(flow(view=plain, https_only=True).handle(RequestArrived(request("a")), 0.0)) is None
+    assert sent_elsewhere(flow(https_only=True).handle(RequestArrived(request("a")), 0.0)) == "london"
+
+
+def test_nobody_is_sent_where_the_body_may_not_be_read_first() -> None:
+    rule = Residency(processing=Rule(allow=("world",)), entry=Rule(allow=("eu",)))
+    machine = flow(under=law(picky=rule))
+    commands = machine.handle(RequestArrived(request("a", tenant="picky")), 0.0)
+    assert sent_elsewhere(commands) is None, "London may serve it, but not be the one that is sent the body"
+
+
+def test_what_was_redirected_counts_as_sent_for_a_while() -> None:
+    machine = flow()
+    view = machine.view
+    load = machine._regions.load_of(view.regions["london"].instances[0])
+    machine.handle(RequestArrived(request("a", 40_000)), 0.0)
+    assert load.outstanding_bytes == 40_000
+    waits = machine.consider(request("b"), 0.0).field
+    assert next(s for s in waits if s.region == "london").wait_ms > 5.0
+    machine.redirects.settle(machine._regions, REDIRECTED_S - 0.01)
+    assert load.outstanding_bytes == 40_000
+    machine.redirects.settle(machine._regions, REDIRECTED_S)
+    assert load.outstanding_bytes == 0
+    assert next(s for s in machine.consider(request("b"), 0.0).field if s.region == "london").wait_ms == 5.0
+
+
+def test_a_new_view_ends_redirected_and_there_are_never_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redirect, "REDIRECTED_MAX", 2)
+    machine = flow()
+    instances = {name: one.instances[0] for name, one in machine.view.regions.items()}
+    for n in range(4):
+        machine.handle(RequestArrived(request(f"q{n}", 1000)), 0.0)
+    sent = sum(machine._regions.load_of(one).outstanding_bytes for one in instances.values())
+    assert sent == 2000
+    machine.handle(seen(*instances.values()), REDIRECTED_S)
+    assert sum(machine._regions.load_of(one).outstanding_bytes for one in instances.values()) == 0

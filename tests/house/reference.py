@@ -1,0 +1,122 @@
+"""The tables of docs/reference that list what the code exposes: metrics and commands, read from the code.
+
+`python tests/house/reference.py` writes them anew, between their markers. Never run by a balancer.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from farhop.telemetry.metrics import TierMetrics
+from farhop_cli.main import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
+COMMANDS = ROOT / "docs" / "reference" / "commands.md"
+BEGIN, END = "<!-- generated: tests/house/reference.py -->", "<!-- end -->"
+TIERS = {"farhop": "both", "global_lb": "global", "regional_lb": "regional"}
+OF_ALL = ("tier", "region", "le")  # labels of every series, and of every bucket
+SUFFIXES = {"counter": "_total", "info": "_info"}
+
+
+class Metric(NamedTuple):
+    """One family as a scrape shows it."""
+
+    name: str
+    kind: str
+    labels: str
+    tier: str
+    meaning: str
+
+
+def metrics() -> list[Metric]:
+    """All of both tiers, by name. Standard ones of the process (`process_…`) are left out."""
+    found: dict[str, Metric] = {}
+    for one in (*_families(), *_read_at_the_scrape()):
+        known = found.get(one.name)
+        found[one.name] = one if known is None else known._replace(tier="both")
+    return sorted(found.values())
+
+
+def _families() -> Iterator[Metric]:
+    """What every tier counts as requests pass."""
+    for family in TierMetrics("global", "virginia", "global-0").collect():
+        labels = {*getattr(family, "_labelnames", ()), *(name for one in family.samples for name in one.labels)}
+        shown = ", ".join(f"`{name}`" for name in sorted(labels - set(OF_ALL)))
+        name = family.name + SUFFIXES.get(family.type, "")
+        yield Metric(name, family.type, shown, "both", family.documentation)
+
+
+def _read_at_the_scrape() -> Iterator[Metric]:
+    """What rooms hand to TierMetrics.gauge and .counter: (name, help, reading, label), the first two spelled out."""
+    for package, tier in TIERS.items():
+        for path in sorted((ROOT / package).rglob("*.py")):
+            nodes = list(ast.walk(ast.parse(path.read_text())))
+            named = {ast.unparse(one.targets[0]): one.value for one in nodes if isinstance(one, ast.Assign)}
+            for node in nodes:
+                if not isinstance(node, ast.Call):
+                    continue
+                kind = ast.unparse(node.func).rpartition(".")[2]
+                values = [named.get(ast.unparse(one), one) for one in node.args]
+                given = [one.value if isinstance(one, ast.Constant) else None for one in values]
+                if kind in ("gauge", "counter") and len(given) > 1 and isinstance(given[0], str):
+                    label = f"`{given[3]}`" if len(given) > 3 else ""
+                    name = f"farhop_{given[0]}"
+                    if kind == "counter":
+                        name = name.removesuffix("_total") + "_total"
+                    yield Metric(name, kind, label, tier, str(given[1]))
+
+
+def table_of_metrics() -> str:
+    """As Markdown."""
+    lines = ["| metric | type | labels | tier | meaning |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| `{one.name}` | {one.kind} | {one.labels or '–'} | {one.tier} | {one.meaning} |" for one in metrics()]
+    return "\n".join(lines)
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every command that can be given, and the first sentence of its help."""
+    return list(_below(typer.main.get_command(app()), "farhop"))
+
+
+def _below(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    names = command.list_commands(None) if hasattr(command, "list_commands") else []
+    if not names:
+        said = " ".join((command.help or command.short_help or "").split())
+        yield name, re.split(r"(?<=[.?])\s", said.partition("Example:")[0].strip())[0]
+    for one in names:
+        yield from _below(command.get_command(None, one), f"{name} {one}")
+
+
+def table_of_commands() -> str:
+    """As Markdown."""
+    lines = ["| command | what it does |", "| --- | --- |"]
+    lines += [f"| `{name}` | {what.replace('|', chr(92) + '|')} |" for name, what in commands()]
+    return "\n".join(lines)
+
+
+def between(text: str) -> str:
+    """What stands between the markers of a document."""
+    found = re.search(f"{re.escape(BEGIN)}\n(.*?)\n{re.escape(END)}", text, re.S)
+    return found.group(1) if found else ""
+
+
+def write(path: Path, table: Callable[[], str]) -> None:
+    """Put the table of now between the markers."""
+    text = path.read_text()
+    path.write_text(text.replace(f"{BEGIN}\n{between(text)}\n{END}", f"{BEGIN}\n{table()}\n{END}"))
+
+
+TABLES: dict[Path, Callable[[], str]] = {METRICS: table_of_metrics, COMMANDS: table_of_commands}
+
+if __name__ == "__main__":
+    for document, made in TABLES.items():
+        write(document, made)

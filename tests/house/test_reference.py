@@ -1,0 +1,47 @@
+"""docs/reference lists exactly the metrics and the commands that the code exposes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize("document", reference.TABLES, ids=lambda document: document.name)
+def test_a_table_lists_what_the_code_exposes(document: Path) -> None:
+    made: Callable[[], str] = reference.TABLES[document]
+    listed, exposed = (set(table.splitlines()) for table in (reference.between(document.read_text()), made()))
+    wrong = [*(f"gone:    {line}" for line in listed - exposed), *(f"missing: {line}" for line in exposed - listed)]
+    if wrong:
+        pytest.fail("\n".join((f"{document.name}: run `python tests/house/reference.py`", *wrong)), pytrace=False)
+
+
+def test_nothing_is_exposed_without_a_meaning() -> None:
+    assert all(metric.meaning for metric in reference.metrics())
+    assert all(what for _, what in reference.commands())
+    assert len(reference.metrics()) > 50
+    assert len(reference.commands()) > 50
+
+
+def test_metrics_that_the_documents_name_are_exposed() -> None:
+    """By their whole name, a counter also without its `_total`."""
+    exposed = {metric.name for metric in reference.metrics()} | {"farhop_cli", "farhop_lab", "farhop_wire"}
+    exposed |= {name.removesuffix("_total") for name in exposed}
+    documents = [*(reference.ROOT / "docs").rglob("*.md"), reference.ROOT / "README.md"]
+    gone = [
+        f"{document.name}: {name}"
+        for document in sorted(documents)
+        for name in sorted(set(re.findall(r"\bfarhop_[a-z0-9_]*[a-z0-9]\b", document.read_text())) - exposed)
+    ]
+    if gone:
+        pytest.fail("\n".join(("these metrics are not there (any more):", *gone)), pytrace=False)

@@ -1,0 +1,114 @@
+"""Who comes in by the token of a redirect, at a region alone. Through both tiers:
+tests/global_lb/app/test_redirect_token.py.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from inprocess import HOP_KEY, MODEL, topology
+
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
+from farhop.identity.redirect_token import (
+    HEADER,
+    LIFE_MS,
+    RedirectToken,
+    RedirectTokenSigner,
+    RedirectTokenVerifier,
+    holder,
+)
+from farhop.relay.answers import Reply
+from farhop.service.authenticator import Caller
+from regional_lb.app.redirect_token import RedirectAuthenticator
+from topology.law import Law
+
+KEYS = {"k1": HOP_KEY.encode()}
+WORLD = topology()
+NOW_S = 100.0
+
+
+class Keys:
+    """The authenticator of those without a token."""
+
+    def caller(self, head: Any) -> str:
+        return "by key"
+
+    def models(self, caller: Caller) -> list[str]:
+        return [MODEL, caller.tenant]
+
+    def recorded(self, caller: Caller, model: str) -> bool:
+        return model == MODEL
+
+
+def authenticator(region: str = "frankfurt", uses_max: int = 8) -> RedirectAuthenticator:
+    flow = SimpleNamespace(law=Law(WORLD), config=SimpleNamespace(region=region))
+    verifier = RedirectTokenVerifier(KEYS, region, holder("r1", 3), uses_max)
+    return RedirectAuthenticator(Keys(), verifier, flow, SimpleNamespace(now=lambda: NOW_S))  # type: ignore[arg-type]
+
+
+def head(token: bytes | None) -> Any:
+    return SimpleNamespace(get={HEADER: token}.get)
+
+
+def token(n: int = 0, **changed: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "audience": "frankfurt", "entry_region": "virginia", "issuer": "", "tenant": "eu-only",
+        "lawful": ("frankfurt",), "epoch": 1, "priority": 3, "deadline_ms": 9_000.0,
+        "expires_ms": NOW_S * 1e3 + LIFE_MS, "decision_id": f"{n:016x}", "promised_ttft_ms": 50.0,
+        "narrow": (("eu",),), "key": "demo", "holder": holder("r1", 3), **changed,
+    }  # fmt: skip
+    return RedirectTokenSigner(KEYS, "k1", "virginia").sign(RedirectToken(**fields))
+
+
+def test_a_token_says_all_that_a_caller_is() -> None:
+    caller = authenticator().caller(head(token()))
+    assert isinstance(caller, Caller)
+    assert (caller.tenant, caller.key, caller.priority, caller.deadline_s) == ("eu-only", "demo", 3, 9.0)
+    assert (caller.lawful, caller.narrow) == (frozenset(("frankfurt",)), (("eu",),))
+    assert (caller.entry_region, caller.promised_ttft_ms) == ("virginia", 50.0), "a guest, as by the tier listener"
+    assert (caller.issuer, caller.decision_id) == ("", "0" * 16)
+    assert caller.recorded
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason"),
+    [
+        (b"", 401, outcome.PASS_FORGED),
+        (token(audience="tokyo"), 403, outcome.PASS_MISADDRESSED),
+        (token(expires_ms=NOW_S * 1e3), 401, outcome.PASS_EXPIRED),
+    ],
+)
+def test_what_is_no_good_is_told_with_the_remedy(text: bytes, status: int, reason: Outcome) -> None:
+    reply = authenticator().caller(head(text))
+    assert isinstance(reply, Reply)
+    assert (reply.status, reply.outcome) == (status, reason)
+    assert b"token in the URL" in reply.body
+
+
+def test_a_token_is_used_up_and_what_cannot_be_remembered_is_refused() -> None:
+    known, text = authenticator(uses_max=1), token()
+    assert isinstance(known.caller(head(text)), Caller)
+    used, full = known.caller(head(text)), known.caller(head(token(1)))
+    assert isinstance(used, Reply)
+    assert isinstance(full, Reply)
+    assert (used.status, used.outcome) == (403, outcome.PASS_USED)
+    assert (full.status, full.outcome) == (503, outcome.NO_BUFFER)
+    assert b"retry-after" in full.extra
+
+
+def test_a_region_whose_law_does_not_know_the_tenant_does_not_read_its_body() -> None:
+    reply = authenticator().caller(head(token(tenant="nobody")))
+    assert isinstance(reply, Reply)
+    assert reply.outcome is outcome.ENTRY_FORBIDDEN
+
+
+def test_without_a_token_a_key_decides() -> None:
+    known = authenticator()
+    assert known.caller(head(None)) == "by key"
+    caller = Caller("acme", 1.0, "", True)
+    assert known.models(caller) == [MODEL, "acme"]
+    assert known.recorded(caller, MODEL)
+    assert not known.recorded(caller, "other")

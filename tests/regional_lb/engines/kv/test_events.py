@@ -1,0 +1,339 @@
+"""KV events on real sockets: what an engine says is what is known of it, however it fails or lies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from inprocess import until
+
+from farhop.balance.machine import Event
+from farhop_lab.engine.kv_publisher import KvPublisher
+from farhop_lab.world.ports import free_ports
+from regional_lb.engines.config import ReplicaConfig
+from regional_lb.engines.kv import events as kv_events
+from regional_lb.engines.kv.events import KvListener
+from regional_lb.fleet.blocks import BlockIndex, Path
+from regional_lb.fleet.view import BlocksChanged
+
+HOST = "127.0.0.1"
+SIZE = 2
+
+
+def stored(*names: int, parent: int | None = None) -> dict[str, Any]:
+    """Blocks whose tokens are their names."""
+    tokens = [name for name in names for _ in range(SIZE)]
+    return {
+        "type": "BlockStored", "block_hashes": list(names), "parent_block_hash": parent, "token_ids": tokens,
+        "block_size": SIZE,
+    }  # fmt: skip
+
+
+def batch(*events: Any) -> bytes:
+    return msgspec.msgpack.encode([time.time(), list(events), 0])
+
+
+def prompt(*names: int) -> Path:
+    return Path(b"".join(name.to_bytes(4, "little") * SIZE for name in names) + bytes(4))
+
+
+class Heard:
+    """What the fleet would know."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.blocks = BlockIndex()
+        self.blocks.add("one", ranks)
+        self.refused: list[str] = []
+        self.events = 0
+        self.most = 0
+        self.listener: KvListener
+
+    def react(self, event: Event) -> None:
+        assert isinstance(event, BlocksChanged)
+        self.events += 1
+        self.most = max(self.most, sum(len(getattr(change, "hashes", ())) for change in event.changes))
+        for change in event.changes:
+            self.blocks.apply(event.target, event.rank, change)
+
+    def exact(self, *names: int) -> float | None:
+        return self.blocks.known(prompt(*names)).exact.get("one")
+
+    def least(self, *names: int) -> float:
+        return self.blocks.known(prompt(*names)).least.get("one", 0.0)
+
+
+@asynccontextmanager
+async def listening(port: int, replay: int | None = None, ranks: int = 1) -> AsyncIterator[Heard]:
+    config = ReplicaConfig(
+        url="http://127.0.0.1:1", models=["m"], name="one", kv_events=f"tcp://{HOST}:{port}", kv_ranks=ranks,
+        kv_replay=f"tcp://{HOST}:{replay}" if replay else "",
+    )  # fmt: skip
+    heard = Heard(ranks)
+    listener = heard.listener = KvListener(heard.react, heard.refused.append, time.monotonic)
+    listener.listen([config])
+    try:
+        yield heard
+    finally:
+        await listener.close()
+        await listener.close()
+        assert len(listener._tasks) == 0
+
+
+@contextmanager
+def engine(port: int, replay: int | None = None, topic: bytes = b"") -> Iterator[KvPublisher]:
+    publisher = KvPublisher(HOST, port, replay, "map", topic)
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+async def linked(heard: Heard) -> None:
+    """From here on what is published arrives."""
+    await until(lambda: heard.events > 0)
+
+
+@pytest.fixture
+def ports() -> tuple[int, int]:
+    first, second = free_ports(2)
+    return first, second
+
+
+async def test_what_is_said_is_known(ports) -> None:
+    with engine(*ports, topic=b"kv@one") as said:
+        async with listening(*ports) as heard:
+            await until(lambda: heard.blocks.exact == 1)  # it never said anything: it holds nothing
+            assert heard.exact(1, 2) == 0.0
+            said.publish(batch(stored(1, 2), stored(3, parent=2)))
+            await until(lambda: heard.exact(1, 2, 3) == 6.0)
+            said.publish(batch({"type": "BlockRemoved", "block_hashes": [3]}))
+            await until(lambda: heard.exact(1, 2, 3) == 4.0)
+            said.publish(batch(["AllBlocksCleared"]))
+            await until(lambda: heard.exact(1, 2, 3) == 0.0)
+            assert heard.refused == []
+
+
+async def test_who_comes_late_has_it_said_again(ports) -> None:
+    with engine(*ports) as said:
+        for name in range(1, 50):
+            said.publish(batch(stored(name, parent=name - 1 or None)))
+        async with listening(*ports) as heard:
+            await until(lambda: heard.exact(*range(1, 50)) == 98.0)
+            assert heard.refused == []
+
+
+async def test_without_a_replay_what_was_before_is_not_known(ports) -> None:
+    with engine(ports[0]) as said:
+        said.publish(batch(stored(1)))
+        async with listening(ports[0]) as heard:
+            await linked(heard)
+            await until(lambda: heard.least(2) == 2.0 or said.publish(batch(stored(2))))
+            assert (heard.exact(1), heard.least(1)) == (None, 0.0)
+            assert heard.refused == ["kv_gap"]
+            said.publish(batch(["AllBlocksCleared"]))
+            await until(lambda: heard.exact(2) == 0.0)
+
+
+async def test_a_gap_is_filled_by_a_replay(ports) -> None:
+    with engine(*ports) as said:
+        async with listening(*ports) as heard:
+            await until(lambda: heard.blocks.exact == 1)
+            said._seq += 3
+            said._kept.extend((seq, batch(stored(seq + 1))) for seq in range(3))  # said, and lost on the way
+            said.publish(batch(stored(4)))
+            await until(lambda: heard.exact(4) == 2.0)
+            assert [heard.exact(name) for name in (1, 2, 3)] == [2.0, 2.0, 2.0]
+            assert heard.refused == []
+
+
+async def test_a_gap_that_nobody_fills_is_counted_and_what_was_known_is_forgotten(ports, monkeypatch) -> None:
+    monkeypatch.setattr(kv_events, "SILENCE_S", 0.1)
+    with engine(ports[0]) as said:  # nobody at the replay's port
+        async with listening(*ports) as heard:
+            await until(lambda: heard.refused == ["kv_replay"])
+            said.publish(batch(stored(1)))
+            await until(lambda: heard.exact(1) == 2.0)
+            said._seq += 1
+            said.publish(batch(stored(2)))
+            await until(lambda: heard.least(2) == 2.0)
+            assert (heard.exact(1), heard.least(1)) == (None, 0.0)
+            assert heard.refused == ["kv_replay", "kv_replay", "kv_gap"]
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_an_engine_that_restarts_holds_nothing_before_it_says_a_word(ports, replays: bool) -> None:
+    port, replay = ports[0], ports[1] if replays else None
+    async with listening(port, replay) as heard:
+        with engine(port, replay) as said:
+            await linked(heard)
+            await until(lambda: _again(said, heard, 1))
+        await until(lambda: heard.exact(1) is None)  # cut: it may be gone
+        assert heard.least(1) == 0.0
+        before = heard.events
+        with engine(port, replay) as said:
+            await until(lambda: heard.events > before)
+            await until(lambda: heard.blocks.exact == 1 or not replays)
+            assert (heard.exact(1), heard.least(1)) == (0.0 if replays else None, 0.0)
+            await until(lambda: _again(said, heard, 2))
+            assert heard.exact(1) == 0.0
+
+
+def _again(said: KvPublisher, heard: Heard, name: int) -> bool:
+    """Says a word until it is heard: a link stands before the publisher knows that somebody subscribed."""
+    if heard.exact(name) != 2.0:
+        said.publish(batch(["AllBlocksCleared"], stored(name)))
+    return heard.exact(name) == 2.0
+
+
+async def test_a_cut_that_is_no_restart_loses_nothing(ports) -> None:
+    through = free_ports(1)[0]
+    with engine(*ports) as said:
+        async with listening(through, ports[1]) as heard:
+            for name in (1, 2):
+                async with _wire(through, ports[0]):
+                    await until(lambda: heard.blocks.exact == 1)
+                    assert heard.exact(name - 1) in (0.0, 2.0)
+                    said.publish(batch(stored(name)))
+                    await until(lambda name=name: heard.exact(name) == 2.0)
+                await until(lambda: heard.exact(1) is None)
+                said.publish(batch(stored(10 + name)))
+            async with _wire(through, ports[0]):
+                await until(lambda: heard.exact(12) == 2.0)
+                assert [heard.exact(name) for name in (1, 2, 11)] == [2.0, 2.0, 2.0]
+            assert set(heard.refused) == {"kv_cut"}
+
+
+@asynccontextmanager
+async def _wire(port: int, to: int) -> AsyncIterator[None]:
+    """A TCP path that breaks at the end of the block."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(HOST, to)
+        writers.extend((writer, back))
+        await asyncio.gather(pump(reader, back), pump(there, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(accepted, HOST, port)
+    try:
+        yield
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_what_is_hostile_is_counted_and_the_rest_goes_on(ports) -> None:
+    with engine(*ports) as said:
+        async with listening(*ports) as heard:
+            await until(lambda: heard.blocks.exact == 1)
+            for frames in ([b"one"], [b"", b"short", b"x"], [b"", b"\xff" * 8, b"x"], [b""] * 9):
+                said._pub.send_multipart(frames)
+            said.publish(batch(stored(1), {"type": "BlockStored", "block_hashes": 5}, {"type": "New"}, stored(2)))
+            await until(lambda: heard.least(2) == heard.least(1) == 2.0)
+            said.publish(b"\x93\x01")
+            said.publish(bytes(2 * 1024 * 1024))
+            said.publish(batch(stored(3)))
+            await until(lambda: heard.least(3) == 2.0)
+            assert heard.refused == [*["kv_frames"] * 4, "kv_event", "kv_kind", "kv_batch", "kv_size"]
+            said._pub.send_multipart([b"", said._seq.to_bytes(8, "big"), bytes(kv_events.MESSAGE_BYTES_MAX + 1)])
+            await until(lambda: heard.refused[-1] == "kv_cut")
+            await until(lambda: heard.least(3) == 2.0)  # linked again
+
+
+async def test_every_rank_is_heard(ports) -> None:
+    first = next(port for port in iter(lambda: free_ports(1)[0], 0) if _free(port + 1))
+    with engine(first) as zero, engine(first + 1) as one:
+        async with listening(first, ranks=2) as heard:
+            await until(lambda: heard.events == 4)  # lost, linked; of each
+            zero.publish(batch(stored(1, 2)))
+            one.publish(batch(stored(1)))
+            await until(lambda: heard.exact(1, 2) == 3.0)  # on average
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind((HOST, port))
+        return True
+    return False
+
+
+async def test_much_at_once_is_applied_bit_by_bit(ports, monkeypatch) -> None:
+    with engine(*ports) as said:
+        for n in range(40):
+            said.publish(batch(stored(*range(1000 * n + 1, 1000 * n + 1001))))
+        async with listening(*ports) as heard:
+            await until(lambda: heard.exact(39_001) == 2.0)
+            assert len(heard.blocks) == 40_000
+            assert heard.most <= kv_events.BLOCKS_A_TURN
+            assert heard.refused == []
+
+
+async def test_an_engine_whose_numbers_always_jump_is_not_asked_without_end(ports) -> None:
+    rounds: list[float] = []
+    with engine(*ports) as said:
+        async with listening(*ports) as heard:
+            await until(lambda: heard.blocks.exact == 1)
+            _count(said, rounds.append)
+            for n in range(20):
+                said._kept.clear()
+                said._seq += 5
+                said.publish(batch(stored(n)))
+                await until(lambda n=n: heard.least(n) == 2.0)
+            assert heard.refused == ["kv_gap"] * 20
+            assert len(rounds) <= 2
+
+
+def _count(said: KvPublisher, tell: Callable[[float], None]) -> None:
+    router = said._router
+    assert router is not None
+    asked = said._asked
+
+    def counted() -> None:
+        if router.poll(0):
+            tell(time.monotonic())
+        asked()
+
+    said._asked = counted  # type: ignore[method-assign]
+    asyncio.get_running_loop().add_reader(said._descriptor(router), counted)
+
+
+async def test_nothing_configured_opens_nothing() -> None:
+    listener = KvListener(pytest.fail, pytest.fail, time.monotonic)
+    listener.listen([ReplicaConfig(url="http://h:1", models=["m"])])
+    assert (listener._context, len(listener._tasks)) == (None, 0)
+    await listener.close()
+
+
+async def test_who_comes_is_listened_to_and_who_leaves_no_more() -> None:
+    port, other = free_ports(2)
+    with engine(port), engine(other):
+        async with listening(port) as heard:
+            await until(lambda: heard.events)  # linked
+            listener = heard.listener
+            known, streams = listener._heard["one"]
+            (first,) = streams.values()
+            listener.listen([known])
+            assert listener._heard["one"][1] is streams  # nothing new
+            said = heard.events
+            listener.listen([moved(known, other)])
+            await until(lambda: heard.events > said)
+            assert first.done()
+            (second,) = listener._heard["one"][1].values()
+            listener.listen([])
+            await until(second.done)
+            assert len(listener._tasks) == 0
+
+
+def moved(known: ReplicaConfig, port: int) -> ReplicaConfig:
+    return ReplicaConfig.model_validate({**known.model_dump(), "kv_events": f"tcp://{HOST}:{port}"})

@@ -1,0 +1,170 @@
+"""What becomes of numbered batches: in order, repeated, missing, of another process; whatever is lost on the way."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regional_lb.engines.kv.stream import Follower
+from regional_lb.fleet.kv_events import Cleared, Lost
+
+
+def said(n: int, life: int = 0) -> bytes:
+    return f"{life}:{n}".encode()
+
+
+def told(follower: Follower, *seqs: int, life: int = 0) -> list[object]:
+    out: list[object] = []
+    for seq in seqs:
+        got, missing = follower.heard(seq, said(seq, life))
+        out += got
+        if missing:
+            out.append("?")
+    return out
+
+
+def replay(follower: Follower, kept: list[bytes], first: int = 0) -> list[object]:
+    """As often as it asks, all that is kept, which begins with number `first`."""
+    out: list[object] = []
+    for _ in range(5):
+        start = follower.ask()
+        for seq, payload in enumerate(kept, first):
+            if seq < start:
+                continue
+            got, again = follower.replayed(seq, payload)
+            out += got
+            if again:
+                break
+        else:
+            return out + follower.replay_ended()
+    raise AssertionError("it asks for ever")
+
+
+def test_from_the_first_word_on_all_is_known() -> None:
+    follower = Follower()
+    assert told(follower, 0, 1, 2) == [Cleared(), said(0), said(1), said(2)]
+
+
+def test_who_comes_late_does_not_know_what_was() -> None:
+    follower = Follower()
+    assert told(follower, 5) == ["?"]
+    assert follower.give_up(5, said(5)) == [Lost(), said(5)]
+    assert told(follower, 6) == [said(6)]
+
+
+def test_a_replay_fills_a_gap_and_what_then_comes_twice_counts_once() -> None:
+    follower = Follower()
+    told(follower, 0, 1)
+    assert told(follower, 4) == ["?"]
+    assert replay(follower, [said(n) for n in range(7)]) == [said(n) for n in range(2, 7)]
+    assert follower.give_up(4, said(4)) == []
+    assert told(follower, 5, 6, 7) == [said(7)]
+
+
+def test_a_gap_that_is_not_kept_any_more_is_lost() -> None:
+    follower = Follower()
+    told(follower, 0, 1)
+    assert replay(follower, [said(8), said(9)], first=8) == [Lost(), said(8), said(9)]
+    assert told(follower, 10) == [said(10)]
+
+
+def test_numbers_that_fall_are_another_process() -> None:
+    follower = Follower()
+    told(follower, 0, 1, 2)
+    assert told(follower, 0, 1, life=1) == [Cleared(), said(0, 1), said(1, 1)]
+    assert told(follower, 1, life=2) == [Cleared(), "?"]  # and its first word was missed
+    assert replay(follower, [said(0, 2), said(1, 2)]) == [said(0, 2), said(1, 2)]
+
+
+def test_another_process_that_has_said_as_much_is_found_out_by_its_words() -> None:
+    follower = Follower()
+    told(follower, 0, 1)
+    assert replay(follower, [said(n, 1) for n in range(4)]) == [Cleared(), *(said(n, 1) for n in range(4))]
+
+
+def test_another_process_that_has_said_nothing_holds_nothing() -> None:
+    follower = Follower()
+    told(follower, 0, 1)
+    assert replay(follower, []) == [Cleared()]
+    assert replay(follower, []) == []
+    assert told(follower, 0, life=1) == [said(0, 1)]
+
+
+def test_the_same_process_after_a_cut_goes_on() -> None:
+    follower = Follower()
+    told(follower, 0, 1)
+    assert replay(follower, [said(0), said(1)]) == []
+    assert told(follower, 2) == [said(2)]
+
+
+def test_an_engine_that_never_said_anything_holds_nothing() -> None:
+    assert replay(Follower(), []) == [Cleared()]
+
+
+def test_what_a_replay_drops_on_the_way_is_asked_for_again() -> None:
+    follower = Follower()
+    follower.ask()
+    assert follower.replayed(0, said(0)) == ([Cleared(), said(0)], False)
+    assert follower.replayed(3, said(3)) == ([], True)
+    assert follower.ask() == 0
+    assert replay(follower, [said(n) for n in range(4)]) == [said(1), said(2), said(3)]
+
+
+def test_without_a_replay_a_new_link_knows_nothing() -> None:
+    follower = Follower()
+    told(follower, 0, 1)
+    assert follower.lost() == [Lost()]
+    assert told(follower, 2) == ["?"]
+
+
+_steps = st.lists(
+    st.tuples(st.sampled_from(["say", "say", "say", "drop", "drop", "restart", "relink"]), st.integers(0, 3)),
+    max_size=40,
+)
+
+
+@given(_steps, st.integers(1, 12), st.booleans())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_what_is_believed_is_what_the_engine_said_in_this_life(steps, keeps, replays) -> None:
+    """Apart from restarts that nobody could notice, the batches believed are an end of its own, without a gap; and if
+    no `Lost` came since `Cleared`, they are all of them."""
+    follower = Follower()
+    life, sent = 0, 0
+    believed: list[bytes] = []
+    whole = False
+
+    def take(out: list[object]) -> None:
+        nonlocal whole
+        for one in out:
+            if isinstance(one, bytes):
+                believed.append(one)
+            else:
+                believed.clear()
+                whole = isinstance(one, Cleared)
+
+    def catch_up() -> None:
+        first = max(0, sent - keeps)
+        take(replay(follower, [said(n, life) for n in range(first, sent)], first))
+
+    for what, times in steps:
+        if what in ("restart", "relink"):
+            if what == "restart":
+                life, sent = life + 1, 0
+            # The link was cut, and is there again.
+            if replays:
+                catch_up()
+            else:
+                take(follower.lost())
+            continue
+        for _ in range(times):
+            seq, sent = sent, sent + 1
+            if what == "say":
+                out, missing = follower.heard(seq, said(seq, life))
+                take(out)
+                if missing:
+                    if replays:
+                        catch_up()
+                    take(follower.give_up(seq, said(seq, life)))
+                assert believed == [said(n, life) for n in range(sent - len(believed), sent)]
+                assert believed
+                assert not whole or len(believed) == sent

@@ -1,0 +1,135 @@
+"""Every wording of KV events, and that what cannot be read never takes with it what can."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regional_lb.engines.kv.wire import BATCH_BYTES_MAX, BLOCKS_AT_ONCE, BatchError, read_batch
+from regional_lb.fleet.kv_events import Cleared, Lost, Removed, Stored, spell
+
+pack = msgspec.msgpack.encode
+STORED: dict[str, Any] = {
+    "type": "BlockStored", "block_hashes": [7, 8], "parent_block_hash": None, "token_ids": [1, 2, 3, 4],
+    "block_size": 2,
+}  # fmt: skip
+AS_READ = Stored([7, 8], None, struct.pack("<4I", 1, 2, 3, 4), 2)
+
+
+def read(*events: Any, **batch: Any) -> tuple[list[Any], list[str]]:
+    dropped: list[str] = []
+    payload = pack(batch or [1.5, list(events), 0])
+    return read_batch(payload, dropped.append), dropped
+
+
+def test_maps_and_arrays_say_the_same_at_both_layers() -> None:
+    as_array = ["BlockStored", [7, 8], None, [1, 2, 3, 4], 2]
+    assert read(STORED) == read(as_array) == ([AS_READ], [])
+    assert read([*as_array, None, "GPU", None, None, None, "full_attention", None, "a field of tomorrow"])[0] == [
+        AS_READ
+    ]
+    assert read({**STORED, "medium": "gpu", "a field": "of tomorrow"})[0] == [AS_READ]
+    assert read(ts=1.0, events=[STORED, ["AllBlocksCleared"]], data_parallel_rank=3)[0] == [AS_READ, Cleared()]
+    assert read_batch(pack([1.0, [STORED]]), pytest.fail) == [AS_READ]  # no rank
+    assert read(["BlockRemoved", [1, b"\xff"]])[0] == [Removed([1, b"\xff"])]
+    assert read({"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 2})[0] == [Removed([1], 2)]
+    assert read(["AllBlocksCleared", "more"], {"type": "AllBlocksCleared"})[0] == [Cleared(), Cleared()]
+
+
+def test_hashes_are_numbers_or_bytes() -> None:
+    names = [-(2**63), 2**64 - 1]
+    assert read({**STORED, "block_hashes": names})[0][0].hashes == names
+    (change,) = read({**STORED, "block_hashes": [b"a" * 32, b"b"], "parent_block_hash": b"c"})[0]
+    assert (change.hashes, change.parent) == ([b"a" * 32, b"b"], b"c")
+
+
+def test_what_keeps_caches_apart() -> None:
+    assert read({**STORED, "lora_name": "sql", "lora_id": 1})[0][0].adapter == "sql"
+    assert read({**STORED, "lora_id": 1})[0][0].adapter == "#1"  # an older engine: nobody's name
+    (change,) = read({**STORED, "lora_name": "sql", "extra_keys": [["sql", "pepper"], ["sql"]]})[0]
+    assert change.extras == (spell(["pepper"]), b"")
+    assert read({**STORED, "extra_keys": [None, []]})[0] == [AS_READ]
+    picture = read({**STORED, "extra_keys": [None, [["a-picture", 3]]]})[0][0]
+    assert picture.extras[1] not in (b"", spell([["another", 3]]))
+
+
+def test_other_media_and_other_layers_are_passed_over() -> None:
+    assert read({**STORED, "medium": "CPU"}, ["BlockRemoved", [1], "DISK"]) == ([], [])
+    assert read({**STORED, "kv_cache_spec_kind": "sliding_window"}) == ([], [])
+
+
+def test_a_large_event_comes_in_parts() -> None:
+    n = 2 * BLOCKS_AT_ONCE + 5
+    changes, _ = read({**STORED, "block_hashes": list(range(n)), "token_ids": list(range(2 * n))})
+    assert [len(change.hashes) for change in changes] == [BLOCKS_AT_ONCE, BLOCKS_AT_ONCE, 5]
+    assert [change.parent for change in changes] == [None, BLOCKS_AT_ONCE - 1, 2 * BLOCKS_AT_ONCE - 1]
+    assert b"".join(change.tokens for change in changes) == struct.pack(f"<{2 * n}I", *range(2 * n))
+    removed, _ = read(["BlockRemoved", list(range(n))])
+    assert [len(change.hashes) for change in removed] == [BLOCKS_AT_ONCE, BLOCKS_AT_ONCE, 5]
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ({**STORED, "block_size": 0}, "value"),
+        ({**STORED, "block_size": 3}, "value"),
+        ({**STORED, "token_ids": [1, 2, 3, -1]}, "value"),
+        ({**STORED, "token_ids": [1, 2, 3, 2**32]}, "value"),
+        ({**STORED, "extra_keys": [None]}, "value"),
+        ({**STORED, "token_ids": "abcd"}, "event"),
+        ({"type": "BlockStored"}, "event"),
+        (["BlockRemoved"], "event"),
+        (["BlockRemoved", [1.5]], "event"),
+        (7, "event"),
+        ([], "event"),
+        ({}, "event"),
+        ({1: 2}, "event"),
+        (None, "event"),
+    ],
+)
+def test_one_unreadable_event_is_counted_and_the_others_stand(event, reason) -> None:
+    changes, dropped = read(STORED, event, ["AllBlocksCleared"])
+    assert changes == [AS_READ, Lost(all=False), Cleared()]
+    assert dropped == [reason]
+
+
+def test_a_kind_of_tomorrow_is_counted_and_changes_nothing() -> None:
+    assert read({"type": "BlockMoved"}, STORED, ["BlockCopied", 1]) == ([AS_READ], ["kind", "kind"])
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xc1", b"\x93", pack(5), pack([1.0]), pack({"ts": 1}), pack([1.0, 7]), pack("x")]
+)
+def test_of_a_broken_batch_nothing_is_believed(payload) -> None:
+    with pytest.raises(BatchError, match="batch"):
+        read_batch(payload, pytest.fail)
+    with pytest.raises(BatchError, match="size"):
+        read_batch(bytes(BATCH_BYTES_MAX + 1), pytest.fail)
+
+
+def test_nesting_without_end_is_refused() -> None:
+    deep = b"\x91" * 500_000 + b"\x90"
+    with pytest.raises(BatchError, match="batch"):
+        read_batch(b"\x92\x01\x92" + deep + pack(STORED), pytest.fail)
+
+
+def _no(_reason: str) -> None:
+    return
+
+
+@given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_no_bytes_do_more_than_be_refused(noise, at, byte) -> None:
+    whole = bytearray(pack([1.0, [STORED, ["BlockRemoved", [1]], {"type": "AllBlocksCleared"}], 0]))
+    whole[at % len(whole)] = byte
+    for payload in (noise, bytes(whole), bytes(whole[:at]), bytes(whole) + noise):
+        try:
+            changes = read_batch(payload, _no)
+        except BatchError:
+            continue
+        assert all(isinstance(change, Stored | Removed | Cleared | Lost) for change in changes)

@@ -1,0 +1,203 @@
+"""What each engine's page says, and what cannot be believed of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from regional_lb.engines.config import ENGINE_NAMES
+from regional_lb.engines.signals.engines import ANY, COUNT_MAX, ENGINES, read_page
+from regional_lb.engines.signals.exposition import PageError
+from regional_lb.fleet.view import Lora, Sample
+
+PAGES = Path(__file__).parent / "pages"
+PAGE = (PAGES / "vllm.txt").read_text()
+
+
+def read(text: str, dropped: list[str] | None = None, engine: str | None = None) -> Sample:
+    told: list[str] = [] if dropped is None else dropped
+    return read_page(text.encode(), 5.0, told.append, ENGINES[engine] if engine else ANY)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "sample"),
+    [
+        ("vllm", "vllm", Sample(5.0, 3, 7, 0.25, 27_000 * 16, 1_234_567.8, 617_283.0)),
+        ("vllm-0.6", "vllm", Sample(5.0, 2, 5, 0.4609, 7339 * 16, 800.0, 200.0)),
+        ("sglang", "sglang", Sample(5.0, 7, 15, 0.3, 2 * 471_258, 8_128_902.0, 2_500_000.0)),
+        ("tgi", "tgi", Sample(5.0, 4, 9)),
+        ("trtllm", "trtllm", Sample(5.0, 1, 12, 0.625, 4096 * 32)),
+        ("triton", "triton", Sample(5.0, 5, 0)),
+        ("triton-trtllm", "triton", Sample(5.0, 7, 16, 0.4875, 6240 * 64)),
+    ],
+)
+def test_a_page_as_each_engine_writes_it(name: str, engine: str, sample: Sample) -> None:
+    """Said or found out, an engine's words are the same; to no other engine's ears are they a page."""
+    text, dropped = (PAGES / f"{name}.txt").read_text(), list[str]()
+    assert read(text, dropped) == read(text, dropped, engine) == sample
+    assert dropped == []
+    for other in ENGINES.keys() - {engine}:
+        with pytest.raises(PageError, match="is this the engine's metrics page"):
+            read(text, engine=other)
+
+
+def test_the_configuration_knows_the_engines_that_can_be_read() -> None:
+    assert set(ENGINE_NAMES) == set(ENGINES)
+
+
+def page(waiting: str = "0", running: str = "0", more: str = "") -> str:
+    return f"vllm:num_requests_waiting {waiting}\nvllm:num_requests_running {running}\n{more}"
+
+
+def test_line_ends_of_windows() -> None:
+    assert read(PAGE.replace("\n", "\r\n")).waiting == 3
+
+
+def test_several_engines_are_summed_and_their_usage_is_the_mean() -> None:
+    text = "".join(
+        f'vllm:num_requests_waiting{{engine="{n}"}} {n}\nvllm:num_requests_running{{engine="{n}"}} 10\n'
+        f'vllm:kv_cache_usage_perc{{engine="{n}"}} {0.2 * (n + 1):.1f}\n'
+        f'vllm:cache_config_info{{engine="{n}",num_gpu_blocks="100",block_size="16"}} 1\n'
+        for n in range(3)
+    )
+    sample = read(text)
+    assert (sample.waiting, sample.running, sample.kv_tokens) == (3, 30, 4800)
+    assert sample.kv_usage == pytest.approx(0.4)
+
+
+def test_the_older_name_of_the_usage_counts_where_the_newer_is_missing() -> None:
+    old = 'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
+    assert read(page(more=old)).kv_usage == 0.5
+    assert read(page(more=old + 'vllm:kv_cache_usage_perc{model_name="m"} 0.1\n')).kv_usage == 0.1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a,b", "a{b}c", "a}b", 'say \\"hi\\"', 'x\\",num_gpu_blocks=\\"7', "back\\\\", "line\\nbreak", "} 99",
+        "{", ",=,", "\u2028", "\x85", "\x0b", "\U0001f600", "num_gpu_blocks=1,block_size=1",
+    ],
+)  # fmt: skip
+def test_labels_may_hold_anything(name: str) -> None:
+    """Commas, braces, escaped quotes and odd line ends inside a value are part of the value."""
+    text = (
+        f'vllm:num_requests_waiting{{model_name="{name}",engine="0"}} 4\n'
+        f'vllm:num_requests_running{{engine="0",model_name="{name}"}} 2 1700000000\n'
+        f'vllm:cache_config_info{{a="{name}",num_gpu_blocks="10",block_size="16",z="{name}"}} 1\n'
+    )
+    sample = read(text)
+    assert (sample.waiting, sample.running, sample.kv_tokens) == (4, 2, 160)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "size"),
+    [("None", "16"), ("0", "16"), ("-5", "16"), ("1e4", "16"), ("9" * 40, "16"), ("999999999", "999999999"), ("", "")],
+)
+def test_a_cache_that_is_not_told_is_unknown(blocks: str, size: str) -> None:
+    line = f'vllm:cache_config_info{{num_gpu_blocks="{blocks}",block_size="{size}"}} 1\n'
+    assert read(page(more=line)).kv_tokens is None
+    assert read(page(more="vllm:cache_config_info 1\n")).kv_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("number", "taken"), [("1e1", 10), ("1.2E+02", 120), ("0", 0), ("12.0", 12), ("1e9", COUNT_MAX), ("+3", 3)]
+)
+def test_numbers_are_read_as_prometheus_writes_them(number: str, taken: int) -> None:
+    assert read(page(waiting=number)).waiting == taken
+
+
+@pytest.mark.parametrize("number", ["NaN", "nan", "-1", "-0.5", "+Inf", "-Inf", "1e10", "x", "0x10", "1,5"])
+def test_numbers_outside_their_domain_are_never_used(number: str) -> None:
+    """Without its queue a page says nothing; without another number it says less, and that is counted."""
+    with pytest.raises(PageError, match=r"num_requests_waiting: .* is not in 0\.\.") as caught:
+        read(page(waiting=number))
+    assert caught.value.reason == "value"
+    dropped: list[str] = []
+    more = f"vllm:prefix_cache_hits_total {number.replace('1e10', '1e19')}\nvllm:kv_cache_usage_perc {number}\n"
+    sample = read(page(waiting="4", more=more), dropped)
+    assert (sample.waiting, sample.kv_usage, sample.prefix_hits) == (4, None, 0.0)
+    assert dropped == ["value", "value"]
+
+
+def test_one_engine_that_cannot_count_does_not_hide_the_others() -> None:
+    told = enumerate(("0.5", "NaN", "25", "0.7"))
+    usage = "".join(f'vllm:kv_cache_usage_perc{{engine="{n}"}} {value}\n' for n, value in told)
+    dropped: list[str] = []
+    assert read(page(more=usage), dropped).kv_usage == pytest.approx(0.6)
+    assert dropped == ["value", "value"]
+
+
+def test_a_page_cut_short_is_refused() -> None:
+    """`waiting 4` may have been `waiting 42`."""
+    with pytest.raises(PageError, match="cut short") as caught:
+        read(page(waiting="42")[:-1])
+    assert caught.value.reason == "cut"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "\n", "<html><body>Sign in</body></html>\n", "tgi_queue_size 0\n", "vllm:num_requests_waiting 0\n",
+        "vllm:num_requests_running 0\n", 'vllm:num_requests_waiting{engine="0"',
+        'vllm:num_requests_waiting{engine="0} 1\n',
+        "vllm:num_requests_waiting\n", 'vllm:num_requests_waiting{engine="0"}1x\n',
+    ],
+)  # fmt: skip
+def test_what_is_no_page_of_an_engine_is_refused(text: str) -> None:
+    with pytest.raises(PageError):
+        read(text)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.text(max_size=60), st.integers(0, len(PAGE)), st.integers(0, len(PAGE)))
+@example('vllm:cache_config_info{num_gpu_blocks="', 0, 0)
+def test_no_page_can_do_more_than_be_refused(noise: str, cut: int, at: int) -> None:
+    for text in (noise, "vllm:num_requests_waiting" + noise, PAGE[:cut], PAGE[:at] + noise + PAGE[at:]):
+        try:
+            sample = read(text)
+        except PageError:
+            continue
+        assert 0 <= sample.waiting <= COUNT_MAX
+        assert sample.kv_usage is None or 0.0 <= sample.kv_usage <= 1.0
+
+
+def test_a_line_that_tempts_the_parser_to_backtrack_is_quick() -> None:
+    began = time.thread_time()
+    with pytest.raises(PageError):
+        read('vllm:num_requests_waiting{a="' + '\\"' * 200_000 + "\n")
+    with pytest.raises(PageError):
+        read("vllm:num_requests_waiting{" + 'a="b",' * 100_000 + "\n")
+    assert time.thread_time() - began < 2.0
+
+
+LORA = 'vllm:lora_requests_info{max_lora="%s",running_lora_adapters="%s",waiting_lora_adapters="%s"} %s\n'
+WAITING = "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\n"
+
+
+def test_of_the_adapters_the_latest_line_counts() -> None:
+    page = (
+        WAITING
+        + LORA % ("2", "", "", "1.5e9")
+        + LORA % ("2", "sql,chat", "x", "1.7e9")
+        + LORA % ("2", "x", "", "1.6e9")
+    )
+    dropped: list[str] = []
+    told = read_page(page.encode(), 0.0, dropped.append).lora
+    assert told == Lora(2, frozenset({"sql", "chat"}), frozenset({"x"}))
+    assert read_page(WAITING.encode(), 0.0, dropped.append).lora is None
+    assert dropped == []
+
+
+def test_adapters_that_make_no_sense_are_dropped_and_counted() -> None:
+    for line in (LORA % ("-1", "a", "", "1"), LORA % ("None", "a", "", "1"), LORA % ("2", "a", "", "NaN")):
+        dropped: list[str] = []
+        assert read_page((WAITING + line).encode(), 0.0, dropped.append).lora is None
+        assert dropped == ["value"]
+    many = LORA % ("99999", ",".join(f"a{n}" for n in range(5000)), "", "1")
+    told = read_page((WAITING + many).encode(), 0.0, pytest.fail).lora
+    assert told is not None
+    assert (told.max, len(told.running)) == (1024, 1024)

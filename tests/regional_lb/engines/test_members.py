@@ -1,0 +1,148 @@
+"""Who belongs to the region now: announced, leaving, gone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.store.documents.report import GPU_TYPES_LIMIT, MODELS_LIMIT
+from regional_lb.engines.config import ReplicaConfig
+from regional_lb.engines.members import Listing, Members, read_listing
+from regional_lb.engines.signals.exposition import PageError
+
+
+def config(name: str, host: str = "", models: tuple[str, ...] = ("m",), **more: object) -> ReplicaConfig:
+    fields = {"name": name, "url": f"http://{host or name}:1", "models": list(models), **more}
+    return ReplicaConfig.model_validate(fields)
+
+
+def standing(members: Members) -> dict[str, bool]:
+    return {replica.name: replica.draining for replica in members.replicas()}
+
+
+def test_who_is_announced_no_more_drains_until_it_is_idle_or_its_time_is_over() -> None:
+    members = Members(leave_s=10.0)
+    assert members.announce([config("a"), config("b"), config("c")], 0.0)
+    assert not members.announce([config("a"), config("b"), config("c")], 1.0)  # the same words are no news
+    assert members.announce([config("a")], 2.0)
+    assert standing(members) == {"a": False, "b": True, "c": True}
+    assert set(members.watched) == {"a", "b", "c"}  # probes go on as long as it works
+    assert not members.sweep(3.0, lambda _: False)
+    assert members.sweep(4.0, lambda name: name == "b")
+    assert standing(members) == {"a": False, "c": True}
+    assert not members.sweep(11.9, lambda _: False)
+    assert members.sweep(12.0, lambda _: False)
+    assert set(members.watched) == {"a"}
+    assert members.leaving == 0
+
+
+def test_who_comes_back_while_leaving_never_left() -> None:
+    members = Members(10.0)
+    members.announce([config("a")], 0.0)
+    members.announce([], 1.0)
+    members.announce([config("a")], 2.0)
+    assert standing(members) == {"a": False}
+    assert not members.sweep(99.0, lambda _: True)
+
+
+def test_a_replica_that_is_announced_as_draining_stays_for_as_long_as_it_is_announced() -> None:
+    members = Members(10.0)
+    members.announce([config("a", draining=True)], 0.0)
+    assert not members.sweep(99.0, lambda _: True)
+    assert standing(members) == {"a": True}
+
+
+def test_what_an_engine_lists_is_what_it_serves_where_nothing_is_configured() -> None:
+    members = Members(10.0)
+    members.announce([config("asked", models=()), config("told", models=("base", "other"))], 0.0)
+    assert members.replicas()[0].models == frozenset()
+    listing = Listing(("lora",), frozenset({"lora", "base"}))
+    assert members.listed("asked", listing)
+    assert not members.listed("asked", listing)
+    assert members.listed("told", listing)
+    assert not members.listed("told", Listing(("base",), frozenset({"base"})))  # nothing new for what it should serve
+    assert not members.listed("stranger", listing)
+    asked, told = members.replicas()
+    assert (asked.models, asked.missing) == (frozenset({"lora"}), frozenset())
+    assert (told.models, told.missing) == (frozenset({"base", "other"}), frozenset({"other"}))
+    assert members.missing("told") == {"other"}
+    members.announce([config("asked", host="new", models=()), config("told", models=("base",))], 1.0)
+    asked, told = members.replicas()
+    assert asked.models == frozenset()  # another process: what the one before listed says nothing
+    assert told.missing == frozenset()
+
+
+def test_what_a_report_could_not_say_is_left_out_and_named() -> None:
+    members = Members(10.0)
+    models = [tuple(f"m{n}-{k}" for k in range(64)) for n in range(MODELS_LIMIT // 64)]
+    members.announce([config(f"r{n}", models=some) for n, some in enumerate(models)] + [config("over")], 0.0)
+    assert "over" not in standing(members)
+    assert f"more than {MODELS_LIMIT} models" in members.left_out["over"]
+    members = Members(10.0)
+    kinds = [config(f"g{n}", gpu=f"g{n}") for n in range(GPU_TYPES_LIMIT + 1)]
+    members.announce([*kinds, config("late", gpu="g0")], 1.0)
+    assert "late" in standing(members)  # others of a known kind still come in
+    assert list(members.left_out) == [f"g{GPU_TYPES_LIMIT}"]
+
+
+@pytest.mark.parametrize(
+    ("body", "ids", "names"),
+    [
+        (b'{"object":"list","data":[{"id":"a"},{"id":"b","root":"/models/x","parent":"a"}]}', ("a", "b"),
+         {"a", "b", "/models/x"}),
+        (b'{"data":[{"id":"a"},{"id":"a"},{"id":"with space","root":null}]}', ("a",), {"a", "with space"}),
+    ],
+)  # fmt: skip
+def test_a_listing_is_read(body: bytes, ids: tuple[str, ...], names: set[str]) -> None:
+    listing = read_listing(body)
+    assert (listing.ids, listing.names) == (ids, names)
+
+
+def test_an_adapter_is_based_on_its_parent_as_told_and_as_configured() -> None:
+    listing = read_listing(
+        b'{"data":[{"id":"base","root":"org/base-70b","parent":null},{"id":"sql","root":"/loras/sql","parent":"base"},'
+        b'{"id":"mute","root":"/loras/mute"}]}'
+    )
+    members = Members(10.0)
+    of = {
+        "told": config("told", models=()),
+        "both": config("both", models=("alias",), adapters=("sql",)),
+        "mute": config("mute", models=(), adapters=("mute",)),
+        "alone": config("alone", models=(), adapters=("mute",)),
+    }
+    members.announce(list(of.values()), 0.0)
+    for name in ("told", "both", "mute"):
+        assert members.listed(name, listing)
+        assert not members.listed(name, listing)
+    lineage = {replica.name: replica.lineage for replica in members.replicas()}
+    assert lineage["told"] == {"base": {"org/base-70b"}, "sql": {"base"}, "mute": {"/loras/mute"}}
+    assert lineage["both"] == {"alias": frozenset(), "sql": {"base", "alias"}}
+    assert lineage["mute"]["mute"] == {"base"}
+    assert lineage["alone"] == {"mute": None}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"data":[]}', b'{"data":[{"id":7}]}', b"<html>", b"[" * 100_000, b"\xff"]
+)
+def test_what_lists_nothing_is_no_evidence(body: bytes) -> None:
+    with pytest.raises(PageError):
+        read_listing(body)
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from("abcd"))), max_size=12))
+def test_nobody_is_lost_while_it_works(steps: list[tuple[set[str], set[str]]]) -> None:
+    """Each step announces some, and then some are busy at the sweep."""
+    members = Members(leave_s=3.0)
+    left_at: dict[str, float] = {}
+    before: set[str] = set()
+    for now, (announced, busy) in enumerate(steps):
+        members.announce([config(name) for name in sorted(announced)], float(now))
+        left_at |= dict.fromkeys(before - announced, float(now))
+        left_at = {name: at for name, at in left_at.items() if name not in announced}
+        assert standing(members) == {**dict.fromkeys(announced, False), **dict.fromkeys(left_at, True)}
+        members.sweep(now + 0.5, lambda name, busy=busy: name not in busy)
+        left_at = {name: at for name, at in left_at.items() if name in busy and now + 0.5 < at + 3.0}
+        assert standing(members) == {**dict.fromkeys(announced, False), **dict.fromkeys(left_at, True)}
+        before = announced

@@ -1,0 +1,588 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from aiohttp import web
+from inprocess import HOP, HOP_KEY, until
+
+from farhop.balance.estimate.estimates import Estimates
+from farhop.balance.health.replica import HealthConfig
+from farhop.balance.machine import Event
+from regional_lb.app.config import RegionalConfig
+from regional_lb.engines import members, watch
+from regional_lb.engines.config import ReplicaConfig
+from regional_lb.engines.watch import Watcher
+from regional_lb.fleet.fleet import Fleet
+from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample, View, ViewSwapped
+
+PAGES = Path(__file__).parent / "signals" / "pages"
+PAGE = (PAGES / "vllm.txt").read_text()
+
+
+def page(waiting: str = "0", running: str = "0", more: str = "") -> str:
+    return f"vllm:num_requests_waiting {waiting}\nvllm:num_requests_running {running}\n{more}"
+
+
+# -- the watcher, on real sockets
+
+Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def served(metrics: Answering | web.Application, health: Answering | None = None) -> AsyncIterator[str]:
+    async def alive(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    app = metrics if isinstance(metrics, web.Application) else web.Application()
+    if not isinstance(metrics, web.Application):
+        app.router.add_get("/metrics", metrics)
+        app.router.add_get("/health", health or alive)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Heard:
+    """What the flow would be told, in a fleet as the flow has one."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet(HealthConfig(), Estimates())
+        self.views = 0
+        self.answers = False  # whether requests are answered all the time
+        self.probes: list[tuple[str, bool]] = []
+        self.faults: list[str] = []
+        self.ready: list[bool] = []
+        self.strains: list[str] = []
+        self.samples: list[Sample] = []
+        self.refused: list[str] = []
+        self.said: list[tuple[str, str]] = []
+        self.in_flight: dict[str, int] = {}
+        self.watcher: Watcher
+
+    def probed(self, name: str) -> int:
+        return sum(one == name for one, _ in self.probes)
+
+    @property
+    def view(self) -> View:
+        return self.fleet.view
+
+    def react(self, event: Event) -> None:
+        if isinstance(event, ViewSwapped):
+            self.views += 1
+            self.fleet.adopt(event.view)
+        elif isinstance(event, ReplicaSampled):
+            self.samples.append(event.sample)
+            self.fleet.handle(event, 0.0)
+        elif isinstance(event, ReplicaProbed):
+            self.probes.append((event.target, event.ok))
+            self.faults.append(event.fault)
+            self.ready.append(event.ready)
+            self.strains.append(event.strain)
+            self.fleet.handle(event, 0.0)
+
+    def waiting(self, name: str) -> int | None:
+        sample = self.view.replicas[name].sample if name in self.view.replicas else None
+        return sample.waiting if sample is not None else None
+
+
+@asynccontextmanager
+async def watching(
+    monkeypatch: pytest.MonkeyPatch,
+    urls: dict[str, str],
+    said: dict[str, Any] | None = None,
+    speed: float = 1.0,
+    *,
+    top: dict[str, Any] | None = None,
+    **more: float,
+) -> AsyncIterator[Heard]:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    config = RegionalConfig.model_validate({
+        "region": "virginia", "instance": "r1", "admin": {"port": 0}, "tier": {"port": 0}, "control": {"port": 0},
+        "hop": HOP, "watch": {"probe_s": 0.02, "scrape_s": 0.02, "timeout_s": 1.0, **more},
+        "replicas": [
+            {"url": url, "models": ["m"], "name": name, "kv_tokens": 77, **(said or {})} for name, url in urls.items()
+        ],
+        "health": {"gpu_temperature_c_max": 90},
+        **(top or {}),
+    })  # fmt: skip
+    heard, loop = Heard(), asyncio.get_running_loop()
+    watcher = heard.watcher = Watcher(
+        config, heard.react, heard.refused.append, lambda: loop.time() * speed, Random(1),
+        answered_at=lambda _name: loop.time() * speed if heard.answers else -inf,
+        in_flight=lambda name: heard.in_flight.get(name, 0), say=lambda *said: heard.said.append(said),
+    )  # fmt: skip
+    await watcher.open()
+    try:
+        yield heard
+    finally:
+        await watcher.close()
+        assert len(watcher._tasks) == 0
+
+
+def _text(body: str | bytes, **more: Any) -> Answering:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=body.encode() if isinstance(body, str) else body, **more)
+
+    return answer
+
+
+async def test_a_replica_becomes_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(_text(PAGE)) as url, watching(monkeypatch, {"one": url}) as heard:
+        assert heard.view.replicas["one"].sample is None  # the view is there at once
+        assert heard.view.by_model["m"] == ("one",)
+        await until(lambda: heard.waiting("one") == 3 and heard.probes)
+        assert heard.view.replicas["one"].kv_tokens == 432_000
+        assert heard.probes[0] == ("one", True)
+        assert heard.refused == []
+        assert heard.views == 1  # a sample renews one entry: whoever else there is costs nothing
+
+
+async def test_a_page_that_comes_in_many_pieces_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real pages are hundreds of kilobytes: the first piece alone would be a page without its last metrics."""
+    noise = "".join(f'vllm:some_bucket{{le="{n}"}} {n}\n' for n in range(20_000))
+
+    async def slowly(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for piece in ("vllm:num_requests_running 2\n", noise, "vllm:num_requests_wai", "ting 4", "2\n"):
+            await answer.write(piece.encode())
+            await asyncio.sleep(0.01)
+        return answer
+
+    async with served(slowly) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: heard.waiting("one") is not None)
+        assert heard.waiting("one") == 42
+        assert heard.refused == []
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "reason"),
+    [
+        (b"<html>Sign in</html>\n", {}, "missing"),
+        (PAGE.encode(), {"content_type": "text/html", "charset": "utf-8"}, "type"),
+        (b'[{"iter": 1}]', {"content_type": "application/json"}, "type"),
+        (b"\xff\xfe" * 10, {}, "cut"),
+        (PAGE.encode()[:-1], {}, "cut"),
+        (PAGE.encode(), {"status": 500}, "status"),
+        (b"", {"status": 404}, "status"),
+        (page(waiting="-1").encode(), {}, "value"),
+        (page(waiting="{").encode(), {}, "value"),
+        (page(waiting="\nvllm:num_requests_waiting{").encode(), {}, "line"),
+    ],
+)
+async def test_a_page_that_is_none_is_refused_and_counted(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, answer: dict[str, Any], reason: str
+) -> None:
+    async with served(_text(body, **answer)) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: len(heard.refused) >= 2 and len(heard.probes) >= 2)
+        assert set(heard.refused) == {f"metrics_{reason}"}
+        assert heard.waiting("one") is None
+        assert heard.view.replicas["one"].kv_tokens == 77
+        assert heard.probes[-1] == ("one", True)  # whether it is alive is another question
+
+
+async def test_a_huge_page_is_refused_rather_than_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut in the midst of `waiting 42`, it would read 4."""
+    monkeypatch.setattr(watch, "PAGE_BYTES_MAX", 1000)
+    text = page(waiting="42", more="#" * 1000 + "\n")
+    async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: len(heard.refused) >= 2)
+        assert set(heard.refused) == {"metrics_size"}
+        assert heard.waiting("one") is None
+    monkeypatch.setattr(watch, "PAGE_BYTES_MAX", len(text))
+    async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: heard.waiting("one") == 42)
+
+
+async def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to what would look alive, nor to a page."""
+
+    def away(to: str) -> Answering:
+        async def answer(_request: web.Request) -> web.Response:
+            raise web.HTTPFound(to)
+
+        return answer
+
+    async with served(_text(PAGE), away("/metrics")) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: heard.probes)
+        assert heard.probes[0] == ("one", False)
+    async with (
+        served(_text(PAGE)) as other,
+        served(away(f"{other}/metrics")) as url,
+        watching(monkeypatch, {"one": url}) as heard,
+    ):
+        await until(lambda: heard.refused)
+        assert heard.waiting("one") is None
+
+
+async def test_a_slow_replica_does_not_hold_up_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        served(never, never) as slow,
+        served(_text(PAGE)) as quick,
+        watching(monkeypatch, {"slow": slow, "quick": quick}, timeout_s=5.0) as heard,
+    ):
+        await until(lambda: heard.probes.count(("quick", True)) >= 5 and heard.waiting("quick") == 3)
+        assert heard.waiting("slow") is None
+        assert not [name for name, _ in heard.probes if name == "slow"]
+
+
+async def test_who_does_not_answer_in_time_or_at_all_failed_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with served(_text(PAGE)) as gone:
+        pass
+    async with (
+        served(never, never) as slow,
+        watching(monkeypatch, {"gone": gone, "slow": slow}, timeout_s=0.1) as heard,
+    ):
+        await until(lambda: ("gone", False) in heard.probes and ("slow", False) in heard.probes)
+        await until(lambda: {"metrics_timeout", "metrics_unreachable"} <= set(heard.refused))
+        assert heard.samples == []
+
+
+async def test_a_slow_page_leaves_the_last_good_sample_to_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    hang = False
+
+    async def sometimes(_request: web.Request) -> web.Response:
+        if hang:
+            await asyncio.Event().wait()
+        return web.Response(text=PAGE)
+
+    async with served(sometimes) as url, watching(monkeypatch, {"one": url}, timeout_s=0.05) as heard:
+        await until(lambda: heard.waiting("one") == 3)
+        hang = True
+        await until(lambda: heard.refused.count("metrics_timeout") >= 3)
+        last = heard.view.replicas["one"].sample
+        assert last == heard.samples[-1]
+        assert asyncio.get_running_loop().time() - last.at > 0.05  # type: ignore[union-attr]
+        hang = False
+        heard.samples.clear()
+        await until(lambda: heard.samples)
+
+
+async def test_an_engine_is_looked_for_where_it_has_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`engine` says the paths, `metrics` says the place where it is another."""
+    asked: list[str] = []
+
+    async def anything(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text=(PAGES / "triton-trtllm.txt").read_text())
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", anything)
+    async with served(app) as url:
+        said = {"engine": "triton", "metrics": f"{url}/elsewhere"}
+        async with watching(monkeypatch, {"one": url}, said) as heard:
+            await until(lambda: heard.waiting("one") == 7 and heard.probes)
+        assert set(asked) == {"/v2/health/ready", "/elsewhere", "/v1/models"}
+        asked.clear()
+        async with watching(monkeypatch, {"one": url}, {"engine": "trtllm"}) as heard:
+            await until(lambda: heard.refused and heard.probes)
+            assert set(heard.refused) == {"metrics_missing"}  # it speaks as another engine
+        assert set(asked) == {"/health", "/prometheus/metrics", "/v1/models"}
+
+
+async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = [(PAGES / "dcgm.txt").read_text()]
+
+    async def exporter(_request: web.Request) -> web.Response:
+        return web.Response(text=pages[0], status=200 if pages[0] else 500)
+
+    async with served(_text(PAGE)) as url, served(exporter) as dcgm:
+        said = {"dcgm": f"{dcgm}/metrics", "gpus": ["0"]}
+        async with watching(monkeypatch, {"one": url}, said, gpus_s=0.02) as heard:
+            await until(lambda: len(heard.probes) >= 10)
+            assert set(heard.faults) == {""}  # GPU 1 is another's, and GPU 0 had an application's error
+        async with watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as heard:
+            await until(lambda: heard.faults and heard.faults[-1] == "GPU 1: XID 79, fell off the bus")
+            assert heard.strains[-1] == "GPU 1: 92 °C, above 90"
+            pages[0] = pages[0].replace("} 79\n", "} 0\n")
+            await until(lambda: heard.faults[-1] == "")
+            pages[0] = (PAGES / "dcgm.txt").read_text()
+            await until(lambda: heard.faults[-1] != "")
+            pages[0] = ""  # the exporter fails: its last word holds a while, and not for ever
+            await until(lambda: "gpus_status" in heard.refused and heard.faults[-1] == "")
+
+
+class Model:
+    """An engine whose health page and completions answer as told."""
+
+    def __init__(self) -> None:
+        self.health, self.completions, self.hangs, self.asked = 200, 200, False, 0
+        self.works, self.steps = False, 0
+        self.app = web.Application()
+        self.app.router.add_get("/metrics", self._metrics)
+        self.app.router.add_get("/health", self._health)
+        self.app.router.add_post("/v1/completions", self._complete)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        self.steps += self.works
+        return web.Response(text=page("9", "4", f"vllm:kv_cache_usage_perc {self.steps % 1000 / 1000}\n"))
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _complete(self, _request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        return web.Response(status=self.completions)
+
+
+async def test_an_engine_that_loads_is_alive_and_takes_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    model.health = 503
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: len(heard.probes) >= 5)
+        assert set(heard.probes) == {("one", True)}
+        assert not any(heard.ready)
+        assert heard.fleet.health["one"].read(0.0).why == "alive, not ready"
+        model.health = 200
+        await until(lambda: heard.ready[-1] and len(heard.fleet.able("m", 0.0)) == 1)
+
+
+async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_was_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model()
+    model.completions = 500
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as heard:
+        await until(lambda: model.asked >= 2)
+        assert not len(heard.fleet.able("m", 0.0))  # its health is green, and it does not serve
+        assert ("one", False) in heard.probes
+        model.completions, before = 200, model.asked
+        await until(lambda: len(heard.fleet.able("m", 0.0)))
+        assert model.asked - before >= 3
+        warmed = model.asked
+        told = len(heard.probes)
+        await until(lambda: len(heard.probes) >= told + 5)
+        assert model.asked == warmed
+        model.health = 500
+        await until(lambda: heard.probes[-3:] == [("one", False)] * 3)
+        model.health = 200
+        await until(lambda: model.asked == warmed + 3)
+        await until(lambda: heard.ready[-1] and heard.probes[-1] == ("one", True))
+
+
+async def test_who_cannot_be_asked_to_complete_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine for embeddings."""
+    model = Model()
+    model.completions = 404
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as heard:
+        await until(lambda: len(heard.fleet.able("m", 0.0)))
+        assert heard.refused.count("generate_status") == model.asked == 1
+
+
+async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model()
+    model.hangs = True
+    said, speed = {"probe": {"generate_s": 1.0}}, 20.0
+    monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, said, speed) as heard:
+        heard.answers = True
+        await until(lambda: len(heard.probes) >= 15)
+        assert model.asked == 0  # answers show it well enough
+        heard.answers = False
+        await until(lambda: "generates nothing" in heard.faults[-1])
+        assert not len(heard.fleet.able("m", 0.0))
+        assert heard.probes[-1] == ("one", True)
+        model.hangs = False
+        await until(lambda: heard.faults[-1] == "" and len(heard.fleet.able("m", 0.0)))
+        assert model.asked >= 2
+
+
+async def test_an_engine_full_of_long_answers_is_no_hung_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer of its begins for long, and a token asked for waits behind them: its numbers show that it works."""
+    model = Model()
+    model.hangs = model.works = True
+    monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"generate_s": 1.0}}) as heard:
+        await until(lambda: model.asked >= 2)
+        assert not any(heard.faults)
+        model.works = False
+        await until(lambda: "generates nothing" in heard.faults[-1])
+
+
+async def test_a_replica_keeps_what_was_known_while_its_page_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = [PAGE]
+
+    async def changing(_request: web.Request) -> web.Response:
+        return web.Response(text=pages[0])
+
+    async with served(changing) as url, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: heard.waiting("one") == 3)
+        known = heard.view.replicas["one"]
+        pages[0] = page(waiting="-1")
+        await until(lambda: len(heard.refused) >= 2)
+        after = heard.view.replicas["one"]
+        assert after.kv_tokens == known.kv_tokens
+        assert after.sample is not None
+        pages[0] = page(waiting="9")
+        await until(lambda: heard.waiting("one") == 9)
+        assert heard.view.replicas["one"].kv_tokens == known.kv_tokens  # a page without it changes nothing
+
+
+# -- replicas that come and go
+
+
+def announced(url: str, name: str, **more: Any) -> ReplicaConfig:
+    return ReplicaConfig.model_validate({"url": url, "name": name, "models": ["m"], **more})
+
+
+async def test_who_comes_is_watched_and_who_goes_is_until_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(_text(PAGE)) as url, served(_text(PAGE)) as other, watching(monkeypatch, {"one": url}) as heard:
+        await until(lambda: heard.probed("one"))
+        heard.watcher.announce([announced(url, "one", kv_tokens=77), announced(other, "two")])
+        await until(lambda: heard.probed("two") and heard.waiting("two") == 3)
+        heard.in_flight["one"] = 1
+        heard.watcher.announce([announced(other, "two")])
+        assert heard.view.replicas["one"].draining
+        count = heard.probed("one")
+        await until(lambda: heard.probed("one") >= count + 8)  # whoever works is looked at, to the end
+        assert set(heard.view.replicas) == {"one", "two"}
+        heard.in_flight.clear()
+        await until(lambda: set(heard.view.replicas) == {"two"})
+        gone = heard.probed("one")
+        count = heard.probed("two")
+        await until(lambda: heard.probed("two") >= count + 5)
+        assert heard.probed("one") == gone
+        await until(lambda: len(heard.watcher._tasks) == 3)  # a probe, a scrape, its models: nobody lets go of anybody
+        views = heard.views
+        heard.watcher.announce([announced(other, "two")])
+        assert heard.views == views  # the same words cost nothing
+
+
+async def test_what_is_seen_of_a_process_is_not_said_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = asyncio.Event()
+
+    async def later(_request: web.Request) -> web.Response:
+        await held.wait()
+        return web.Response(text=PAGE)
+
+    async with (
+        served(later, later) as old,
+        served(_text(page(waiting="9"))) as new,
+        watching(monkeypatch, {"one": old}, timeout_s=5.0) as heard,
+    ):
+        heard.watcher.announce([announced(new, "one")])
+        held.set()
+        await until(lambda: heard.waiting("one") == 9)
+        assert [sample.waiting for sample in heard.samples if sample.waiting != 9] == []
+
+
+def listing(*ids: str, **more: Any) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": name, "object": "model", **more} for name in ids]}
+
+
+@asynccontextmanager
+async def engine(models: list[Any], asked: list[str | None] | None = None) -> AsyncIterator[str]:
+    """`models[0]` is what it lists: a document, or a status."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if asked is not None:
+            asked.append(request.headers.get("authorization"))
+        return web.Response(status=models[0]) if isinstance(models[0], int) else web.json_response(models[0])
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(text=PAGE)
+
+    async def health(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/v1/models", answer)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/health", health)
+    async with served(app) as url:
+        yield url
+
+
+async def test_a_replica_answering_for_another_model_is_not_able_until_it_is_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models: list[Any] = [listing("other")]
+    async with engine(models) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as heard:
+        await until(lambda: heard.view.replicas["one"].missing == {"m"})
+        assert heard.view.by_model["m"] == ("one",)
+        await until(lambda: heard.said)
+        assert heard.said == [("one", "does not serve m: not in its /v1/models; correct `models`")]
+        assert heard.refused.count("models_other") == 1
+        models[0] = 500  # no evidence: what it said last stands
+        await until(lambda: heard.probed("one") >= 4)
+        assert heard.view.replicas["one"].missing == {"m"}
+        models[0] = listing("served-name", root="m")
+        await until(lambda: not heard.view.replicas["one"].missing)
+
+
+@pytest.mark.parametrize("says", [404, 401, {"data": []}, {"error": "no"}, listing("a", parent="m")])
+async def test_what_is_no_evidence_leaves_a_replica_able(monkeypatch: pytest.MonkeyPatch, says: Any) -> None:
+    async with engine([says]) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as heard:
+        await until(lambda: heard.probed("one") >= 4)
+        assert heard.view.replicas["one"].missing == frozenset()
+        assert heard.said == []
+
+
+async def test_what_many_engines_say_at_once_is_one_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SWAP_S", 0.3)
+    async with engine([listing("a")]) as url, watching(monkeypatch, {"fine": url}, {"models": ["a"]}) as heard:
+        await until(lambda: heard.probed("fine") >= 3)
+        assert heard.views == 1  # it serves what it should: nothing to take in
+        many = [announced(url, f"r{number}", models=[]) for number in range(20)]
+        heard.watcher.announce(many)
+        await until(lambda: len(heard.view.by_model.get("a", ())) == 20)
+        assert heard.views < 12  # the announcement, one that left, and what came within a moment or a few
+
+
+async def test_models_that_are_not_told_are_asked_for_with_the_engines_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[Any] = [503]
+    asked: list[str | None] = []
+    async with engine(models, asked) as url:
+        async with watching(monkeypatch, {"one": url}, {"models": []}, models_s=0.02) as heard:
+            await until(lambda: heard.said)
+            assert "cannot be read (status 503): give it `models`" in heard.said[0][1]
+            assert heard.view.by_model == {}
+            models[0] = listing("a", "b")
+            await until(lambda: heard.view.by_model == {"a": ("one",), "b": ("one",)})
+            models[0] = 503  # it restarts: what it said last stands
+            await until(lambda: len(asked) >= 8)
+            assert set(heard.view.by_model) == {"a", "b"}
+            models[0] = listing("c")
+            await until(lambda: set(heard.view.by_model) == {"c"})
+        assert set(asked) == {None}
+        monkeypatch.setenv("FARHOP_TEST_ENGINE", "sk-engine")
+        more: dict[str, Any] = {"engine_key": "env:FARHOP_TEST_ENGINE"}
+        async with watching(monkeypatch, {"one": url}, {"models": []}, top=more) as heard:
+            await until(lambda: set(heard.view.by_model) == {"c"})
+        assert asked[-1] == "Bearer sk-engine"
+
+
+async def test_more_models_than_a_report_can_say_leave_a_replica_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "MODELS_LIMIT", 2)
+    async with (
+        engine([listing("a", "b")]) as first,
+        engine([listing("b", "c")]) as second,
+        watching(monkeypatch, {"one": first, "two": second}, {"models": []}) as heard,
+    ):
+        await until(lambda: heard.said)
+        assert len(heard.view.replicas) == 1
+        assert heard.refused.count("discovery_limit") == 1
+        assert heard.said[0][1].startswith("left out: more than 2 models")

@@ -1,0 +1,41 @@
+"""What failed before its time goes on counting for as long as serving it would have taken."""
+
+from __future__ import annotations
+
+from regional_lb.fleet.black_hole import HELD_S_MAX, BlackHoleGuard
+
+
+def test_it_counts_until_its_time_and_no_longer() -> None:
+    sinkhole = BlackHoleGuard()
+    sinkhole.failed("r1", 100, until=5.0, now=0.0, slots=4)
+    sinkhole.failed("r1", 50, until=6.0, now=1.0, slots=4)
+    assert (sinkhole.load("r1"), sinkhole.load("r2"), len(sinkhole)) == ((2, 150), (0, 0), 1)
+    sinkhole.expire(4.9)
+    assert sinkhole.load("r1") == (2, 150)
+    sinkhole.expire(5.0)
+    assert sinkhole.load("r1") == (1, 50)
+    sinkhole.expire(6.0)
+    assert (sinkhole.load("r1"), len(sinkhole)) == ((0, 0), 0)
+
+
+def test_what_took_its_time_before_it_failed_counts_no_more() -> None:
+    sinkhole = BlackHoleGuard()
+    sinkhole.failed("r1", 100, until=3.0, now=3.0, slots=4)
+    assert len(sinkhole) == 0
+
+
+def test_it_is_bounded_by_slots_and_by_time() -> None:
+    sinkhole = BlackHoleGuard()
+    for _ in range(9):
+        sinkhole.failed("r1", 10, until=1e9, now=0.0, slots=3)
+    assert sinkhole.load("r1") == (3, 30)
+    sinkhole.expire(HELD_S_MAX)
+    assert sinkhole.names() == ()
+
+
+def test_it_forgets_who_has_nobody_to_be_drawn_away_from() -> None:
+    sinkhole = BlackHoleGuard()
+    sinkhole.failed("r1", 10, until=9.0, now=0.0, slots=3)
+    sinkhole.forget("r1")
+    sinkhole.forget("nobody")
+    assert sinkhole.load("r1") == (0, 0)

@@ -1,0 +1,468 @@
+"""What is known of replicas across views, and the table that says it in numbers."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from worlds import MODEL, OTHER_MODEL, replica, request
+
+from farhop.balance import outcome
+from farhop.balance.estimate.estimates import Estimates
+from farhop.balance.health.reading import State
+from farhop.balance.health.replica import HealthConfig
+from farhop.balance.ledger import Reservation
+from farhop.balance.machine import Address
+from farhop.balance.prefix import chain
+from regional_lb.fleet.fleet import Fleet
+from regional_lb.fleet.kv_events import Change, Cleared, Linked, Stored
+from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, Sample, line_of, view_of
+from regional_lb.scheduler.policy import Need
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    known = Fleet(HealthConfig(streak=2, fall=2, rise=1), Estimates())
+    known.adopt(view_of([replica("r1"), replica("r2"), replica("r3", models=frozenset({OTHER_MODEL}))]))
+    for name in ("r1", "r2", "r3"):
+        known.handle(ReplicaProbed(name, True), 0.0)
+    return known
+
+
+def names(fleet: Fleet, model: str = MODEL, without: tuple[str, ...] = ()) -> list[str]:
+    return list(fleet.able(model, 0.0).without(without).names)
+
+
+def test_who_is_leaving_or_is_not_what_it_should_be_takes_no_new_work(fleet: Fleet) -> None:
+    both = frozenset({MODEL, OTHER_MODEL})
+    fleet.adopt(view_of([
+        replica("r1", draining=True), replica("r2", models=both, missing=frozenset({MODEL})),
+        replica("r3", models=both),
+    ]))  # fmt: skip
+    assert names(fleet) == ["r3"]
+    assert names(fleet, OTHER_MODEL) == ["r2", "r3"]
+    assert fleet.standing.read("r1", 0.0).state is State.DRAINING
+    assert fleet.standing.read("r2", 0.0).state is State.UP  # it serves the other
+    fleet.adopt(view_of([replica("r1"), replica("r2", missing=both), replica("r3", models=frozenset())]))
+    assert names(fleet) == ["r1"]
+    assert fleet.standing.read("r2", 0.0).why == "its /v1/models lists none of its models"
+    assert fleet.standing.read("r3", 0.0).why == "its /v1/models has not said what it serves"
+    for _ in range(2):
+        fleet.handle(ReplicaProbed("r2", False), 0.0)
+    assert fleet.standing.read("r2", 0.0).why == "probes fail"
+
+
+def test_another_process_under_the_same_name_has_proven_nothing(fleet: Fleet) -> None:
+    fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1)), replica("r2")]))
+    assert names(fleet) == ["r2"]
+    fleet.handle(ReplicaProbed("r1", True), 0.0)
+    assert names(fleet) == ["r1", "r2"]
+
+
+def test_who_is_healthy_by_model(fleet: Fleet) -> None:
+    assert names(fleet) == ["r1", "r2"]
+    assert names(fleet, OTHER_MODEL) == ["r3"]
+    assert names(fleet, "nowhere") == []
+    assert names(fleet, without=("r1",)) == ["r2"]
+
+
+def test_what_is_known_survives_a_swap_and_what_left_is_forgotten(fleet: Fleet) -> None:
+    fleet.caches("r1", request("a").chain)
+    fleet.prefilled("r1", 8020.0, 8000.0, 0.0)
+    fleet.age(1.0)
+    measured = fleet.speeds["r1"].prefill_ms_per_token
+    fleet.adopt(view_of([replica("r1")]))
+    assert names(fleet) == ["r1"]
+    assert fleet.trie.bytes_held("r1") == 1024
+    assert fleet.speeds["r1"].prefill_ms_per_token == measured > 0.5
+    assert set(fleet.health) == set(fleet.speeds) == set(fleet.trie.locations) == {"r1"}
+    fleet.adopt(view_of([replica("r1"), replica("r2")]))
+    assert fleet.health["r2"].read(0.0).state is State.DOWN  # as good as new
+
+
+def test_a_sample_renews_one_replica_and_survives_a_swap(fleet: Fleet) -> None:
+    view, table, other = fleet.view, fleet.whole, fleet.view.replicas["r2"]
+    sample = Sample(5.0, waiting=2, running=1, kv_usage=0.5, kv_tokens=128)
+    fleet.handle(ReplicaSampled("r1", sample), 0.0)
+    assert fleet.view is view  # whoever else there is costs nothing
+    assert fleet.whole is table
+    assert fleet.view.replicas["r2"] is other
+    assert (fleet.view.replicas["r1"].sample, fleet.view.replicas["r1"].kv_tokens) == (sample, 128)
+    fleet.caches("r1", request("a").chain)
+    assert fleet.trie.bytes_held("r1") == 512  # the mirror is as large as the cache
+    fleet.adopt(view_of([replica("r1"), replica("r2")]))
+    assert (fleet.view.replicas["r1"].sample, fleet.view.replicas["r1"].kv_tokens) == (sample, 128)
+    fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1))]))
+    assert fleet.view.replicas["r1"].sample is None  # another process
+
+
+def test_a_view_that_was_handed_over_is_never_written(fleet: Fleet) -> None:
+    handed = view_of([replica("r1")])
+    fleet.adopt(handed)
+    fleet.handle(ReplicaSampled("r1", Sample(5.0, 0, 0, 0.0)), 0.0)
+    assert handed.replicas["r1"].sample is None
+
+
+def test_a_replica_with_a_fault_is_not_able(fleet: Fleet) -> None:
+    fleet.handle(ReplicaProbed("r1", True, "GPU 0: XID 79"), 1.0)
+    assert names(fleet) == ["r2"]
+    assert fleet.health["r1"].read(1.0).why == "GPU 0: XID 79"
+    fleet.handle(ReplicaProbed("r1", True), 2.0)
+    assert names(fleet) == ["r1", "r2"]
+
+
+def test_what_is_said_of_a_replica_that_left_is_no_news(fleet: Fleet) -> None:
+    fleet.adopt(view_of([replica("r1")]))
+    fleet.answered("r2", 200, 0.0)
+    fleet.handle(ReplicaSampled("r2", Sample(0.0, 0, 0, 0.0)), 0.0)
+    fleet.failed("r2", outcome.CONNECT_FAILED, 0.0)
+    fleet.caches("r2", request("a").chain)
+    assert fleet.trie.nodes == 0
+    assert set(fleet.health) == {"r1"}
+
+
+def test_a_mirror_is_as_large_as_the_cache_it_mirrors(fleet: Fleet) -> None:
+    fleet.adopt(view_of([replica("r1", kv_tokens=128)]))  # 512 bytes
+    fleet.caches("r1", request("a", 4096).chain)
+    assert fleet.trie.bytes_held("r1") == 512
+
+
+def test_our_own_bounds_say_nothing_of_a_replica(fleet: Fleet) -> None:
+    for _ in range(10):
+        fleet.failed("r1", outcome.UPSTREAM_FULL, 0.0)
+    assert fleet.health["r1"].steady
+    assert names(fleet) == ["r1", "r2"]
+
+
+def test_errors_eject_but_never_the_last(fleet: Fleet) -> None:
+    for _ in range(2):
+        fleet.answered("r1", 500, 0.0)
+        fleet.answered("r2", 400, 0.0)  # the client's fault
+    assert names(fleet) == ["r2"]
+    for _ in range(9):
+        fleet.failed("r2", outcome.DIED_BEFORE_START, 0.0)
+    assert names(fleet) == ["r2"]  # one of three is out, two would be more than half
+    fleet.caches("r2", request("a").chain)
+    fleet.failed("r2", outcome.CONNECT_FAILED, 0.0)
+    assert names(fleet) == ["r1"]  # but where nobody is at home, nobody is: panic, and r1's errors are overlooked
+    fleet.failed("r1", outcome.CONNECT_FAILED, 30.0)
+    assert list(fleet.able(MODEL, 30.0).names) == ["r2"]  # its trial is due
+    assert fleet.trie.bytes_held("r2") == 0
+
+
+def test_a_trial_after_an_ejection_is_one(fleet: Fleet) -> None:
+    fleet.failed("r1", outcome.CONNECT_FAILED, 0.0)
+    assert names(fleet) == ["r2"]
+    ready = list(fleet.able(MODEL, 1.5).names)
+    assert ready == ["r1", "r2"]  # the back-off of a second is over
+    assert fleet.admit("r1", 1.5)
+    assert list(fleet.able(MODEL, 1.6).names) == ["r2"]  # its trial is under way
+    fleet.answered("r1", 200, 1.7)
+    assert list(fleet.able(MODEL, 1.8).names) == ["r1", "r2"]
+
+
+_EVENTS = ("reserve", "began", "release", "probe", "fail", "refuse", "answer", "admit", "later", "swap", "sample")
+_steps = st.lists(
+    st.tuples(
+        st.sampled_from((*_EVENTS, "break", "unready")),
+        st.integers(0, 3),
+        st.integers(0, 9),
+    ),
+    max_size=60,
+)
+
+
+@given(_steps)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_table_and_cached_health_never_lag_behind_what_they_stand_for(steps) -> None:
+    fleet = Fleet(HealthConfig(streak=2, fall=2, rise=1), Estimates())
+    replicas = [replica(f"r{i}") for i in range(4)]
+    fleet.adopt(view_of(replicas))
+    now, held = 0.0, 0
+    for what, which, n in steps:
+        name = f"r{which}"
+        if what == "reserve":
+            fleet.ledger.reserve(f"q{held}", Reservation(name, n * 300, n * 400))
+            held += 1
+        elif what in ("began", "release"):
+            getattr(fleet.ledger, what)(f"q{n}")
+        elif what == "probe":
+            fleet.handle(ReplicaProbed(name, n > 2), now)
+        elif what == "fail":
+            fleet.failed(name, outcome.DIED_BEFORE_START, now)
+            fleet.lingers(Reservation(name, 0, n * 100), now, now, outcome.DIED_BEFORE_START)
+        elif what == "refuse":
+            fleet.failed(name, outcome.CONNECT_FAILED, now)
+        elif what == "answer":
+            fleet.answered(name, 500 if n < 3 else 200, now)
+        elif what == "admit" and name in fleet.health:
+            fleet.admit(name, now)
+        elif what == "later":
+            now += n * 4.0
+        elif what == "swap":
+            last = {"draining": n % 3 == 1, "missing": frozenset({MODEL} if n % 3 == 2 else ())}
+            fleet.adopt(view_of([*replicas[:which], replica(f"r{which}", **last)]))
+        elif what == "sample":
+            sample = Sample(now, waiting=n // 4, running=n, kv_usage=0.0, kv_tokens=n * 500)
+            fleet.handle(ReplicaSampled(name, sample), now)
+        elif what == "break":
+            fleet.handle(ReplicaProbed(name, True, "GPU 0: XID 79" if n > 2 else ""), now)
+        elif what == "unready":
+            fleet.handle(ReplicaProbed(name, True, ready=False, strain="GPU 0: 99 °C"), now)
+        _agrees(fleet, now)
+
+
+def _agrees(fleet: Fleet, now: float) -> None:
+    known = fleet.view.replicas
+    able = {r for r, h in fleet.health.items() if h.read(now).state in (State.UP, State.SUSPECT)}
+    serving = [name for name in known if not (known[name].draining or known[name].missing)]
+    able &= {*serving}
+    if len(able) < 0.5 * len(serving):
+        able |= {name for name in serving if fleet.health[name].held_out(now)}
+    assert list(fleet.able(MODEL, now).names) == [name for name in known if name in able]
+    table = fleet.whole
+    for name, place in table.of.at.items():
+        load, known = fleet.ledger.load(name), fleet.view.replicas[name]
+        assert table.kv_tokens[place] == known.kv_tokens
+        queued = _queued(known.sample)
+        assert table.waiting[place] == queued
+        held, held_tokens = fleet.standing._black_holes.load(name)
+        slots = max(1, ceil(fleet.standing.share(name, now) * known.slots))
+        assert held <= known.slots
+        assert table.slots[place] == slots
+        assert table.in_flight[place] == load.in_flight + held
+        assert table.backlog_tokens[place] == load.prefill_tokens
+        assert table.kv_taken_tokens[place] == load.kv_tokens + held_tokens
+        fits = load.in_flight + held < slots and (
+            load.in_flight == 0
+            or (
+                load.prefill_tokens < known.prefill_tokens_max
+                and load.kv_tokens + held_tokens + 10 + 5 <= 0.95 * known.kv_tokens
+            )
+        )
+        fits = fits and (not queued or now - known.sample.at >= 3.0)
+        assert bool(table.room(10.0, 5.0, now)[place]) is fits
+
+
+def _queued(sample: Sample | None) -> int:
+    if sample is None:
+        return 0
+    return sample.waiting if sample.queued is None else sample.queued
+
+
+def test_one_that_came_between_two_steps_does_not_queue_and_one_seen_twice_does(fleet: Fleet) -> None:
+    def scraped(at: float, waiting: int) -> bool:
+        fleet.handle(ReplicaSampled("r1", Sample(at, waiting, running=3, kv_usage=0.1)), at)
+        return bool(fleet.whole.room(10.0, 5.0, at)[fleet.whole.of.at["r1"]])
+
+    assert not scraped(0.0, 1)  # nothing was known before
+    assert scraped(0.5, 0)
+    assert scraped(1.0, 1)
+    assert not scraped(1.5, 1)
+    assert scraped(2.0, 0)
+    assert not scraped(2.5, 2)  # two are no accident
+    assert scraped(3.0, 0)
+    assert not scraped(9.0, 1)  # and so long ago is as good as nothing
+
+
+def test_a_version_has_its_own_able_replicas_as_cheap_as_a_model() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    known.adopt(view_of([replica("r1", version="v1"), replica("r2", version="v2"), replica("r3", version="v2")]))
+    for name in ("r1", "r2", "r3"):
+        known.handle(ReplicaProbed(name, True), 0.0)
+    v2 = line_of(MODEL, "v2")
+    assert known.able(v2, 0.0).names == ("r2", "r3")
+    assert known.able(v2, 0.0) is known.able(v2, 0.0)
+    assert known.table(known.able(v2, 0.0)).of.names == ("r2", "r3")
+    known.failed("r2", outcome.CONNECT_FAILED, 0.0)
+    assert known.able(v2, 0.0).names == ("r3",)
+    assert known.able(line_of(MODEL, "v9"), 0.0).names == ()
+
+
+def test_another_version_under_the_same_name_begins_with_an_empty_cache() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    one = request("a")
+    known.adopt(view_of([replica("r1", version="v1")]))
+    known.caches("r1", one.chain)
+    known.adopt(view_of([replica("r1", version="v1")]))
+    assert known.trie.count("r1") == len(one.chain)
+    known.adopt(view_of([replica("r1", version="v2")]))
+    assert known.trie.count("r1") == 0
+    assert known.able(line_of(MODEL, "v1"), 0.0).names == ()
+
+
+# -- what replicas say of their caches
+
+
+def telling(*changes: Change, name: str = "r1") -> BlocksChanged:
+    return BlocksChanged(name, 0, changes)
+
+
+def blocks_of(tokens: int, first: int = 0) -> Stored:
+    names = list(range(first, first + tokens // 16))
+    return Stored(names, None, b"".join(bytes((n % 256, n // 256, 0, 0)) * 16 for n in names), 16)
+
+
+def listened(**more: int) -> Fleet:
+    fleet = Fleet(HealthConfig(rise=1), Estimates())
+    fleet.adopt(view_of([replace(replica("r1", **more), kv_ranks=1), replica("r2")]))
+    return fleet
+
+
+def test_an_engine_that_forgets_all_empties_its_mirror() -> None:
+    fleet = listened(kv_tokens=100_000)
+    for name in ("r1", "r2"):
+        fleet.caches(name, request("a").chain)
+    assert fleet.handle(telling(Linked(up=True), blocks_of(160)), 0.0) == ""  # nobody's room
+    assert fleet.trie.bytes_held("r1") == 1024
+    fleet.handle(telling(Cleared()), 0.0)
+    assert (fleet.trie.bytes_held("r1"), fleet.trie.bytes_held("r2")) == (0, 1024)
+    assert fleet.blocks.word("r1") == "exact"
+    assert fleet.blocks.word("r2") is None
+    fleet.handle(telling(Cleared(), name="r2"), 0.0)  # it was never asked
+    fleet.handle(telling(Cleared(), name="nobody"), 0.0)
+
+
+def test_a_mirror_is_no_larger_than_what_the_engine_holds() -> None:
+    fleet = listened(kv_tokens=100_000)
+    fleet.caches("r1", request("a", 256 * 1024).chain)
+    assert fleet.trie.bytes_held("r1") == 256 * 1024
+    fleet.handle(telling(Linked(up=True), blocks_of(16_000)), 0.0)
+    assert fleet.trie.bytes_held("r1") == 256 * 1024  # it may hold what it did not tell
+    fleet.trie.drop("r1")
+    fleet.trie.add("r1", 400_000)
+    fleet.handle(telling(Cleared(), blocks_of(16_000)), 0.0)
+    fleet.caches("r1", request("a", 256 * 1024).chain)
+    fleet.handle(ReplicaSampled("r1", Sample(0.0, 0, 0, 0.0)), 0.0)
+    assert 64_000 <= fleet.trie.bytes_held("r1") <= 64_000 + 64 * 1024
+
+
+def test_another_process_is_listened_to_anew() -> None:
+    fleet = listened()
+    fleet.handle(telling(Cleared(), Linked(up=True), blocks_of(160)), 0.0)
+    fleet.adopt(view_of([replace(replica("r1"), kv_ranks=1)]))
+    assert fleet.blocks.word("r1") == "exact"
+    fleet.adopt(view_of([replace(replica("r1", address=Address("elsewhere", 1)), kv_ranks=1)]))
+    assert (fleet.blocks.word("r1"), len(fleet.blocks)) == ("cut", 0)
+    fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1))]))
+    assert fleet.blocks.word("r1") is None
+    fleet.adopt(view_of([]))
+    assert len(fleet.blocks) == 0
+
+
+def depth_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return next(depth for depth, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+
+
+def test_less_found_than_believed_takes_what_is_beside_the_prompt_with_it() -> None:
+    fleet = listened(kv_tokens=100_000)
+    shared = b"shared " * 600
+    one, other = (chain.chain(shared + name * 2000, 1) for name in (b"a", b"b"))
+    for path in (one, other):
+        fleet.caches("r2", path)
+    need = Need(prompt_tokens=1.0, output_tokens=1.0, bytes_per_token=4.0, chain=one)
+
+    def overrated(chain: tuple[int, ...], believed: float, cached: int) -> bool:
+        return fleet.mirror.overrated("r2", chain, 4.0, believed, cached)
+
+    believed = chain.bytes_at(fleet.trie.match_one("r2", one)) / 4.0
+    assert not fleet.mirror.overrated(
+        "r2", need.chain, need.bytes_per_token, believed, int(believed) - 40
+    )  # within a block or two: no news
+    assert fleet.trie.match_one("r2", other) == len(other)
+    shared_depth = depth_shared(one, other)
+    third = (*one[: shared_depth - 2], 1, 2, 3)
+    fleet.caches("r2", third)
+    assert not fleet.mirror.overrated(
+        "r2", need.chain, need.bytes_per_token, believed, chain.bytes_at(shared_depth - 1) // 4 - 16
+    )
+    assert fleet.trie.match_one("r2", other) == shared_depth  # what went on from beyond there is gone
+    assert fleet.trie.match_one("r2", third) == len(third)
+    assert not overrated(need.chain, believed, 300)
+    assert fleet.trie.match_one("r2", third) == len(third) - 3
+    assert fleet.trie.match_one("r2", one) == len(one)  # the prompt itself is there now
+    assert fleet.trie.bytes_held("r2") == chain.bytes_at(len(one))
+    fleet.trie.evict("r2", one[-3])
+    assert fleet.mirror.overrated(
+        "r2", need.chain, need.bytes_per_token, believed, 0
+    )  # some of it was let go of meanwhile: to be told anew
+    assert not fleet.mirror.overrated("nobody", need.chain, 4.0, believed, 0)
+    assert not overrated((), believed, 0)
+
+
+def test_a_tokenizer_that_counts_wrong_is_not_gone_by() -> None:
+    fleet = listened()
+    for _ in range(3):
+        assert fleet.mirror.counts_right(MODEL)
+        fleet.mirror.counted(MODEL, 10, 11)
+    assert not fleet.mirror.counts_right(MODEL)
+    fleet.mirror.counted(MODEL, 10, 10)
+    assert fleet.mirror.counts_right(MODEL)
+    assert fleet.mirror.miscounts == 3
+
+
+@given(
+    st.integers(1, 3),
+    st.dictionaries(st.integers(0, 299), st.integers(1, 8), max_size=300),
+    st.sets(st.integers(0, 299), max_size=20),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_hits_say_by_place_what_the_trie_says_by_name(
+    size: int, depths: dict[int, int], without: set[int], leaves: bool
+) -> None:
+    known = Fleet(HealthConfig(), Estimates())
+    replicas = [replica(f"r{i}") for i in range(100 * size)]
+    known.adopt(view_of(replicas))
+    path = request("a", 4096).chain
+    if leaves:
+        known.adopt(view_of(replicas[1:]))
+        known.adopt(view_of([*replicas[1:], replica("new")]))
+    for i, depth in depths.items():
+        if f"r{i}" in known.trie:
+            known.trie.insert(f"r{i}", path[:depth])
+    some = known.whole.of.without(tuple(f"r{i}" for i in without))
+    for _ in range(2):  # and again from what the first time remembered
+        found = {}
+        for depth, places in known.mirror.hits(path, some):
+            for place in np.arange(len(some))[places].reshape(-1).tolist():
+                assert some.names[place] not in found
+                found[some.names[place]] = depth
+        assert found == {name: depth for name, depth in known.trie.match(path).items() if name in some.at}
+
+
+def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farhop.balance.prefix.trie.TURN_NODES", 2)
+    known = Fleet(HealthConfig(), Estimates())
+    known.adopt(view_of([replica("r1"), replica("r2")]))
+    path = request("a", 4096).chain
+    for name in ("r1", "r2"):
+        known.trie.insert(name, path[:4])
+    whole = known.whole.of
+    assert [(depth, places.tolist()) for depth, places in known.mirror.hits(path, whole)] == [(4, [0, 1])]
+    known.trie.clear("r1")  # more than goes at once: it stands elsewhere now
+    assert known.mirror.hits(path, whole) == [(4, 1)]
+    known.trie.insert("r1", path[:1])
+    assert sorted(known.mirror.hits(path, whole)) == [(1, 0), (4, 1)]
+
+
+def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:
+    known = Fleet(HealthConfig(rise=1), Estimates())
+    known.adopt(view_of([replica("p", role="prefill"), replica("d")]))
+    for name in ("p", "d"):
+        known.handle(ReplicaProbed(name, True), 0.0)
+    assert known.able(MODEL, 0.0).names == ("d",)
+    assert known.able_to_prefill(MODEL, "vllm", 0.0).names == ("p",)
+    assert known.able_to_prefill("nowhere", "vllm", 0.0).names == ()
+    known.failed("p", outcome.CONNECT_FAILED, 0.0)
+    assert known.able_to_prefill(MODEL, "vllm", 0.0).names == ()
+    known.computed("gone", 100.0, 1000.0, 0.0)  # no news
+    before = known.speeds["p"].prefill_ms_per_token
+    known.computed("p", 500.0, 1000.0, 0.0)
+    known.age(1.0)
+    assert known.speeds["p"].prefill_ms_per_token > before
+    assert known.whole.prefill_ms_per_token[known.whole.of.at["p"]] == known.speeds["p"].prefill_ms_per_token

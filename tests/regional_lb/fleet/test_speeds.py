@@ -1,0 +1,219 @@
+"""How fast replicas are thought to be: by their own measurements while they are fresh, by their peers' when not."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import OTHER_MODEL, replica
+
+from farhop.balance.machine import Address
+from regional_lb.fleet.speeds import ALIKE, DOUBT, REFRESH_S, Speeds
+from regional_lb.fleet.view import Replica
+
+RUN = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def speeds(*replicas: Replica) -> Speeds:
+    made = Speeds()
+    made.adopt({one.name: one for one in replicas})
+    made.refresh(0.0)
+    return made
+
+
+def serve(known: Speeds, since: float, seconds: int, load: float = 4.0, **tpot_ms: float) -> float:
+    """Five answers a second at each of these, at so much a token; a token of prompt is a hundredth of it."""
+    for n in range(seconds * 5):
+        now = since + n / 5
+        for name, ms in tpot_ms.items():
+            known.began(name, 10.0 * ms + ms, 1000.0, now)
+            known.ended(name, 100 * ms, 100 * ms, 101, load, now)
+        known.refresh(now)
+    return since + seconds
+
+
+def alone(known: Speeds, name: str, load: float = 4.0) -> float:
+    return known[name].tpot_at(load)
+
+
+def test_without_any_sample_it_is_what_is_configured_and_doubted() -> None:
+    known = speeds(replica("a", tpot_ms=20.0, prefill_ms_per_token=0.1))
+    pace = known["a"]
+    assert pace.prefill_ms_per_token == pytest.approx(0.1)
+    assert pace.tpot_at(1.0) == pytest.approx(20.0)
+    assert pace.batch_interference_ms == pytest.approx(0.14)
+    assert (pace.doubt, pace.sampled_at) == (DOUBT, None)
+    assert (list(known), "a" in known, "b" in known) == (["a"], True, False)
+
+
+def test_one_that_was_never_asked_is_taken_for_its_peers_and_not_for_its_configuration() -> None:
+    known = speeds(replica("a", tpot_ms=25.0), replica("b", tpot_ms=25.0), replica("c", tpot_ms=25.0, gpu="A100"))
+    serve(known, 0.0, 10, a=8.0)
+    assert alone(known, "a") == pytest.approx(8.0, rel=0.05)
+    assert alone(known, "b") == pytest.approx(alone(known, "a"))
+    assert known["b"].prefill_ms_per_token == pytest.approx(0.08, rel=0.05)
+    # Of another kind of GPU it is only known that what is configured for this model is three times too slow.
+    assert alone(known, "c") == pytest.approx(8.0, rel=0.4)
+    assert known["c"].doubt == DOUBT > known["a"].doubt
+
+
+def test_another_model_is_another_kind() -> None:
+    known = speeds(replica("a", tpot_ms=25.0), replica("b", tpot_ms=25.0, models=frozenset({OTHER_MODEL})))
+    serve(known, 0.0, 10, a=8.0)
+    assert alone(known, "b") == pytest.approx(25.0, rel=0.05)
+
+
+def test_one_that_was_slow_once_is_as_its_peers_again_half_a_minute_later() -> None:
+    known = speeds(*(replica(name, tpot_ms=25.0) for name in "abcd"))
+    now = serve(known, 0.0, 10, a=10.0, b=10.0, c=10.0, d=60.0)
+    assert alone(known, "d") == pytest.approx(60.0, rel=0.3)
+    doubts = [known["d"].doubt]
+    off = [alone(known, "d")]
+    for _ in range(3):
+        now = serve(known, now, 10, a=10.0, b=10.0, c=10.0)
+        doubts.append(known["d"].doubt)
+        off.append(alone(known, "d"))
+    assert doubts == sorted(doubts)
+    assert off == sorted(off, reverse=True)
+    assert off[-1] == pytest.approx(10.0, rel=0.25)
+    serve(known, now, 4, a=10.0, b=10.0, c=10.0, d=10.0)
+    assert alone(known, "d") == pytest.approx(10.0, rel=0.05)
+
+
+def test_four_slow_answers_at_the_start_are_not_believed_for_ever() -> None:
+    known = speeds(*(replica(name, tpot_ms=10.0) for name in "abcd"))
+    serve(known, 0.0, 1, a=10.0, b=10.0, c=10.0, d=400.0)
+    assert alone(known, "d") < 60.0  # an engine that has just begun
+    serve(known, 1.0, 20, a=10.0, b=10.0, c=10.0)
+    assert alone(known, "d") == pytest.approx(10.0, rel=0.25)
+
+
+def test_who_has_nobody_like_it_goes_on_as_it_was_while_it_rests() -> None:
+    known = speeds(replica("a", tpot_ms=25.0, prefill_ms_per_token=0.1))
+    now = serve(known, 0.0, 40, a=8.0)
+    known.refresh(now + 60.0)
+    assert alone(known, "a") == pytest.approx(8.0, rel=0.2)
+    known.refresh(now + 24 * 3600.0)
+    assert alone(known, "a") == pytest.approx(25.0, rel=0.05)
+
+
+def test_like_ones_within_what_batches_make_of_a_token_are_equals() -> None:
+    known = speeds(replica("a"), replica("b"), replica("c"))
+    serve(known, 0.0, 10, a=20.0, b=20.0 * (1.0 + 0.9 * ALIKE), c=20.0 * (1.0 - 0.9 * ALIKE))
+    assert alone(known, "a") == alone(known, "b") == alone(known, "c")
+
+
+def test_a_slower_one_among_its_peers_is_known_to_be() -> None:
+    known = speeds(replica("a"), replica("b"), replica("c"))
+    now = serve(known, 0.0, 20, a=20.0, b=20.0, c=60.0)
+    assert alone(known, "c") == pytest.approx(60.0, rel=0.25)
+    said = known.slow("c", 4.0, now + 40.0)
+    assert said.startswith("slow: ")
+    assert "of its peers, last sample 40 s ago" in said
+    assert known.slow("a", 4.0, now) == ""
+    assert known.slow("c", 4.0, now) == known.slow("c", 4.0, now)
+
+
+def test_a_slow_prefill_is_told_where_decoding_is_not_slow() -> None:
+    known = speeds(replica("a"), replica("b"), replica("c"))
+    for n in range(100):
+        for name, ms in (("a", 0.1), ("b", 0.1), ("c", 0.5)):
+            known.prefilled(name, 1000.0 * ms, 1000.0, n / 5)
+    known.refresh(20.0)
+    assert "ms to prefill a token against 0.1 of its peers" in known.slow("c", 0.0, 20.0)
+
+
+def test_what_others_under_way_cost_is_the_kinds_where_ones_own_loads_never_differed() -> None:
+    known, dice = speeds(replica("a"), replica("b")), Random(5)
+    for n in range(400):
+        load = dice.randint(1, 60)
+        known.ended("a", 100 * (10.0 + 0.3 * (load - 1)), 1e3, 101, load, n / 10)
+        known.ended("b", 1000.0, 1e3, 101, 1.0, n / 10)
+        if n % 5 == 0:
+            known.refresh(n / 10)
+    assert known["a"].batch_interference_ms == pytest.approx(0.3, rel=0.25)
+    assert known["b"].batch_interference_ms == pytest.approx(0.3, rel=0.25)
+
+
+def test_another_process_begins_anew_and_who_stays_goes_on() -> None:
+    known = speeds(replica("a"), replica("b"))
+    serve(known, 0.0, 10, a=20.0, b=60.0)
+    known.adopt({one.name: one for one in (replica("b"), replica("a"), replica("c"))})
+    assert alone(known, "b") == pytest.approx(60.0, rel=0.3)
+    known.adopt({"b": replica("b", address=Address("elsewhere", 1)), "a": replica("a")})
+    assert known["b"].sampled_at is None
+    assert alone(known, "b") == pytest.approx(20.0, rel=0.1)
+    serve(known, 10.0, 5, b=60.0)
+    known.restarted("b")
+    known.restarted("nobody")
+    known.refresh(15.0)
+    assert known["b"].doubt == DOUBT
+    known.adopt({})
+    known.refresh(16.0)
+    assert list(known) == []
+
+
+def test_who_left_is_no_news() -> None:
+    known = speeds(replica("a"))
+    assert not known.began("gone", 100.0, 1000.0, 0.0)
+    known.prefilled("gone", 100.0, 1000.0, 0.0)
+    known.ended("gone", 100.0, 100.0, 10, 1.0, 0.0)
+    assert known.due == pytest.approx(REFRESH_S, abs=0.01)
+    known.ended("a", 100.0, 100.0, 10, 1.0, 0.0)
+    assert known.due == -inf  # the first of its kind is worth not waiting
+    known.refresh(0.1)
+    known.ended("a", 100.0, 100.0, 10, 1.0, 0.1)
+    assert known.due > 0.5
+
+
+FIGURE = st.floats(allow_nan=True, allow_infinity=True)
+TOLD = st.tuples(st.integers(0, 3), FIGURE, FIGURE, st.integers(-5, 10**6), st.floats(0.0, 1e4), st.floats(0.0, 40.0))
+
+
+@given(st.lists(st.tuples(FIGURE, FIGURE), min_size=4, max_size=4), st.lists(TOLD, max_size=40))
+@RUN
+def test_every_figure_is_positive_and_finite_whatever_is_told_and_doubt_grows_with_age(
+    guesses: list[tuple[float, float]], told: list[tuple[int, float, float, int, float, float]]
+) -> None:
+    gpus = ("L4", "L4", "L4", "A100")
+    known = speeds(*(
+        replica(f"r{n}", gpu=gpus[n], prefill_ms_per_token=prefill, tpot_ms=tpot)
+        for n, (prefill, tpot) in enumerate(guesses)
+    ))  # fmt: skip
+    now = 0.0
+    for which, a, b, tokens, load, gap_s in told:
+        now += gap_s
+        known.began(f"r{which}", a, abs(tokens), now)
+        known.ended(f"r{which}", a, b, tokens, load, now)
+        known.refresh(now)
+        for name in known:
+            pace = known[name]
+            assert 1e-5 <= pace.prefill_ms_per_token <= 1e3
+            assert 1e-4 <= pace.tpot_at(1.0) <= 1e5
+            assert 1e-3 <= pace.service_ms <= 1e8
+            assert 0.0 <= pace.batch_interference_ms < inf
+            assert 0.0 < pace.doubt <= DOUBT
+    before = {name: known[name].doubt for name in known}
+    for _ in range(4):
+        now += 7.0
+        known.refresh(now)
+        assert all(known[name].doubt >= before[name] - 1e-12 for name in known)
+        before = {name: known[name].doubt for name in known}
+    known.refresh(now + 1e5)
+    for name in known:
+        pace = known[name]
+        assert pace.doubt == pytest.approx(DOUBT)
+        assert pace.tpot_ms == pytest.approx(max(1e-4, min(pace.peers_tpot_ms, 1e5)), rel=1e-6)
+
+
+@given(st.floats(1e-4, 1e5))
+@RUN
+def test_one_sample_moves_nothing_far(odd_ms: float) -> None:
+    known = speeds(replica("a"), replica("b"))
+    now = serve(known, 0.0, 12, a=20.0, b=20.0)
+    known.ended("a", 100 * odd_ms, 100 * odd_ms, 101, 4.0, now)
+    known.refresh(now + 0.5)
+    assert alone(known, "a") == pytest.approx(20.0, rel=0.05)

@@ -1,0 +1,277 @@
+"""Health taken together: never more than the stated share ejected, panic, readmission, and what each may use."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import MODEL, OTHER_MODEL, replica
+
+from farhop.balance import outcome
+from farhop.balance.health.replica import HealthConfig, Mode
+from farhop.balance.ledger import Reservation
+from regional_lb.fleet.standing import BROKEN, Standing
+from regional_lb.fleet.table import Eased
+from regional_lb.fleet.view import ReplicaProbed, view_of
+
+OOM = outcome.ENGINE_OUT_OF_MEMORY
+
+
+def standing(n: int = 4, **config) -> Standing:
+    made = Standing(HealthConfig(**{"streak": 3, "rise": 1, "fall": 2, **config}))
+    made.adopt(view_of([replica(f"r{i}", slots=100) for i in range(n)]))
+    for i in range(n):
+        made.probed(ReplicaProbed(f"r{i}", True), 0.0)
+    return made
+
+
+def able(made: Standing, now: float, model: str = MODEL) -> list[str]:
+    return made.find(model, now)[0]
+
+
+def eased(made: Standing, now: float) -> dict[str, Eased]:
+    return {name: held for name, held in made.ease(now) if held is not None}
+
+
+def test_one_answer_that_says_out_of_memory_is_enough() -> None:
+    made = standing()
+    assert made.broke("r1", OOM, 0.0, began_well=True)
+    assert able(made, 0.0) == ["r0", "r2", "r3"]
+    assert made.health["r1"].read(0.0).why == BROKEN[OOM]
+    assert made.ejections == {"engine_out_of_memory": 1}
+    made.broke("r2", outcome.ENGINE_ERROR, 0.0, began_well=True)  # a failure like others
+    assert "r2" in able(made, 0.0)
+    assert not made.broke("gone", OOM, 0.0, began_well=True)
+
+
+def test_what_began_as_a_failure_is_counted_once() -> None:
+    made = standing(2, eject_share_max=0.0)
+    made.answered("r0", False, 0.0)
+    made.broke("r0", OOM, 0.0, began_well=False)
+    assert made.outliers.failing("r0") == pytest.approx(0.1)
+    made.broke("r0", OOM, 0.0, began_well=True)
+    assert made.outliers.failing("r0") == pytest.approx(0.19)
+
+
+def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
+    made = Standing(HealthConfig(eject_share_max=0.5, eject_s=30.0))
+    models = {"a": {MODEL}, "b": {MODEL}, "c": {OTHER_MODEL}, "d": {OTHER_MODEL}, "e": {OTHER_MODEL}}
+    made.adopt(view_of([replica(name, models=frozenset(of)) for name, of in models.items()]))
+    for name in models:
+        made.probed(ReplicaProbed(name, True), 0.0)
+    for name in models:
+        made.broke(name, OOM, 0.0, began_well=True)
+    assert (able(made, 0.0), able(made, 0.0, OTHER_MODEL)) == (["b"], ["d", "e"])  # one of two, one of three
+    assert set(able(made, 31.0)) == {"a", "b"}
+    made.broke("b", OOM, 31.0, began_well=True)  # `a` is half open: were its trial to fail now, nobody would be left
+    assert made.health["b"].steady
+
+
+def test_who_leaves_or_lost_the_model_counts_as_out() -> None:
+    """One of four may go where two others serve: the last that is able never does."""
+    made = Standing(HealthConfig(eject_share_max=1.0))
+    leaving = replica("c", draining=True), replica("d", missing=frozenset({MODEL}))
+    made.adopt(view_of([replica("a"), replica("b"), *leaving]))
+    for name in made.health:
+        made.probed(ReplicaProbed(name, True), 0.0)
+    for name in ("a", "b"):
+        made.broke(name, OOM, 0.0, began_well=True)
+    assert able(made, 0.0) == ["b"]
+
+
+def test_what_failed_before_a_replica_came_back_is_not_held_against_it() -> None:
+    """A stall: probes give it up, it is back, and then come the failures of what was under way all the time."""
+    made = standing()
+    for at in (1.0, 2.0):
+        made.probed(ReplicaProbed("r1", False), at)
+    made.probed(ReplicaProbed("r1", True), 9.0)
+    for _ in range(20):
+        made.answered("r1", False, 10.0, sent_at=0.5)
+    assert not made.broke("r1", OOM, 10.0, began_well=True, sent_at=0.5)
+    assert "r1" in able(made, 10.0)
+    assert (made.outliers.failing("r1"), made.ejections) == (0.0, {})
+
+
+def test_who_is_slow_is_ejected_tries_and_stays_out_until_it_is_not() -> None:
+    made, now = standing(2), 0.0
+
+    def serve(seconds: int, ms: float) -> None:
+        nonlocal now
+        for _ in range(seconds):
+            now += 1.0
+            made.began("r0", 100.0, 1000.0, 20.0, now)
+            if made.health["r1"].steady:
+                made.began("r1", ms, 1000.0, 20.0, now)
+            made.probed(ReplicaProbed("r0", True), now)
+
+    serve(30, 100.0)
+    serve(6, 700.0)
+    assert made.health["r1"].read(now).why == "slower than its peers, by its own usual"
+    assert made.ejections == {"outlier": 1}
+    serve(6, 700.0)
+    assert made.admit("r1", now)
+    made.answered("r1", True, now)  # it answers well, only slowly
+    assert made.began("r1", 700.0, 1000.0, 20.0, now)
+    assert made.health["r1"].read(now).until == now + 10.0
+    serve(10, 100.0)
+    assert made.admit("r1", now)
+    made.answered("r1", True, now)
+    assert not made.began("r1", 100.0, 1000.0, 20.0, now)
+    serve(30, 100.0)
+    assert made.health["r1"].steady
+    assert made.ejections == {"outlier": 2}
+
+
+def test_a_model_that_cannot_spare_a_replica_keeps_it_for_all() -> None:
+    made = Standing(HealthConfig())
+    both = frozenset({MODEL, OTHER_MODEL})
+    made.adopt(view_of([replica("a", models=both), replica("b"), replica("c")]))
+    for name in made.health:
+        made.probed(ReplicaProbed(name, True), 0.0)
+    made.broke("a", OOM, 0.0, began_well=True)  # nobody else serves the other model
+    assert able(made, 0.0, OTHER_MODEL) == ["a"]
+    made.broke("b", OOM, 0.0, began_well=True)
+    assert able(made, 0.0) == ["a", "c"]
+
+
+def test_in_panic_ejections_are_overlooked_and_failed_probes_are_not() -> None:
+    made = standing()
+    for name in ("r0", "r1"):
+        made.broke(name, OOM, 0.0, began_well=True)
+    assert (able(made, 0.0), made.modes[MODEL]) == (["r2", "r3"], Mode.NORMAL)
+    assert not made.admit("r0", 0.0)
+    made.refused("r2", 0.0)
+    assert (able(made, 0.0), made.modes[MODEL]) == (["r0", "r1", "r3"], Mode.PANIC)
+    assert made.admit("r0", 0.0)
+    assert made.admit("r0", 0.0)
+    assert (made.offered("r0", 0.0), made.offered("r2", 0.0)) == (pytest.approx(0.9, abs=0.1), 0.0)
+    made.refused("r3", 0.0)
+    assert (able(made, 0.0), made.modes[MODEL]) == (["r0", "r1"], Mode.PANIC)
+    for name in ("r0", "r1"):
+        made.refused(name, 31.0)
+    for name in ("r2", "r3"):
+        made.refused(name, 31.0)
+    assert (able(made, 31.0), made.modes[MODEL]) == ([], Mode.ALL_DOWN)
+
+
+def test_panic_can_be_turned_off() -> None:
+    made = standing(2, panic_share=0.0)
+    made.broke("r0", OOM, 0.0, began_well=True)
+    made.refused("r1", 0.0)
+    assert (able(made, 0.0), made.modes[MODEL]) == ([], Mode.ALL_DOWN)
+
+
+def test_who_joins_is_eased_in_and_who_was_there_at_first_is_not() -> None:
+    made = standing(2)
+    assert eased(made, 0.0) == {}
+    made.adopt(view_of([replica(f"r{i}", slots=100) for i in range(3)]))
+    made.probed(ReplicaProbed("r2", True), 50.0)
+    assert [eased(made, at) for at in (50.0, 55.0, 60.0)] == [{"r2": Eased(10)}, {"r2": Eased(50)}, {}]
+    assert not made.easing
+
+
+def test_a_crowd_that_fails_fast_counts_for_as_long_as_it_would_have_been_there() -> None:
+    made = standing(2)
+    made.answered("r0", False, 1.0)
+    made.lingers(Reservation("r0", 10, 300), until=6.0, now=1.0)
+    (held,) = eased(made, 1.0).values()
+    assert (held.requests, held.kv_tokens) == (1, 300)
+    assert held.slots == 90
+    assert eased(made, 6.0)["r0"].requests == 0
+    made.lingers(Reservation("gone", 10, 300), until=6.0, now=1.0)
+    alone = standing(1)
+    alone.lingers(Reservation("r0", 10, 300), until=6.0, now=1.0)
+    assert eased(alone, 1.0) == {}  # there is nobody to be drawn away from
+
+
+def test_who_always_fails_and_may_not_be_ejected_still_has_one() -> None:
+    made = standing(4, eject_share_max=0.0)
+    for _ in range(2000):
+        made.answered("r0", False, 1.0)
+    assert made.outliers.failing("r0") > 0.999
+    assert eased(made, 1.0) == {"r0": Eased(1)}
+
+
+def test_an_outlier_is_ejected_and_begins_anew() -> None:
+    made = standing(3)
+    for n in range(30):
+        for name in ("r0", "r1", "r2"):
+            made.answered(name, name != "r1" or n % 3 == 2, 0.5)  # two of three fail, never three in a row
+    assert made.health["r1"].steady
+    assert made.probed(ReplicaProbed("r0", True), 2.0)
+    assert able(made, 2.0) == ["r0", "r2"]
+    assert made.health["r1"].read(2.0).why == "fails more than its peers"
+    assert made.outliers.failing("r1") == 0.0
+    assert made.ejections == {"outlier": 1}
+
+
+def test_states_are_counted_and_strangers_are_no_news() -> None:
+    made = standing(3)
+    made.refused("r0", 0.0)
+    assert made.states(0.0) == {"up": 2, "suspect": 0, "down": 1, "draining": 0}
+    assert (made.offered("r0", 0.0), made.offered("r1", 0.0)) == (0.0, 1.0)
+    assert made.answered_at("r1") == made.answered_at("gone") == float("-inf")
+    made.answered("r1", True, 7.0)
+    assert made.answered_at("r1") == 7.0
+    assert not made.refused("gone", 0.0)
+    assert not made.answered("gone", True, 0.0)
+    assert not made.probed(ReplicaProbed("gone", True), 0.0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ok", "fail", "oom", "probe", "later", "trial", "slow"]),
+            st.integers(0, 5),
+            st.integers(0, 9),
+        ),
+        max_size=80,
+    ),
+    st.sampled_from([0.1, 0.34, 0.5, 1.0]),
+    st.integers(1, 6),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_never_more_than_the_share_is_ejected_and_whoever_is_well_returns(steps, share: float, n: int) -> None:
+    made, now = standing(n, eject_share_max=share, eject_s=2.0), 0.0
+    for what, which, much in steps:
+        name = f"r{which % n}"
+        if what in ("ok", "fail"):
+            for _ in range(much):
+                made.answered(name, what == "ok", now)
+        elif what == "oom":
+            made.broke(name, OOM, now, began_well=True)
+        elif what == "probe":
+            made.probed(ReplicaProbed(name, True), now)
+        elif what == "trial":
+            if name in able(made, now):
+                made.admit(name, now)
+        elif what == "slow":
+            for second in range(0, 30, 2):
+                for peer in made.health:
+                    slow = second >= 20 and peer == name
+                    made.began(peer, 900.0 if slow else 100.0, 1000.0, 20.0, now + second)
+            now += 30.0
+        else:
+            now += much
+        out = [r for r, health in made.health.items() if not health.steady]
+        assert len(out) <= share * n
+        assert len(out) < n
+        assert able(made, now)
+        for held in eased(made, now).values():
+            assert 1 <= held.slots <= 100
+    now += 20.0 + 30.0  # the longest back-off, and a trial that was lost
+    for health in made.health.values():
+        assert health.admit(now)
+        health.succeeded(now)
+    for tick in range(700):
+        made.probed(ReplicaProbed("r0", True), now + tick)
+    assert {made.share(name, now + 700.0) for name in made.health} == {1.0}
+    assert all(health.steady for health in made.health.values())
+
+
+@pytest.mark.parametrize("share_max", [0.0, 0.2])
+def test_a_share_too_small_for_one_ejects_nobody(share_max: float) -> None:
+    made = standing(4, eject_share_max=share_max)
+    for name in made.health:
+        made.broke(name, OOM, 0.0, began_well=True)
+    assert len(able(made, 0.0)) == 4

@@ -1,0 +1,64 @@
+"""What one balancer tells another, there and back, and what is not believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from farhop_wire import peers_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.prefix.chain import DEPTH_MAX
+from regional_lb.fleet.recent import Cached
+from regional_lb.fleet.shares import PeerLoad
+from regional_lb.mesh.messages import LOADS_MAX, NODES_MAX, NewsError, cached_to_wire, event_of, load_to_wire
+
+_counts = st.integers(0, 2**53)
+_nodes = st.lists(st.integers(1, 2**64 - 1), min_size=1, max_size=8, unique=True).map(tuple)
+
+
+def news(**fields: Any) -> peers_pb2.PeerNews:
+    return peers_pb2.PeerNews(region="london", instance="r2", incarnation=7, seq=1, law_epoch=3, **fields)
+
+
+@given(
+    st.builds(PeerLoad, st.just("h:1"), _counts, _counts, _counts, _counts, st.booleans()),
+    st.builds(Cached, st.just("g1"), _nodes, st.none() | st.frozensets(st.sampled_from(("london", "tokyo")))),
+)
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_there_and_back(load, cached) -> None:
+    message = news(loads=[load_to_wire("g1", load)], cached=[cached_to_wire(cached)], queued={"m": 3, "n": 0})
+    event = event_of(peers_pb2.PeerNews.FromString(message.SerializeToString()), 3, first=True)
+    assert (event.peer, event.loads, event.cached, event.whole) == ("r2", {"g1": load}, (cached,), True)
+    assert (event.queued, event.epoch) == ({"m": 3}, 3)
+
+
+def test_by_another_law_nobody_outside_is_told() -> None:
+    for audience in (None, frozenset({"london"})):
+        message = news(cached=[cached_to_wire(Cached("g1", (1, 2), audience))])
+        assert event_of(message, 4, first=False).cached == (Cached("g1", (1, 2), frozenset()),)
+
+
+def _path(*nodes: int) -> peers_pb2.CachedPath:
+    return peers_pb2.CachedPath(replica="g1", nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (news(loads=[peers_pb2.ReplicaLoad(replica="g1", in_flight=-1)]), "peer_malformed"),
+        (news(loads=[peers_pb2.ReplicaLoad(replica="g1", kv_tokens=2**53 + 1)]), "peer_malformed"),
+        (news(loads=[peers_pb2.ReplicaLoad(replica="g" * 257)]), "peer_malformed"),
+        (news(loads=[peers_pb2.ReplicaLoad(replica="g1")] * (LOADS_MAX + 1)), "peer_too_many"),
+        (news(queued={f"m{n}": 1 for n in range(257)}), "peer_too_many"),
+        (news(cached=[_path()]), "peer_malformed"),
+        (news(cached=[_path(1, 0)]), "peer_malformed"),
+        (news(cached=[_path(1, 2, 1)]), "peer_malformed"),
+        (news(cached=[_path(*range(1, DEPTH_MAX + 2))]), "peer_malformed"),
+        (news(cached=[_path(*range(1, 1000))] * (NODES_MAX // 999 + 1)), "peer_too_many"),
+    ],
+)
+def test_what_cannot_be_meant_is_not_believed(message, why) -> None:
+    with pytest.raises(NewsError, match=why):
+        event_of(message, 3, first=False)

@@ -1,0 +1,497 @@
+"""The regional machine under any interleaving of events: one conclusion each, books that balance, law and room kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+from referee import Referee, Rider
+from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
+
+from farhop.balance import machine, outcome
+from farhop.balance.health.reading import State
+from farhop.balance.health.replica import HealthConfig, Mode
+from farhop.balance.ledger import Reservation
+from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived, SetTimer, TimerFired, Usage
+from farhop.balance.prefix.chain import bytes_at
+from regional_lb.fleet.adapters import LOAD_MS
+from regional_lb.fleet.table import KV_SHARE_MAX, SAMPLE_FRESH_S
+from regional_lb.fleet.view import Replica, ReplicaProbed, Sample
+from regional_lb.scheduler.flow import GROWN_SHARE, K_WAITING
+from regional_lb.scheduler.split import RuleConfig, SplitConfig, SplitsChanged
+from topology.model import Rule as LawRule
+
+NAMES = ("r1", "r2", "r3", "p1", "p2")  # the last two prefill for others
+LAWS = (
+    law(epoch=1),
+    law(epoch=2, anyone=LawRule(allow=("eu",))),
+    law(epoch=3, other=LawRule(allow=("world",), deny=("GB",))),
+)
+FAILURES = (
+    outcome.CONNECT_FAILED,
+    outcome.CONNECT_TIMEOUT,
+    outcome.FIRST_BYTE_TIMEOUT,
+    outcome.DIED_BEFORE_START,
+    outcome.BAD_FRAMING,
+)
+# Most requests are as they should be; some have one thing about them.
+ODDITIES = (
+    *({} for _ in range(10)),
+    {"deadline": 1.0},
+    {"deadline": 0.0},
+    {"tenant": "german"},
+    {"model": "nowhere"},
+    {"lawful": frozenset({"tokyo"})},
+    {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1"},
+)
+SPLITS: tuple[dict[str, SplitConfig], ...] = (
+    {},
+    {MODEL: SplitConfig(weights={"v1": 1, "v2": 1})},
+    {MODEL: SplitConfig(weights={"v1": 0, "v2": 1}, fallback=False)},
+    {
+        MODEL: SplitConfig(weights={"v1": 1, "v2": 0}),
+        OTHER_MODEL: SplitConfig(rules=[RuleConfig(version="v9", tenant="other")]),
+    },
+)
+FAULTS = (outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN, outcome.ENGINE_ERROR)
+MODELS_OF = {
+    "r1": {MODEL}, "r2": {MODEL, OTHER_MODEL}, "r3": {OTHER_MODEL}, "p1": {MODEL}, "p2": {MODEL, OTHER_MODEL}
+}  # fmt: skip
+
+
+class RegionalMachine(RuleBasedStateMachine):
+    """Three replicas and two that prefill for them, two models, two tenants, and everything that can happen to them."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.now, self.arrivals = 0.0, 0
+        self.flow = regional(
+            *(self._replica(name) for name in NAMES),
+            under=LAWS[0],
+            queue_requests_max=6,
+            queue_tokens_max=4000,
+            queue_wait_s=8.0,
+            queue_starvation_s=3.0,
+            health=HealthConfig(rise=1, fall=2, streak=2, eject_s=2.0, refused_s=0.5, trial_s=2.0, fresh_s=5.0),
+        )
+        self.referee = Referee(self.flow, self._lawful, self._forwarded)
+
+    def _replica(self, name: str, **fields) -> Replica:
+        version = {"r1": "v1", "r2": "v2"}.get(name, "")
+        role = "prefill" if name.startswith("p") else "mixed"
+        own = {"models": frozenset(MODELS_OF[name]), "kv_tokens": 3000, "prefill_tokens_max": 900, "role": role}
+        return replica(name, **own, **{"slots": 3, "version": version, **fields})
+
+    def _lawful(self, one: machine.Request) -> frozenset[str]:
+        allowed = self.flow.law.verdict(one.tenant, one.model, narrow=one.narrow, key=one.key).lawful
+        return allowed if one.lawful is None else allowed & one.lawful
+
+    def _forwarded(self, rider: Rider, forward: Forward, now: float) -> None:
+        assert "london" in rider.lawful & self._lawful(rider.request)
+        self._may_take(forward.target, rider, now)
+        assert self.flow.view.replicas[forward.target].role != "prefill"
+        if forward.prefill is not None:
+            assert rider.request.divisible
+            self._may_take(forward.prefill.target, rider, now)
+            assert self.flow.view.replicas[forward.prefill.target].role == "prefill"
+
+    def _may_take(self, name: str, rider: Rider, now: float) -> None:
+        target = self.flow.view.replicas[name]
+        assert rider.request.model in target.models
+        assigned, split = self.flow._requests[rider.request.id].assigned, self.flow.splits.of(rider.request.model)
+        if target.role != "prefill" and assigned is not None and split is not None and not split.config.fallback:
+            assert target.version == assigned.version
+        machine = self.flow.health[name]
+        health = machine.read(now)
+        if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
+            line = rider.request.model
+            assert target.role != "prefill"  # panic is a model's, and never overlooks who only prefills
+            assert self.flow.wait_estimate.mode(line, now) is Mode.PANIC
+            assert machine.held_out(now)
+        # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
+        load = self.flow.ledger.load(name)
+        if load.in_flight > 1:
+            assert load.in_flight <= target.slots
+            assert load.kv_tokens <= KV_SHARE_MAX * target.kv_tokens
+            there = [held.prefill_tokens for held in self.flow.ledger._held.values() if held.target == name]
+            # Whoever was sent last found some of a step free.
+            last = next((tokens for tokens in reversed(there) if tokens), 0)
+            assert load.prefill_tokens - last < target.prefill_tokens_max
+        sample = target.sample
+        assert sample is None or (sample.queued or 0) == 0 or now - sample.at >= SAMPLE_FRESH_S
+
+    def _held_at(self, name: str) -> list[Reservation]:
+        """What riders hold there, by the ledger's own word: whole attempts, and prefill halves."""
+        keys = [rider.request.id for rider in self.referee.states("sent", "started") if rider.target == name]
+        keys += [f"{rider.request.id}/prefill" for rider in self.referee.states("sent") if rider.prefiller == name]
+        found = [self.flow.ledger.held(key) for key in keys]
+        return [held for held in found if held is not None and held.target == name]
+
+    def _tell(self, event: machine.Event) -> None:
+        self.referee.happen(event, self.now)
+
+    # -- requests
+
+    @rule(
+        sizes=st.lists(st.sampled_from((1024, 100, 3000, 9000)), min_size=1, max_size=5),
+        says=st.sampled_from(("", "alice", "bob")),
+        tenant=st.sampled_from(("anyone", "other")),
+        model=st.sampled_from((MODEL, OTHER_MODEL)),
+        priority=st.sampled_from((0, 1)),
+        stream=st.booleans(),
+        divisible=st.booleans(),
+        oddity=st.sampled_from(ODDITIES),
+    )
+    def some_arrive(self, sizes, says, tenant, model, priority, stream, divisible, oddity) -> None:
+        for size in sizes:
+            self.arrivals += 1
+            fields = {"tenant": tenant, "model": model, "divisible": divisible, "deadline": self.now + 20.0, **oddity}
+            if "deadline" in oddity:
+                fields["deadline"] = self.now + oddity["deadline"]
+            one = request(f"q{self.arrivals}", size, says=says, priority=priority, stream=stream, **fields)
+            self._tell(machine.RequestArrived(one))
+
+    def _one(self, n: int, *states: str) -> Rider | None:
+        riders = self.referee.states(*states)
+        return riders[n % len(riders)] if riders else None
+
+    @precondition(lambda self: self.referee.states("sent", "started"))
+    @rule(n=st.integers(0, 9), status=st.sampled_from((200, 200, 200, 404, 500)))
+    def attempt_begins(self, n: int, status: int) -> None:
+        if (rider := self._one(n, "sent", "started")) and not rider.prefiller:
+            self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
+
+    @precondition(lambda self: self.referee.states("started"))
+    @rule(n=st.integers(0, 9), told=st.booleans(), heard=st.booleans(), fault=st.sampled_from((None, None, *FAULTS)))
+    def attempt_ends(self, n: int, told: bool, heard: bool, fault: outcome.Outcome | None) -> None:
+        if rider := self._one(n, "started"):
+            usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if told else None
+            said = ((*rider.request.chain, 1 + n), 300) if heard else ((), 0)
+            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage, fault, *said))
+
+    @precondition(lambda self: self.referee.states("sent", "started"))
+    @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
+    def attempt_fails(self, n: int, reason: outcome.Outcome) -> None:
+        if (rider := self._one(n, "sent", "started")) and not rider.prefiller:
+            reason = reason if rider.state == "sent" else outcome.DIED_MID_STREAM
+            self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, reason))
+
+    @precondition(lambda self: any(rider.prefiller for rider in self.referee.states("sent")))
+    @rule(n=st.integers(0, 9), reason=st.sampled_from((None, None, outcome.ENGINE_ERROR, *FAILURES)))
+    def prefill_is_over(self, n: int, reason: outcome.Outcome | None) -> None:
+        prefilling = [rider for rider in self.referee.states("sent") if rider.prefiller]
+        rider = prefilling[n % len(prefilling)]
+        if reason is None:
+            self._tell(machine.PrefillEnded(rider.request.id, rider.attempt))
+        else:
+            self._tell(machine.PrefillFailed(rider.request.id, rider.attempt, reason))
+
+    @rule(n=st.integers(0, 9), stale=st.integers(0, 5))
+    def old_news_arrives(self, n: int, stale: int) -> None:
+        rider = self._one(n, "held", "sent")
+        name, attempt = (rider.request.id, rider.attempt - 1) if rider else ("nobody", 1)
+        events = (
+            machine.AttemptBegan(name, attempt, 200),
+            machine.AttemptEnded(name, attempt, 200, None),
+            machine.AttemptFailed(name, attempt, outcome.DIED_BEFORE_START),
+            machine.TimerFired(name),
+            machine.PrefillEnded(name, attempt),
+            machine.PrefillFailed(name, attempt, outcome.DIED_BEFORE_START),
+        )
+        self._tell(events[stale])
+
+    @precondition(lambda self: self.referee.states("held", "sent", "started"))
+    @rule(n=st.integers(0, 9))
+    def client_leaves(self, n: int) -> None:
+        if rider := self._one(n, "held", "sent", "started"):
+            self._tell(machine.ClientLeft(rider.request.id))
+
+    # -- the world
+
+    @rule(dt=st.sampled_from((0.01, 0.3, 1.0, 4.0)), late=st.booleans())
+    def time_passes(self, dt: float, late: bool) -> None:
+        self.now += dt
+        for name in [] if late else self.referee.due(self.now):
+            if name in self.referee.riders:
+                self._tell(machine.TimerFired(name))
+
+    @rule(name=st.sampled_from(NAMES), ok=st.booleans(), ready=st.sampled_from((True, True, False)))
+    def probe(self, name: str, ok: bool, ready: bool = True) -> None:
+        self._tell(ReplicaProbed(name, ok, ready=ready))
+        self._work_is_conserved()
+
+    @rule()
+    def all_is_well_again(self) -> None:
+        self.flow.law = LAWS[0]
+        self._tell(swapped(*(self._replica(name) for name in NAMES)))
+        for name in NAMES:
+            self.probe(name, True)
+
+    @rule(
+        gone=st.sampled_from((None, None, *NAMES)),
+        waiting=st.sampled_from((0, 0, 2)),
+        slots=st.sampled_from((1, 3, 3)),
+        sampled=st.booleans(),
+    )
+    def view_swaps(self, gone: str | None, waiting: int, slots: int, sampled: bool) -> None:
+        sample = Sample(at=self.now, waiting=waiting, running=1, kv_usage=0.5) if sampled else None
+        self._tell(swapped(*(self._replica(name, slots=slots, sample=sample) for name in NAMES if name != gone)))
+        self._work_is_conserved()
+
+    @rule(splits=st.sampled_from(SPLITS))
+    def splits_change(self, splits: dict[str, SplitConfig]) -> None:
+        self._tell(SplitsChanged(splits))
+        self._work_is_conserved()
+
+    @rule(epoch=st.sampled_from((1, 2)), n=st.none() | st.integers(0, 9))
+    def law_changes(self, epoch: int, n: int | None) -> None:
+        """And perhaps an attempt fails right then."""
+        self.flow.law = LAWS[epoch]
+        if n is not None and (rider := self._one(n, "sent")) and not rider.prefiller:
+            self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, outcome.DIED_BEFORE_START))
+
+    def _work_is_conserved(self) -> None:
+        """Nobody among the first in line waits while there is room for it, but for one who starves."""
+        flow = self.flow
+        for model in flow.queue.models():
+            if flow.queue.starved(model, self.now) is not None:
+                continue
+            for waiting in flow.queue.first(model, K_WAITING):
+                live = flow._requests[waiting.id]
+                choice = flow.wait_estimate.consider(
+                    live.request, live.need, self.now, live.tried, assigned=live.assigned
+                )
+                assert choice is None or choice.chosen is None
+
+    # -- what always holds
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        flow, riders = self.flow, self.referee.riders
+        assert flow.under_way == flow._budget.active == len(riders)
+        assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue._by_id)
+        assert flow.queue._taken.keys() <= riders.keys()
+        sent = self.referee.states("sent", "started")
+        assert len(flow.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
+        for rider in sent:
+            held = flow.ledger.held(rider.request.id)
+            assert held is not None
+            assert held.target == rider.target
+            if rider.prefiller:
+                assert held.prefill_tokens == 0
+                half = flow.ledger.held(f"{rider.request.id}/prefill")
+                assert half is not None
+                assert half.target == rider.prefiller
+        for target in flow.ledger.targets():
+            load = flow.ledger.load(target)
+            held = self._held_at(target)
+            assert load.in_flight == len(held)
+            assert load.prefill_tokens == sum(h.prefill_tokens for h in held)
+            assert load.kv_tokens == sum(h.kv_tokens for h in held)
+
+    @invariant()
+    def who_waits_is_in_the_line_of_what_it_is_for(self) -> None:
+        flow = self.flow
+        assert all(waiting.model == flow._requests[name].line for name, waiting in flow.queue._by_id.items())
+        assert sum(flow.wait_estimate.queued(model) for model in (MODEL, OTHER_MODEL)) == len(flow.queue)
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        queue = self.flow.queue
+        assert len(queue) <= 6
+        assert queue.tokens == pytest.approx(sum(w.tokens for w in queue._by_id.values()))
+        assert queue.tokens <= 4000 or len(queue) == 1
+        assert 0 <= self.flow._budget.retrying <= 3 + 0.2 * 50
+
+    @precondition(lambda self: not self.referee.riders)
+    @invariant()
+    def at_rest_nothing_is_held(self) -> None:
+        assert self.flow._budget.retrying == 0
+        assert self.flow.ledger.targets() == ()
+        assert self.flow.queue.tokens == 0.0
+
+    def teardown(self) -> None:
+        if hasattr(self, "referee"):
+            for name in list(self.referee.riders):
+                if name in self.referee.riders:
+                    self._tell(machine.ClientLeft(name))
+            assert not self.referee.riders
+            self.at_rest_nothing_is_held()
+            # What failed fast counts on for a while, and then no more: no slot is lost for good.
+            for name in NAMES:
+                self._tell(ReplicaProbed(name, True))
+            self.now += 1000.0
+            for model in (MODEL, OTHER_MODEL):
+                table = self.flow.wait_estimate.able(model, self.now)
+                assert not table.in_flight.any()
+                assert not table.kv_taken_tokens.any()
+
+
+TestRegionalMachine = RegionalMachine.TestCase
+TestRegionalMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+
+
+def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = request("a", 64 * 1024), request("b", 64 * 1024)
+    for n, asked in enumerate((first, replace(second, chain=(*first.chain[:20], *second.chain[20:])))):
+        flow.handle(machine.RequestArrived(asked), n)
+        flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + 0.1)
+        flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
+    assert flow.trie.match_one("r1", first.chain) == 20  # the first was gone, but for what the second brought back
+    assert flow.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
+
+
+SAID = 4096  # bytes of an answer: 1,024 tokens
+
+
+def _turn(flow: Any, asked: machine.Request, said: tuple[int, ...], now: float = 0.0, **ended: Any) -> Forward:
+    """One request, served whole."""
+    (forward,) = [c for c in flow.handle(machine.RequestArrived(asked), now) if isinstance(c, Forward)]
+    flow.handle(machine.AttemptBegan(asked.id, 1, 200), now + 0.1)
+    last = {"status": 200, "usage": Usage(asked.prompt_bytes // 4, SAID // 4), "chain": said, "said_bytes": SAID}
+    flow.handle(machine.AttemptEnded(asked.id, 1, **last | ended), now + 0.2)
+    return forward
+
+
+def _turns(prompt_bytes: int = 4096) -> tuple[machine.Request, machine.Request]:
+    """A request, and the next, which goes on from its prompt and an answer."""
+    return request("a", prompt_bytes), request("b", prompt_bytes + SAID, says="a")
+
+
+def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_finds_it() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
+    first, second = _turns()
+    target = _turn(flow, first, second.chain).target
+    assert flow.trie.match(second.chain) == {target: len(second.chain)}
+    again = _turn(flow, second, (), 1.0)
+    assert again.target == target
+    assert again.reasons.chosen.hit_tokens == (4096 + SAID) / 4
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        {"chain": (), "said_bytes": 0},
+        {"fault": outcome.ENGINE_ERROR},
+        {"status": 500},
+        {"said_bytes": SAID // 2 - 1},  # as much was thought as was said
+        {"usage": Usage(1024, 2 * SAID // 4 + 1)},
+    ],
+    ids=["unheard", "fault", "error", "thought", "thought too"],
+)
+def test_what_was_not_heard_whole_or_not_all_it_generated_is_not_thought_to_be_held(ended: dict[str, Any]) -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = _turns()
+    _turn(flow, first, second.chain, **ended)
+    assert flow.trie.match(second.chain) == {"r1": len(first.chain)}
+
+
+def test_without_a_count_of_tokens_what_was_heard_counts() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = _turns()
+    _turn(flow, first, second.chain, usage=None)
+    assert flow.trie.match_one("r1", second.chain) == len(second.chain)
+
+
+def test_an_answer_to_a_prompt_that_was_not_found_cached_is_held_with_it() -> None:
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = _turns(64 * 1024)
+    flow.trie.insert("r1", first.chain)
+    _turn(flow, first, second.chain, usage=Usage(16 * 1024, SAID // 4, 0))
+    assert flow.trie.match_one("r1", second.chain) == len(second.chain)
+
+
+def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
+    both = (replace(replica(n), models=frozenset({MODEL, "sql"}), adapters=frozenset({"sql"})) for n in ("r1", "r2"))
+    flow = regional(*both)
+    targets, promised = [], []
+    for n in range(6):
+        asked = replace(request(f"{n}", model="sql"), stream=True)
+        (forward,) = [c for c in flow.handle(machine.RequestArrived(asked), n) if isinstance(c, Forward)]
+        targets.append(forward.target)
+        promised.append(forward.promised_ttft_ms)
+        flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + (0.03 if n else 0.9))
+        flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(256, 10)), n + 0.95)
+    assert len(set(targets)) == 1
+    assert promised[0] >= LOAD_MS > max(promised[1:])
+    assert LOAD_MS < flow.adapters.load_ms(0.0) < 900.0
+    assert flow.adapters.loaded(targets[0]) == ("sql",)
+
+
+def test_who_asks_for_long_answers_gets_fewer_of_them() -> None:
+    """By prompts alone two tenants in a queue had as many turns, however long their answers."""
+    flow = regional(
+        replica("r1", slots=1, kv_tokens=1_000_000), queue_wait_s=1e4, queue_stands_s=1e4, queue_starvation_s=1e4
+    )
+    long = {"anyone": 2000, "other": 20}
+    under_way: list[str] = []
+    for n in range(60):
+        asked = request(f"{n}", 400, tenant=("anyone", "other")[n % 2], max_tokens=None, deadline=1e6)
+        under_way += [c.id for c in flow.handle(machine.RequestArrived(asked), 0.0) if isinstance(c, Forward)]
+    turns: list[str] = []
+    for now in range(1, 33):
+        name = under_way.pop()
+        turns.append(flow._requests[name].request.tenant)
+        ended = machine.AttemptEnded(name, 1, 200, Usage(100, long[turns[-1]]))
+        under_way += [c.id for c in flow.handle(ended, float(now)) if isinstance(c, Forward)]
+    assert turns.count("other") >= 26
+    assert turns.count("anyone") >= 2
+
+
+def test_who_finds_room_goes_and_who_does_not_waits_and_nobody_is_both() -> None:
+    flow = regional(replica("r1", slots=1))
+    commands = [c for n in range(3) for c in flow.handle(RequestArrived(request(f"q{n}")), 0.0)]
+    assert [type(c) for c in commands if isinstance(c, Forward | Hold)] == [Forward, Hold, Hold]
+    assert (flow.queue.waiting(MODEL), len(flow.ledger), flow.under_way) == (2, 1, 3)
+
+
+def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
+    flow = regional(replica("r1", slots=8))
+    stem = tuple(range(1, 9))  # 8 blocks of 256 B, 512 tokens
+    taken = []
+    for n, own in enumerate(((), (101, 102, 103, 104), (), (201, 202, 203, 204))):
+        asked = request(f"q{n}", prompt_bytes=bytes_at(len(stem + own)), chain=stem + own, max_tokens=10)
+        flow.handle(RequestArrived(asked), 0.0)
+        held = flow.ledger.held(f"q{n}")
+        assert held is not None
+        taken.append(held.kv_tokens - int(GROWN_SHARE * 10))
+        flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.1)
+    assert taken == [512, 256, 0, 256]
+    for n in range(4):
+        flow.handle(ClientLeft(f"q{n}"), 0.2)
+    again = request("last", prompt_bytes=bytes_at(12), chain=(*stem, 301, 302, 303, 304), max_tokens=10)
+    flow.handle(RequestArrived(again), 0.3)
+    last = flow.ledger.held("last")
+    assert last is not None
+    # Two thirds are cached and need no prefill, but nobody else holds them: they cannot be evicted for its sake alone.
+    assert (last.prefill_tokens, last.kv_tokens) == (256, 768 + int(GROWN_SHARE * 10))
+
+
+@pytest.mark.parametrize("stands_s", [1e-9, 100.0])
+def test_who_waits_by_choice_is_never_refused_for_it(stands_s: float) -> None:
+    flow = regional(
+        *(replica(name, slots=8, kv_tokens=100_000) for name in ("r1", "r2")),
+        queue_wait_s=1.0, queue_stands_s=stands_s, queue_standing_wait_s=0.2,
+    )  # fmt: skip
+    stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
+    flow.trie.insert("r1", stem)
+    other = request("other", prompt_bytes=bytes_at(28), chain=(*stem[:17], *range(51, 62)), max_tokens=10)
+    (first,) = (c for c in flow.handle(RequestArrived(other), 0.0) if isinstance(c, Forward))
+    assert first.target == "r1"
+    long = request("long", prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10)
+    commands = flow.handle(RequestArrived(long), 0.1)
+    assert [type(c) for c in commands] == [Hold, SetTimer]
+    due = commands[1].at
+    assert due <= 1.1
+    (late,) = (c for c in flow.handle(TimerFired("long"), due) if isinstance(c, Forward))
+    assert late.target == "r2"  # r1 is at the other one's prompt still
+    assert not len(flow.queue)
+
+
+def test_as_many_are_compared_as_are_worth_it() -> None:
+    assert 2 <= K_WAITING <= 16  # each costs a match, at every slot that frees

@@ -1,0 +1,233 @@
+"""Room, choice and expected wait over replicas."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from worlds import fleet, replica
+
+from farhop.balance.ledger import Reservation
+from regional_lb.fleet.view import Sample
+from regional_lb.scheduler.pick import EXPLORED_SHARE, FIELD_MAX, Known, expected_wait_ms, least, pick
+from regional_lb.scheduler.policy import Need, Predictive
+from regional_lb.scheduler.policy.latency import LeastLatency
+from regional_lb.scheduler.policy.predictive import BETA
+from regional_lb.scheduler.policy.round_robin import RoundRobin
+from regional_lb.scheduler.split import Assigned
+
+NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
+
+
+def sample(waiting: int, at: float = 0.0, running: int = 0) -> Sample:
+    return Sample(at=at, waiting=waiting, running=running, kv_usage=0.0)
+
+
+def table(*replicas, reserved=()):
+    return fleet(*replicas, reserved=reserved).whole
+
+
+def choose(*replicas, hits=None, reserved=(), seed=1):
+    rows = table(*replicas, reserved=reserved)
+    held = [(depth, rows.of.at[name]) for name, depth in (hits or {}).items()]
+    return pick(NEED, rows, held, Predictive(), 0.0, Random(seed))
+
+
+FULL = (Reservation("r1", 0, 10), Reservation("r1", 0, 10))
+
+
+def test_why_it_has_its_version_in_one_word_of_few() -> None:
+    choice = choose(replica("r1"))
+    assert (choice.version, choice.split) == ("", "")
+    choice.version, choice.assigned = "v2", Assigned("v2", "llama v2", "rule 17")
+    assert choice.split == "rule"
+    choice.version = "v1"
+    assert choice.split == "fallback"
+
+
+def test_the_choice_comes_with_its_field_and_who_was_full() -> None:
+    choice = choose(replica("r1"), replica("r2", prefill_ms_per_token=0.3), reserved=FULL)
+    assert choice.chosen.replica == "r2"
+    assert [s.replica for s in choice.field] == ["r1", "r2"]
+    assert choice.full == ("r1",)
+    nobody = choose(replica("r1"), reserved=FULL)
+    assert (nobody.chosen, nobody.full) == (None, ("r1",))
+
+
+def test_the_field_is_what_was_seen_whatever_comes_after() -> None:
+    both = fleet(replica("r1"), replica("r2"))
+    choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
+    before = choice.field
+    both.ledger.reserve("q", Reservation("r1", 700, 700))
+    both.served("r2", 1e4, 1e5, 100, 0.0)
+    both.age(1.0)
+    assert choice.field == before
+
+
+def test_of_very_many_the_best_are_remembered() -> None:
+    many = [replica(f"r{i}", prefill_ms_per_token=1.0 + i) for i in range(3 * FIELD_MAX)]
+    choice = choose(*many)
+    assert [s.replica for s in choice.field] == [f"r{i}" for i in range(FIELD_MAX)]
+    assert choice.chosen.replica == "r0"
+
+
+def test_near_ties_go_to_the_less_loaded_and_clear_wins_do_not() -> None:
+    one = [Reservation("r1", 0, 10)]
+    both = (replica("r1"), replica("r2"))
+    assert {choose(*both, reserved=one, seed=s).chosen.replica for s in range(20)} == {"r2"}
+    assert {choose(*both, seed=s).chosen.replica for s in range(20)} == {"r1", "r2"}
+    warm = {"r1": 4}  # the whole prompt of 1024 bytes
+    assert {choose(*both, hits=warm, reserved=one, seed=s).chosen.replica for s in range(20)} == {"r1"}
+
+
+LONG = Need(prompt_tokens=8192.0, output_tokens=100.0, bytes_per_token=4.0)
+ROOMY = {"slots": 8, "kv_tokens": 100_000, "prefill_tokens_max": 2_000}
+
+
+def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None):
+    """Who gets a prompt that r1 holds but for 1,536 tokens, and r2 does not; r1 prefills so many of another's."""
+    rows = table(replica("r1", **ROOMY), replica("r2", **ROOMY), reserved=[Reservation("r1", backlog_tokens, 4_000)])
+    policy = policy or Predictive()
+    policy.adopt(rows.of.names)
+    return pick(need, rows, [(38, rows.of.at["r1"])], policy, 0.0, Random(1), choosy=choosy).chosen
+
+
+def test_a_long_prompt_waits_for_who_holds_it_and_is_not_computed_anew_elsewhere() -> None:
+    # 38 blocks are 26 KiB, 6,656 tokens. To compute all takes 819 ms; to wait for 2,100 and compute the rest, 364.
+    assert of_long(LONG, 2_100) is None
+    assert of_long(LONG, 2_100, choosy=False).replica == "r2"
+    assert of_long(LONG, 1_500).replica == "r1"  # there is room
+    assert of_long(LONG, 9_000).replica == "r2"  # who waits for that is later than who computes it
+    assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # does not know what anything takes
+    # Whoever has no room in its KV cache, or a line, is waited for by nobody who has room elsewhere.
+    full = table(
+        replica("r1", **{**ROOMY, "kv_tokens": 5_000}),
+        replica("r2", **ROOMY),
+        reserved=[Reservation("r1", 1_500, 4_500)],
+    )
+    assert pick(LONG, full, [(38, 0)], Predictive(), 0.0, Random(1)).chosen.replica == "r2"
+
+
+def test_expected_wait() -> None:
+    one, two = (replica(name, slots=1, prefill_ms_per_token=0.1, tpot_ms=20.0) for name in ("r1", "r2"))
+    assert expected_wait_ms(table(), 0, 0.0) == 0.0
+    assert expected_wait_ms(table(one, two), 0, 0.0) == 0.0
+    reserved = [Reservation("r1", 100, 100), Reservation("r2", 100, 100)]
+    # 256 tokens of 20 ms: each is through after 5.12 s, one of two every 2.56 s.
+    assert expected_wait_ms(table(one, two, reserved=reserved), 0, 0.0) == pytest.approx(2560.0)
+    assert expected_wait_ms(table(one, two, reserved=reserved), 3, 0.0) == pytest.approx(10240.0)
+    roomy = replica("r1", slots=9, prefill_ms_per_token=0.1)
+    assert expected_wait_ms(table(roomy, reserved=reserved[:1]), 0, 0.0) == pytest.approx(10.0)  # 100 tokens ahead
+
+
+def test_what_others_run_at_an_engine_counts_for_its_wait() -> None:
+    theirs = replica("r1", sample=sample(waiting=7, running=4), tpot_ms=20.0)
+    # Eight go first or are it, four run: one leaves every 1.28 s.
+    assert expected_wait_ms(table(theirs), 0, 0.0) == pytest.approx(8 * 1280.0)
+
+
+def test_a_delay_is_part_of_the_score_and_told() -> None:
+    both = table(replica("r1"), replica("r2"))
+    delay = np.array([50.0, 0.0])
+    choice = pick(NEED, both, (), Predictive(), 0.0, Random(1), Known({"r2": 0.0}, {}), delay)
+    assert {s.replica: (s.delay_ms, s.exact) for s in choice.field} == {"r1": (50.0, False), "r2": (0.0, True)}
+    best, other = choice.field
+    assert (best.replica, other.score - best.score) == ("r2", pytest.approx(50.0))
+    many = table(*(replica(f"r{i:03}") for i in range(2 * FIELD_MAX)))
+    delays = np.arange(2.0 * FIELD_MAX)
+    short = pick(NEED, many, (), Predictive(), 0.0, Random(1), delay_ms=delays)
+    assert [s.delay_ms for s in short.field][:FIELD_MAX] == delays[:FIELD_MAX].tolist()
+
+
+@given(st.integers(9, 400), st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 6))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_least_are_as_sorting_would_have_them(count: int, seed: int, most: int, kinds: int) -> None:
+    scores = Random(seed).choices(
+        [2.0, 1.0, np.inf, 1.5, 0.0, 7.0][:kinds], weights=[20, 2, 20, 1, 1, 9][:kinds], k=count
+    )
+    column = np.array(scores)
+    rows = least(column, most)
+    assert len(set(rows.tolist())) == most
+    assert sorted(column[rows]) == sorted(scores)[:most]
+
+
+# -- what a score is made of
+
+
+def test_the_terms_of_a_score_in_ms_add_up_to_it() -> None:
+    reserved = [Reservation("r1", 700, 700), Reservation("r3", 0, 300), Reservation("r3", 50, 300)]
+    rows = table(replica("r1", slots=8), replica("r2", tpot_ms=30.0), replica("r3", slots=8), reserved=reserved)
+    choice = pick(NEED, rows, ((2, 2),), Predictive(), 0.0, Random(1), delay_ms=np.array([0.0, 200.0, 0.0]))
+    terms = choice.terms()
+    token_ms = (rows.tpot_ms + rows.batch_interference_ms * rows.in_flight).tolist()
+    for scored in choice.field:
+        place = rows.of.at[scored.replica]
+        assert sum(terms[scored.replica].values()) == pytest.approx(scored.score)
+        assert terms[scored.replica]["decode"] == pytest.approx(
+            BETA * NEED.output_tokens * (rows.tpot_ms.item(place) - min(token_ms))
+        )
+    assert terms["r1"]["backlog"] == pytest.approx(70.0)
+    assert terms["r2"]["adapter"] == 200.0
+    assert terms["r3"]["interference"] > terms["r1"]["interference"] > terms["r2"]["interference"] == 0.0
+    assert terms["r3"]["stall"] == 0.0 < terms["r1"]["stall"]
+
+
+def test_other_units_have_no_terms_and_peaks_have_theirs() -> None:
+    rows = table(replica("r1", slots=8), replica("r2"), reserved=[Reservation("r1", 0, 10)])
+    assert pick(NEED, rows, (), turns_of(rows), 0.0, Random(1)).terms() == {}
+    peaks = LeastLatency()
+    peaks.adopt(rows.of.names)
+    choice = pick(NEED, rows, (), peaks, 0.0, Random(1))
+    for scored in choice.field:
+        assert sum(choice.terms()[scored.replica].values()) == pytest.approx(scored.score)
+    assert choice.terms()["r1"]["others"] == pytest.approx(choice.terms()["r1"]["first byte"])
+
+
+def turns_of(rows) -> RoundRobin:
+    policy = RoundRobin()
+    policy.adopt(rows.of.names)
+    return policy
+
+
+# -- who is doubtful
+
+
+def doubtful(times: int = 1000, doubt=(0.1, 0.5, 0.5), deadline: float = inf, **fields) -> list[tuple[str, bool]]:
+    """Whom picks choose of three, of whom the second is thought to be slower and the third was never near."""
+    rows = table(replica("r1", slots=64), replica("r2", slots=64, tpot_ms=fields.pop("tpot_ms", 24.0)),
+                 replica("r3", slots=64, tpot_ms=200.0))  # fmt: skip
+    rows.doubt[:] = doubt
+    dice, need = Random(3), replace(NEED, deadline=deadline)
+    found = [pick(need, rows, fields.get("hits", ()), Predictive(), 0.0, dice) for _ in range(times)]
+    return [(choice.chosen.replica, choice.explored) for choice in found]
+
+
+def test_the_doubtful_who_may_be_as_good_get_a_stated_share() -> None:
+    found = doubtful()
+    explored = [name for name, explored in found if explored]
+    assert set(explored) == {"r2"}
+    assert 0.03 < len(explored) / len(found) < 0.07 == EXPLORED_SHARE + 0.02
+    assert {name for name, explored in found if not explored} == {"r1"}
+
+
+def test_nobody_is_explored_who_is_known_as_well_as_the_best_or_could_not_be_as_good() -> None:
+    assert not any(explored for _, explored in doubtful(doubt=(0.5, 0.5, 0.5)))
+    assert not any(explored for _, explored in doubtful(tpot_ms=60.0))
+
+
+def test_a_cached_prefix_is_not_left_to_explore() -> None:
+    assert not any(explored for _, explored in doubtful(hits=((8, 0),)))
+
+
+def test_a_deadline_is_not_left_to_doubt() -> None:
+    """2.4 s on the doubtful one, twice as long at the most; 2 s on the known one, a fifth more at the most."""
+    assert any(explored for _, explored in doubtful(deadline=5.2))
+    assert {name for name, _ in doubtful(deadline=3.0)} == {"r1"}
+    # Even where it would be the better by a little.
+    assert {name for name, _ in doubtful(deadline=3.0, tpot_ms=19.0)} == {"r1"}
+    assert {name for name, _ in doubtful(deadline=5.2, tpot_ms=19.0)} == {"r2"}

@@ -1,0 +1,429 @@
+"""The waiting room: its bounds, its order between bands, tenants and models, and who is shed when it is full."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from regional_lb.scheduler.queue import OF_LATE_S, STARVED_EVERY, RequestQueue, work
+
+RUN = settings(max_examples=80, deadline=None, derandomize=True)
+REQUESTS_MAX, TOKENS_MAX, STARVATION_S = 8, 1000, 10.0
+
+
+def room(**bounds) -> RequestQueue:
+    return RequestQueue(**{"requests_max": 1000, "tokens_max": 10**9, "starvation_s": STARVATION_S, **bounds})
+
+
+def push(queue: RequestQueue, name: str, tenant: str = "t", weight: float = 1.0, **fields) -> None:
+    known = {"model": "m", "priority": 0, "tokens": 100.0, "now": 0.0, **fields}
+    queue.push(name, tenant=tenant, weight=weight, **known)
+
+
+def test_a_room_refuses_who_is_in_it_and_who_does_not_fit() -> None:
+    queue = room(requests_max=2, tokens_max=150)
+    push(queue, "large", tokens=500.0)  # alone, whatever its size
+    with pytest.raises(ValueError, match="waits already"):
+        push(queue, "large")
+    assert not queue.fits(1.0)
+    with pytest.raises(ValueError, match="full"):
+        push(queue, "small", tokens=1.0)
+    queue.remove("large", served=True)
+    assert queue.tokens == 0.0
+    assert queue.remove("large", served=True) is None
+    assert not room(requests_max=0).fits(0.0)
+
+
+def test_where_nobody_waits_there_is_nothing() -> None:
+    queue = room()
+    assert (len(queue), queue.models(), queue.first("m", 8), queue.starved("m", 1e9)) == (0, [], [], None)
+    assert queue.waiting("m") == 0
+    assert queue.victim(9, 1.0) is None
+
+
+def stands_s(queue, priority, now, late_s=1.0):
+    queue.note("m", late_s, now)
+    return queue.stands_s("m", priority, now)
+
+
+def test_a_queue_stands_since_whoever_was_the_oldest_of_its_lowest_band_has_been_late() -> None:
+    queue = room()
+    assert stands_s(queue, 0, 5.0) == 0.0
+    push(queue, "a", now=1.0)
+    push(queue, "b", now=1.4)
+    push(queue, "c", now=4.5)
+    push(queue, "high", priority=1, now=2.0)
+    assert stands_s(queue, 0, 1.9) == 0.0
+    assert stands_s(queue, 0, 2.1) == pytest.approx(0.1)  # late since 2.0
+    queue.remove("a", served=True)
+    assert stands_s(queue, 0, 2.2) == pytest.approx(0.2)  # the next is not late yet, but nearly
+    queue.remove("b", served=True)
+    assert stands_s(queue, 0, 4.6) == 0.0  # it moves
+    assert stands_s(queue, 0, 5.6) == pytest.approx(0.1)
+    queue.remove("c", served=True)
+    assert stands_s(queue, 1, 9.0) == 0.0
+
+
+def test_a_queue_does_not_stand_while_others_below_suffer_first() -> None:
+    queue = room()
+    push(queue, "b", now=4.0)
+    push(queue, "high", priority=1, now=2.0)
+    assert stands_s(queue, 0, 6.0) == 1.0
+    assert stands_s(queue, 1, 6.0) == 0.0  # others are below it
+    queue.remove("b", served=True)
+    assert stands_s(queue, 1, 6.0) == 0.0  # nor have they gone for good
+    assert stands_s(queue, 1, 4.0 + OF_LATE_S) == 1.0 + OF_LATE_S
+
+
+def test_guests_do_not_stand_before_own_work_nor_keep_it_out() -> None:
+    queue = room(requests_max=3, starvation_s=1.0)
+    for name, now in (("g1", 0.0), ("g2", 1.0), ("own", 2.0)):
+        push(queue, name, now=now, foreign=name != "own")
+    assert [w.id for w in queue.first("m", 8)] == ["g1", "g2", "own"]
+    assert [w.id for w in queue.first("m", 8, own=True)] == ["own"]
+    for _ in range(STARVED_EVERY - 1):
+        queue.remove("g2", served=True)
+        push(queue, "g2", now=5.0, foreign=True)
+    starved = queue.starved("m", 9.0)
+    assert starved is not None
+    assert starved.id == "own"
+    assert queue.victim(0, 1.0, "m", "t", foreign=True) is None
+    victim = queue.victim(0, 1.0, "m", "t")
+    assert victim is not None
+    assert victim.id == "g2"  # the newest of them
+    queue.remove("g2", served=False)
+    push(queue, "newest", now=9.0)
+    assert queue.victim(0, 1.0, "m", "another", foreign=True) is None  # nor in the name of fairness
+    assert queue.victim(0, 1.0, "m", "another") is not None
+
+
+def test_what_it_waited_elsewhere_counts() -> None:
+    queue = room()
+    push(queue, "a", now=0.0)
+    push(queue, "old", now=3.0, waited_s=4.0)
+    assert not queue.outlived("a", 2.0, 3.5)  # the other is no younger
+    push(queue, "young", now=3.4)
+    assert queue.outlived("a", 2.0, 3.5)
+    assert queue.outlived("old", 2.0, 3.5)
+
+
+def test_who_waited_too_long_is_outlived_where_somebody_as_urgent_did_not() -> None:
+    queue = room()
+    push(queue, "old", now=0.0)
+    push(queue, "high", priority=1, now=1.0)
+    assert not queue.outlived("old", 2.0, 5.0)  # all of them have
+    push(queue, "young", now=4.0)
+    assert queue.outlived("old", 2.0, 5.0)
+    assert not queue.outlived("high", 2.0, 5.0)  # the young one is less urgent
+    assert not queue.outlived("young", 2.0, 5.0)
+    push(queue, "other", model="else", now=4.0)
+    queue.remove("young", served=True)
+    assert not queue.outlived("old", 2.0, 5.0)  # who waits for another model is nobody's rival
+
+
+def test_models_are_served_by_band_then_by_age() -> None:
+    queue = room()
+    push(queue, "a", model="old", now=1.0)
+    push(queue, "b", model="young", now=2.0)
+    push(queue, "c", model="urgent", priority=1, now=3.0)
+    assert queue.models() == ["urgent", "old", "young"]
+    assert [w.id for w in queue.first("old", 8)] == ["a"]
+
+
+def test_who_moves_to_another_line_keeps_its_age_and_its_band() -> None:
+    queue = room(tokens_max=400)
+    for n, (name, model, priority) in enumerate(
+        (("a", "old", 0), ("b", "new", 0), ("c", "old", 1), ("d", "old", 0), ("e", "apart", 0))
+    ):
+        push(queue, name, f"t{n}", model=model, priority=priority, now=float(n), tokens=80.0)
+    apart = queue.first("apart", 8)
+    queue.reline({"a": "new", "c": "new", "d": "newest", "b": "new", "gone": "new"})
+    assert [w.id for w in queue.first("new", 8)] == ["c", "a", "b"]
+    assert [(w.id, w.since) for w in queue.first("newest", 8)] == [("d", 3.0)]
+    assert (queue.waiting("old"), len(queue), queue.tokens) == (0, 5, 400.0)
+    assert queue.first("apart", 8) == apart  # whoever has nothing to do with it is left alone
+    served = [queue.remove(name, served=True) for name in "abcde"]
+    assert [w.model for w in served if w is not None] == ["new", "new", "new", "newest", "apart"]
+    assert (len(queue), queue.models(), queue.tokens) == (0, [], 0.0)
+
+
+def test_only_what_is_served_counts_against_a_tenant() -> None:
+    """Ten of A's give up unserved: its eleventh is as near to its turn as B's first."""
+    queue = room()
+    for n in range(10):
+        push(queue, f"a{n}", "a")
+    push(queue, "b0", "b")
+    push(queue, "b1", "b")
+    for n in range(10):
+        queue.remove(f"a{n}", served=False)
+    push(queue, "a10", "a")
+    queue.remove("b0", served=True)
+    assert [w.id for w in queue.first("m", 8)] == ["a10", "b1"]
+
+
+def test_who_comes_anew_neither_waits_for_the_past_nor_profits_by_it() -> None:
+    queue = room()
+    for n in range(50):
+        push(queue, f"a{n}", "a")
+    for n in range(40):
+        queue.remove(f"a{n}", served=True)
+    for n in range(3):
+        push(queue, f"b{n}", "b")
+    order = serve_all(queue)
+    assert order[:6] in (["a40", "b0", "a41", "b1", "a42", "b2"], ["b0", "a40", "b1", "a41", "b2", "a42"])
+
+
+def test_a_tenant_that_leaves_and_returns_pays_what_it_took() -> None:
+    queue = room()
+    push(queue, "a0", "a", tokens=1000.0)
+    for n in range(5):
+        push(queue, f"b{n}", "b")
+    queue.remove("a0", served=True)
+    push(queue, "a1", "a")
+    assert serve_all(queue) == ["b0", "b1", "b2", "b3", "b4", "a1"]
+
+
+def serve_all(queue: RequestQueue) -> list[str]:
+    order = []
+    while due := queue.first("m", 1):
+        queue.remove(due[0].id, served=True)
+        order.append(due[0].id)
+    return order
+
+
+@given(
+    st.lists(st.sampled_from((10.0, 100.0, 400.0)), min_size=60, max_size=60),
+    st.lists(st.sampled_from((10.0, 100.0, 400.0)), min_size=60, max_size=60),
+    st.sampled_from((1.0, 2.0, 5.0)),
+)
+@RUN
+def test_service_is_in_proportion_to_weight(light: list[float], heavy: list[float], weight: float) -> None:
+    """While both are backlogged, tokens served per weight differ by no more than one request of each (SFQ's bound)."""
+    queue = room()
+    for n, tokens in enumerate(light):
+        push(queue, f"l{n}", "light", tokens=tokens)
+    for n, tokens in enumerate(heavy):
+        push(queue, f"h{n}", "heavy", weight, tokens=tokens)
+    served = {"light": 0.0, "heavy": 0.0}
+    while {w.tenant for w in queue.first("m", 120)} == {"light", "heavy"}:
+        due = queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        served[due.tenant] += due.tokens
+        assert abs(served["light"] - served["heavy"] / weight) <= 400.0 + 400.0 / weight
+
+
+ANSWERS = st.lists(st.tuples(st.sampled_from((0.0, 50.0, 300.0)), st.sampled_from((0.0, 50.0, 300.0))), min_size=60)
+
+
+@given(ANSWERS, ANSWERS, st.sampled_from((1.0, 2.0, 5.0)), st.integers(0, 8))
+@settings(RUN, max_examples=40)
+def test_answers_count_as_they_turned_out(light: Any, heavy: Any, weight: float, late: int) -> None:
+    """However wrong what was expected of an answer: work served per weight differs by no more than one request of each
+    and what is still unknown of those under way."""
+    queue, most = room(), work(100.0, 300.0)
+    answers = {
+        f"{name[0]}{n}": one for name, all_ in (("light", light), ("heavy", heavy)) for n, one in enumerate(all_)
+    }
+    for request_id, (expected, _) in answers.items():
+        mine = ("light", 1.0) if request_id[0] == "l" else ("heavy", weight)
+        push(queue, request_id, *mine, output_tokens=expected)
+    served, under_way = {"light": 0.0, "heavy": 0.0}, deque[str]()
+    while {w.tenant for w in queue.first("m", 200)} == {"light", "heavy"}:
+        due = queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        served[due.tenant] += work(100.0, answers[due.id][1])
+        under_way.append(due.id)
+        if len(under_way) > late:
+            over = under_way.popleft()
+            queue.settle(over, work(100.0, answers[over][1]))
+        assert abs(served["light"] - served["heavy"] / weight) <= (1 + late) * (most + most / weight)
+
+
+def test_long_answers_are_paid_for() -> None:
+    """By prompts alone both tenants had as many turns, and one of them took 30 times the GPU time."""
+    queue = room()
+    for n in range(40):
+        push(queue, f"long{n}", "long", output_tokens=100.0)  # as nobody knows better
+        push(queue, f"short{n}", "short", output_tokens=100.0)
+    order = []
+    for _ in range(40):
+        due = queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        queue.settle(due.id, work(100.0, 1500.0 if due.tenant == "long" else 50.0))
+        order.append(due.tenant)
+    assert order.count("long") == pytest.approx(40 * 200 / (200 + 3100), abs=1.0)
+
+
+def test_a_turn_is_settled_once_and_never_after_its_band_has_emptied() -> None:
+    queue = room()
+    push(queue, "a0", "a")
+    queue.remove("a0", served=True)
+    push(queue, "a1", "a")
+    push(queue, "b0", "b")
+    queue.settle("a0", 1e9)  # of a band that is gone: what was before it empties is forgotten
+    assert serve_all(queue) == ["a1", "b0"]
+    for name in ("a1", "b0", "a0", "never"):
+        queue.settle(name, None)
+        queue.settle(name, 1e9)
+    assert not queue._taken
+
+
+@given(st.integers(1, 60), st.integers(1, 6))
+@RUN
+def test_the_oldest_waits_no_more_than_so_many_turns(urgent: int, pace: int) -> None:
+    """Once it is too old, in every STARVED_EVERY turns one is its, whatever stands before it."""
+    queue = room()
+    push(queue, "old", now=0.0)
+    now, turns = STARVATION_S + 0.1, 0
+    for n in range(urgent):
+        push(queue, f"u{n}", "other", priority=1, now=now)
+    while True:
+        starved = queue.starved("m", now)
+        due = starved or queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        turns += 1
+        push(queue, f"more{turns}", "other", priority=1, now=now)
+        now += pace
+        if due.id == "old":
+            break
+        assert due.priority == 1
+    assert turns == STARVED_EVERY
+
+
+def test_two_that_starve_do_not_go_one_after_another() -> None:
+    queue = room()
+    for name in ("old0", "old1"):
+        push(queue, name, now=0.0)
+    for n in range(9):
+        push(queue, f"u{n}", "other", priority=1, now=1.0)
+    order = []
+    for _ in range(8):
+        due = queue.starved("m", 99.0) or queue.first("m", 1)[0]
+        queue.remove(due.id, served=True)
+        order.append(due.id)
+    assert order == ["u0", "u1", "u2", "old0", "u3", "u4", "u5", "old1"]
+
+
+def test_young_ones_do_not_starve() -> None:
+    queue = room()
+    for n in range(9):
+        push(queue, f"q{n}", now=0.0)
+    for n in range(8):
+        assert queue.starved("m", STARVATION_S) is None
+        queue.remove(f"q{8 - n}", served=True)
+    assert queue.starved("m", STARVATION_S + 0.1) is not None
+
+
+def test_the_newest_of_the_lowest_band_makes_way() -> None:
+    queue = room(requests_max=3, tokens_max=1000)
+    push(queue, "low0", tokens=100.0)
+    push(queue, "low1", tokens=400.0, model="other")
+    push(queue, "mid", priority=1, tokens=400.0)
+    assert queue.victim(2, 100.0).id == "low1"
+    assert queue.victim(1, 500.0).id == "low1"
+    assert queue.victim(1, 501.0) is None  # one place would not do
+    assert queue.victim(0, 100.0) is None
+
+
+def test_nobody_fills_the_room_alone() -> None:
+    """Neither one model nor one tenant: who has most of it, by weight, makes way for who would still have less."""
+    queue = room(requests_max=8)
+
+    def come(name: str, model: str, tenant: str, weight: float = 1.0) -> str:
+        gone = ""
+        if not queue.fits(100.0):
+            victim = queue.victim(0, 100.0, model, tenant, weight)
+            if victim is None:
+                return name
+            queue.remove(victim.id, served=False)
+            gone = victim.id
+        push(queue, name, tenant, weight, model=model)
+        return gone
+
+    assert [come(f"a{n}", "busy", "a") for n in range(10)] == [""] * 8 + ["a8", "a9"]
+    assert [come(f"q{n}", "quiet", "a") for n in range(5)] == ["a7", "a6", "a5", "a4", "q4"]
+    assert [come(f"b{n}", "busy", "b", 2.0) for n in range(6)] == ["a3", "q3", "a2", "q2", "b4", "b5"]
+    assert [w.id for w in queue.first("busy", 9)] == ["a0", "b0", "b1", "a1", "b2", "b3"]
+    queue.remove("a0", served=True)
+    push(queue, "high", "c", priority=1)
+    assert queue.victim(1, 100.0, "m", "d") is not None  # a lower band first
+    assert queue.victim(-1, 100.0, "busy", "d") is None
+
+
+class Room(RuleBasedStateMachine):
+    """A room beside the plainest model of it: a list in order of arrival."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.queue = room(requests_max=REQUESTS_MAX, tokens_max=TOKENS_MAX)
+        self.model: dict[str, tuple[str, str, int, float]] = {}
+        self.names = 0
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        model=st.sampled_from("mn"),
+        priority=st.integers(0, 2),
+        tokens=st.sampled_from((0.0, 0.1, 100.0, 300.0, 2000.0)),
+    )
+    def push(self, tenant: str, model: str, priority: int, tokens: float) -> None:
+        total = sum(t for *_, t in self.model.values())
+        fits = not self.model or (len(self.model) < REQUESTS_MAX and total + tokens <= TOKENS_MAX)
+        assert self.queue.fits(tokens) is fits
+        if fits:
+            self.names += 1
+            push(self.queue, f"q{self.names}", tenant, 1.0, model=model, priority=priority, tokens=tokens)
+            self.model[f"q{self.names}"] = (tenant, model, priority, tokens)
+
+    @rule(n=st.integers(0, 9), served=st.booleans())
+    def remove(self, n: int, served: bool) -> None:
+        if self.model:
+            name = list(self.model)[n % len(self.model)]
+            removed = self.queue.remove(name, served=served)
+            assert (removed.id, removed.tokens) == (name, self.model.pop(name)[3])
+
+    @invariant()
+    def agrees(self) -> None:
+        queue = self.queue
+        assert len(queue) == len(self.model)
+        assert queue.tokens == pytest.approx(sum(t for *_, t in self.model.values()))
+        assert set(queue.models()) == {m for _, m, *_ in self.model.values()}
+        for model in "mn":
+            here = {name: (t, p) for name, (t, m, p, _) in self.model.items() if m == model}
+            order = [w.id for w in queue.first(model, 99)]
+            assert sorted(order) == sorted(here)
+            assert queue.waiting(model) == len(here)
+            assert [w.id for w in queue.first(model, 3)] == order[:3]
+            # Bands in order, and within a band each tenant's own in order of arrival.
+            assert [here[name][1] for name in order] == sorted((p for _, p in here.values()), reverse=True)
+            for tenant in "abc":
+                for priority in range(3):
+                    own = [name for name in order if here[name] == (tenant, priority)]
+                    assert own == [name for name in here if here[name] == (tenant, priority)]
+        lowest = min((p for _, _, p, _ in self.model.values()), default=None)
+        victim = queue.victim(3, 1.0)
+        assert (victim is None) == (not self.model or queue.tokens - victim_tokens(self.model, lowest) + 1 > TOKENS_MAX)
+
+
+def victim_tokens(model: dict[str, tuple[str, str, int, float]], lowest: int | None) -> float:
+    return next(t for _, _, p, t in reversed(model.values()) if p == lowest)
+
+
+TestRoom = Room.TestCase
+TestRoom.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def test_what_is_remembered_of_tenants_is_bounded() -> None:
+    queue = room(requests_max=10)
+    push(queue, "stays", "resident")
+    for n in range(3000):
+        push(queue, f"q{n}", f"tenant{n}")
+        queue.remove(f"q{n}", served=True)
+    (line,) = queue._lines.values()
+    (band,) = line.bands.values()
+    assert len(band.tenants) == 1
+    assert len(band.finishes) <= 1024

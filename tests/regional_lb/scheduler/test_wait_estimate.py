@@ -1,0 +1,157 @@
+"""What a request would meet: asked any number of times it changes nothing, and it is what then happens."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from worlds import MODEL, OTHER_MODEL, regional, replica, request
+
+from farhop.balance.health.replica import Mode
+from farhop.balance.machine import Forward, RequestArrived, Tokens
+from regional_lb.fleet.kv_events import Cleared, Linked, Lost, Stored
+from regional_lb.fleet.shares import PeerReported
+from regional_lb.fleet.view import ReplicaProbed, line_of
+from regional_lb.scheduler.flow import RegionalFlow
+from regional_lb.scheduler.pick import uncached_tokens
+from regional_lb.scheduler.policy import Need
+from regional_lb.scheduler.split import SplitConfig
+
+
+def test_looking_changes_nothing_and_is_what_then_happens() -> None:
+    flow = regional(replica("r1", prefill_ms_per_token=1.0), replica("r2"))
+    asked = request("a")
+    need = flow.wait_estimate.need_of(asked)
+    assert need.prompt_tokens == 256.0
+    picks = [flow.wait_estimate.consider(asked, need, 0.0) for _ in range(3)]
+    assert [pick.chosen.replica for pick in picks] == ["r2"] * 3
+    assert (flow.under_way, len(flow.ledger), flow.trie.nodes) == (0, 0, 0)
+    _, forward = flow.handle(RequestArrived(asked), 0.0)
+    assert isinstance(forward, Forward)
+    assert forward.target == "r2"
+
+
+def test_nobody_there_is_no_pick_and_no_wait() -> None:
+    flow = regional(replica("r1"))
+    asked = request("a", model=OTHER_MODEL)
+    assert flow.wait_estimate.consider(asked, flow.wait_estimate.need_of(asked), 0.0) is None
+    assert (
+        flow.wait_estimate.consider(request("b"), flow.wait_estimate.need_of(request("b")), 0.0, without=("r1",))
+        is None
+    )
+    assert flow.wait_estimate.wait_ms(OTHER_MODEL, 0.0) == 0.0
+
+
+def test_only_guests_are_turned_away() -> None:
+    flow = regional(replica("r1"))
+    own = request("a")
+    foreign = request("b", entry_region="tokyo", promised_ttft_ms=1.0)
+    flow.handle(RequestArrived(request("big", 64 * 1024)), 0.0)
+    assert flow.wait_estimate.turned_away(own, flow.wait_estimate.need_of(own), 0.0) is None
+    assert flow.wait_estimate.turned_away(foreign, flow.wait_estimate.need_of(foreign), 0.0) is not None
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) > 0.0
+
+
+def test_a_version_is_served_by_its_own_or_where_none_is_able_by_any() -> None:
+    flow = regional(replica("r1", version="v1"), replica("r2", version="v2"))
+    v2 = line_of(MODEL, "v2")
+    assert flow.wait_estimate.serving(v2, 0.0).names == ("r2",)
+    assert flow.wait_estimate.serving(MODEL, 0.0).names == ("r1", "r2")
+    assert flow.wait_estimate.serving(v2, 0.0, without=("r2",)).names == ("r1",)
+    flow.splits.override({MODEL: SplitConfig(fallback=False)})
+    assert flow.wait_estimate.serving(v2, 0.0, without=("r2",)).names == ()
+    assert flow.wait_estimate.serving(line_of(OTHER_MODEL, "v2"), 0.0).names == ()
+
+
+def test_what_is_kept_free_is_no_reason_to_fall_back() -> None:
+    flow = regional(replica("r1", version="v1"), replica("r2", version="v2"))
+    flow.splits.override({MODEL: SplitConfig(weights={"v2": 1})})
+    asked = request("a")
+    need = flow.wait_estimate.need_of(asked)
+    assert flow.wait_estimate.consider(asked, need, 0.0, aside=("r2",)) is None
+    pick = flow.wait_estimate.consider(asked, need, 0.0, without=("r2",))
+    assert pick is not None
+    assert (pick.version, pick.split) == ("v1", "fallback")
+
+
+def test_how_a_models_replicas_may_be_used_has_a_name() -> None:
+    flow = regional(replica("r1"), replica("r2"), up=False)
+    assert [flow.wait_estimate.mode(model, 0.0) for model in (MODEL, OTHER_MODEL)] == [Mode.ALL_DOWN, Mode.EMPTY]
+    for name in ("r1", "r2"):
+        flow.handle(ReplicaProbed(name, True), 0.0)
+    assert flow.wait_estimate.mode(MODEL, 0.0) is Mode.NORMAL
+
+
+def test_who_waits_at_another_balancer_is_waited_for_as_far_as_turns_go() -> None:
+    flow = regional(replica("r1", slots=1), instance="a")
+    flow.handle(RequestArrived(request("b")), 0.0)
+    alone_ms = flow.wait_estimate.wait_ms(MODEL, 0.0)
+    flow.handle(PeerReported("b", {}, {MODEL: 50}), 0.0)
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) == 2 * alone_ms  # one of theirs for one of ours, not all fifty
+    assert flow.wait_estimate.queued_elsewhere(MODEL) == 50
+
+
+def hits_of(flow: RegionalFlow, need: Need) -> dict[str, float]:
+    """Tokens of the prompt that each able replica is taken to hold."""
+    table = flow.wait_estimate.able(MODEL, 0.0)
+    uncached = uncached_tokens(need, table, *flow.wait_estimate.hits(need, table.of))
+    return dict(zip(table.of.names, (need.prompt_tokens - uncached).tolist(), strict=True))
+
+
+def blocks(*ids: int) -> bytes:
+    return b"".join(bytes((n, 0, 0, 0)) * 16 for n in ids)
+
+
+def test_an_engines_own_word_goes_before_our_guess() -> None:
+    flow = regional(*(replace(replica(name, kv_tokens=100_000), kv_ranks=1) for name in ("r1", "r2", "r3")))
+    asked = replace(request("a", 4096), tokens=Tokens(blocks(1, 2, 3, 4)))
+    for name in ("r1", "r2", "r3"):
+        flow.trie.insert(name, asked.chain)
+    for name, change in (("r1", Cleared()), ("r2", Lost())):
+        for one in (Linked(up=True), change, Stored([1, 2], None, blocks(1, 2), 16)):
+            flow.blocks.apply(name, 0, one)
+    need = flow.wait_estimate.need_of(asked)
+    assert (need.prompt_tokens, need.bytes_per_token) == (64.0, 64.0)
+    assert hits_of(flow, need) == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # of r2 it is known to be 32 at least
+    choice = flow.wait_estimate.consider(asked, need, 0.0)
+    assert choice is not None
+    assert {scored.replica: (scored.exact, scored.hit_tokens) for scored in choice.field} == {
+        "r1": (True, 32.0), "r2": (False, 64.0), "r3": (False, 64.0),
+    }  # fmt: skip
+
+
+def test_without_tokens_the_mirror_alone_counts() -> None:
+    flow = regional(replace(replica("r1"), kv_ranks=1))
+    flow.blocks.apply("r1", 0, Linked(up=True))
+    flow.blocks.apply("r1", 0, Cleared())
+    asked = request("a")
+    flow.trie.insert("r1", asked.chain)
+    assert hits_of(flow, flow.wait_estimate.need_of(asked)) == {"r1": 256.0}
+    empty = replace(asked, tokens=Tokens(b""))
+    assert flow.wait_estimate.need_of(empty).path is None
+
+
+def test_an_adapters_blocks_are_its_own() -> None:
+    known = replace(replica("r1"), kv_ranks=1, adapters=frozenset({"sql"}), models=frozenset({MODEL, "sql"}))
+    flow = regional(known)
+    for one in (Linked(up=True), Cleared(), Stored([1, 2], None, blocks(1, 2), 16, "sql")):
+        flow.blocks.apply("r1", 0, one)
+    asked = replace(request("a"), tokens=Tokens(blocks(1, 2, 3)))
+    assert hits_of(flow, flow.wait_estimate.need_of(asked)) == {"r1": 0.0}
+    by_adapter = replace(asked, model="sql")
+    assert hits_of(flow, flow.wait_estimate.need_of(by_adapter)) == {"r1": 32.0}
+
+
+def test_a_pair_is_part_of_the_outlook() -> None:
+    flow = regional(replica("p", role="prefill", prefill_ms_per_token=0.05), replica("d", role="decode"))
+    asked = request("a", 4000, divisible=True)
+    need = flow.wait_estimate.need_of(asked)
+    pick = flow.wait_estimate.consider(asked, need, 0.0)
+    assert pick is not None
+    assert pick.prefill is not None
+    assert (pick.chosen.replica, pick.prefill.replica, pick.prefill_ms) == ("d", "p", 50.0)
+    for other in (
+        flow.wait_estimate.consider(asked, need, 0.0, whole=True),
+        flow.wait_estimate.consider(asked, need, 0.0, without=("p",)),
+        flow.wait_estimate.consider(request("b", 4000), need, 0.0),
+    ):
+        assert other is not None
+        assert (other.prefill, other.prefill_ms) == (None, 100.0)
