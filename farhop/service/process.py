@@ -42,6 +42,9 @@ class Balancer(Protocol):
     async def close(self) -> None:
         """Drain and stop everything, in order."""
 
+    def reload(self) -> None:
+        """Read the configuration anew, soon: SIGHUP. Whatever it holds, nothing stops."""
+
 
 def run(name: str, make: Callable[[], Balancer]) -> None:
     """Run a balancer until SIGTERM or SIGINT. SystemExit(2) on a fault of configuration or surroundings."""
@@ -61,7 +64,9 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
     loop.set_exception_handler(_logged(name, loop))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is somebody to tell, what is read is the newest
     balancer, manager = make(), Notifier()
+    loop.add_signal_handler(signal.SIGHUP, balancer.reload)
     try:
         line = await _unless(stop, balancer)
     except BaseException:

@@ -215,6 +215,7 @@ class RegionalAdmin:
         overrides: Sequence[Overrides] = (),
         peers: Peers | None = None,
         laws: LawBook | None = None,
+        configuration: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._instance, self._flow, self._authenticator, self._ingress, self._clock = (
             instance,
@@ -224,6 +225,7 @@ class RegionalAdmin:
             clock,
         )
         self._overrides, self._peers = overrides, peers
+        self._configuration = configuration
         self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
@@ -252,6 +254,7 @@ class RegionalAdmin:
             "instance": self._instance,
             "policy_epoch": flow.law.epoch,
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
+            "configuration": self._configuration(),
             "policies": flow.policies.status(),
             "splits": flow.splits.status(flow.view.by_line),
             "overrides": {one.what: one.status() for one in self._overrides},

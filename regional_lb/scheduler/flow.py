@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.table import Subset, Table
     from regional_lb.scheduler.pick import Scored
+    from regional_lb.scheduler.policy import PolicyConfig
+    from regional_lb.scheduler.split import SplitConfig
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
@@ -74,6 +76,16 @@ class FlowConfig(msgspec.Struct, frozen=True):
     queue: QueueConfig = QueueConfig()
     health: HealthConfig = HealthConfig()
     foreign: admission.ForeignConfig = admission.ForeignConfig()
+
+
+class Reconfigured(machine.Event, frozen=True):
+    """The map, the law over it and what else is configured, whole: from now on these. Region, instance and `health`
+    are those of the start."""
+
+    law: Law
+    config: FlowConfig
+    policies: dict[str, PolicyConfig]
+    splits: dict[str, SplitConfig]
 
 
 class RegionalFlow:
@@ -117,6 +129,7 @@ class RegionalFlow:
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
             machine.LawChanged: self._law_changed,
+            Reconfigured: self._reconfigured,
             ViewSwapped: self._view_swapped,
             PoliciesChanged: self._policies_changed,
             SplitsChanged: self._splits_changed,
@@ -298,6 +311,16 @@ class RegionalFlow:
             return []
         return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
 
+    def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
+        """As with a law: who is with an engine stays, and each further attempt goes by this, too."""
+        queue = event.config.queue
+        self.config = event.config
+        self.queue.bound(queue.requests_max, queue.tokens_max, queue.starvation_s)
+        self.wait_estimate.foreign_by(event.config.foreign)
+        self.policies.configure(event.policies)
+        self._reassign(self.splits.configure(event.splits))
+        return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
+
     def _go_by(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
         if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
@@ -322,12 +345,15 @@ class RegionalFlow:
         return self._fill_all(now)
 
     def _splits_changed(self, event: SplitsChanged, now: float) -> list[Command]:
-        changed = self.splits.override(event.splits)
+        self._reassign(self.splits.override(event.splits))
+        return self._fill_all(now)
+
+    def _reassign(self, changed: frozenset[str]) -> None:
+        """The splits of these models are others now: so may be whose turn it is."""
         concerned = [state for state in self._requests.values() if state.request.model in changed]
         for state in concerned:
             self._assign(state)
         self.queue.reline({state.request.id: state.line for state in concerned})
-        return self._fill_all(now)
 
     def _assign(self, state: RequestState) -> None:
         """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
