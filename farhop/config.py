@@ -56,6 +56,8 @@ def _resolve_public(value: Any) -> Any:
 
 Secret = Annotated[SecretStr, BeforeValidator(_resolve)]
 PublicKey = Annotated[str, BeforeValidator(_resolve_public)]
+# What differs between processes that share a file, such as the pods of a Deployment: itself, env:NAME or file:PATH.
+FromOutside = BeforeValidator(_resolve_public)
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 Bytes = Annotated[int, Field(ge=1, le=1 << 40)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]

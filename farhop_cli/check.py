@@ -1,12 +1,16 @@
-"""`farhop check`: every error of a topology at once, or what its law comes to. Opens the one file, nothing else."""
+"""`farhop check`: every error of a topology at once, or what its law comes to; or of a balancer's configuration.
+
+Opens that file and those that it names, and no socket.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from farhop.config import ConfigError, parsed
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail
 from topology import load as worlds
@@ -14,12 +18,18 @@ from topology.law import Law, Scope
 from topology.model import Tenant, Topology
 from topology.problems import Problem, TopologyError
 
+if TYPE_CHECKING:
+    from farhop.service.config import Process
+
 NAMES_SHOWN_MAX = 8
 
 
 def run(name: str, as_json: bool) -> int:
     """Check a file or a ready-made world; the exit code."""
     path = _path(name)
+    tier = _tier(path)
+    if tier is not None:
+        return _check_configuration(path, tier, as_json)
     try:
         topology = worlds.load(path)
     except TopologyError as error:
@@ -30,6 +40,55 @@ def run(name: str, as_json: bool) -> int:
         show.json({"ok": True, "source": str(path), **summary})
     else:
         _tell(summary, str(path))
+    return 0
+
+
+def _tier(path: Path) -> str | None:
+    """Of a balancer's configuration, by the listener that only its tier has; None: it is no such file."""
+    try:
+        document = parsed(path.read_bytes(), str(path))
+    except (OSError, ConfigError):
+        return None
+    if not isinstance(document, dict) or not document.keys() & {"region", "instance", "admin", "hop"}:
+        return None
+    return "regional" if document.keys() & {"tier", "control", "client"} else "global"
+
+
+def _check_configuration(path: Path, tier: str, as_json: bool) -> int:
+    """As the balancer does at its start, up to where it would listen."""
+    # A balancer's rooms are not light; nobody but this needs them.
+    from farhop.config import load
+    from farhop.service import stores
+    from global_lb.app.config import GlobalConfig
+    from regional_lb.app.config import RegionalConfig
+
+    try:
+        if tier == "regional":
+            regional = load(RegionalConfig, path)
+            topology = stores.world(regional)
+            hubs = stores.home_hubs(regional, topology, regional.remote_hub)
+            config: Process = regional
+        else:
+            config = load(GlobalConfig, path)
+            topology = stores.world(config)
+            hubs = stores.hubs(config, topology)
+        stores.state(config, tier)
+    except TopologyError as error:
+        _tell_problems(error, as_json)
+        return NEGATIVE
+    except ConfigError as error:
+        lines = str(error).splitlines()
+        if as_json:
+            show.json({"ok": False, "source": str(path), "problems": lines})
+        for line in lines if not as_json else ():
+            typer.echo(line, err=True)
+        return NEGATIVE
+    told = {"tier": tier, "region": config.region, "instance": config.instance, "hubs": sorted(hubs)}
+    if as_json:
+        show.json({"ok": True, "source": str(path), **told})
+    else:
+        where = f"region {config.region}, instance {config.instance}"
+        show.line(f"{path}: fine ({tier}, {where}, topology {topology.name}, hubs {', '.join(sorted(hubs))})")
     return 0
 
 

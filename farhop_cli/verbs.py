@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**PLAIN)
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML).")]
+Config = Annotated[Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")]
 From = Annotated[
     str | None,
     typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
@@ -251,18 +251,37 @@ def status(config: FleetConfig = None, world: World = WORLD_FILE, as_json: Json 
     raise typer.Exit(run(world, config, as_json))
 
 
-@app.command("check", epilog="Example:  farhop check three-regions")
+@app.command("check", epilog="Example:  farhop check three-regions    or:  farhop check virginia-global.yaml")
 def check(
-    topology: Annotated[str, typer.Argument(help="A topology file, or the name of a ready-made world.")],
+    file: Annotated[
+        str, typer.Argument(help="A topology file, the name of a ready-made world, or a balancer's configuration.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Check a topology: every error at once.
+    """Check a topology, or a balancer's configuration: every error at once.
 
-    A topology without errors is summed up: its regions, and what its law comes to for each tenant.
+    A topology without errors is summed up: its regions, and what its law comes to for each tenant. A configuration is
+    checked as the balancer does at its start, with the topology, certificates and secrets it names; nothing is opened
+    to the network.
     """
     from farhop_cli.check import run
 
-    raise typer.Exit(run(topology, as_json))
+    raise typer.Exit(run(file, as_json))
+
+
+@app.command("healthcheck", epilog="Example:  farhop healthcheck --config virginia-global.yaml --ready")
+def healthcheck(
+    url: Annotated[str | None, typer.Argument(help="Ask this URL, such as an engine's /health.")] = None,
+    config: Config = Path("farhop.yaml"),
+    ready: Annotated[bool, typer.Option("--ready", help="Is it ready for work, not only alive?")] = False,
+) -> None:
+    """Ask the balancer in this container how it is.
+
+    Exit code 1 if it is not well.
+    """
+    from farhop_cli.healthcheck import run
+
+    raise typer.Exit(run(url, config, ready))
 
 
 @app.command("hash-key", epilog="Example:  farhop hash-key --generate")

@@ -25,6 +25,8 @@ _MEMO_PLACES_MAX = 64
 _NAMES_SHOWN_MAX = 8
 _NAME_CHARS_MAX = 64
 
+_ANYWHERE = ("global", WORLD)  # how clients say that they wish for nothing
+
 Narrow = tuple[tuple[str, ...], ...]
 _Memo = tuple[str, str, str, Narrow, str]
 _Excluded = Mapping[str, str]
@@ -96,6 +98,17 @@ class Law:
         """Whether it takes the place of another: it is later, or that one knows no tenant and so only kept the place
         of the law of its epoch."""
         return self.epoch > before.epoch or (self.epoch == before.epoch and not before.topology.tenants)
+
+    def within(self, word: str) -> tuple[str, ...] | None:
+        """The places that a request stays within whose client names a residency by this word: () for anywhere, None
+        where there is no such place, which then holds nothing."""
+        if word in self._inside and word != WORLD:
+            return (word,)
+        return () if word in _ANYWHERE else None
+
+    def residencies(self) -> list[str]:
+        """The words that a client may name a residency by, but for regions."""
+        return sorted((*self._topology.places, *_ANYWHERE))
 
     def patience_s(self, tenant: str) -> float:
         """How long a tenant's request may wait while regions are lawful and none serves; 0 for whom nobody knows."""

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from farhop.config import DAY_S, Bytes, Count, Part, PublicKey, Seconds, Secret
+from farhop.config import DAY_S, Bytes, Count, FromOutside, Part, PublicKey, Seconds, Secret
 from farhop.identity import certificate_names
 from farhop.identity.hop_keys import HopError, read_keys
 from farhop.relay.formats.field_guard import Guard
@@ -270,7 +270,7 @@ class Process(Part):
     """
 
     region: str
-    instance: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    instance: Annotated[str, FromOutside, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     topology: str = "three-regions"
     admin: Listen
     etcd: Etcd = Etcd()

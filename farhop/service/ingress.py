@@ -22,6 +22,7 @@ from farhop.relay import answers
 from farhop.relay.formats import bodies, openai, paths
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind, PathRefusal
+from farhop.relay.formats.prompt import NO_WISHES
 from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
@@ -120,7 +121,8 @@ class Ingress:
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
         caller = self._authenticator.caller(head)
-        head.known.pop(b"authorization", None)  # it has said who asks: nobody needs to hold it any longer
+        for name in (b"authorization", b"x-api-key"):
+            head.known.pop(name, None)  # it has said who asks: nobody needs to hold it any longer
         if not isinstance(caller, Caller):
             return caller
         context.kind, context.caller, exchange.tenant = kind, caller, caller.tenant
@@ -161,10 +163,31 @@ class Ingress:
         try:
             head = exchange.head
             version = head.known.get(VERSION_HEADER)
-            request, prompt = self.compose(caller, kind, exchange.body, head.path, head.onward, version)
+            prompt = self._read(caller, kind, exchange.body, head.path, head.onward)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
+        wished = self._wished(context, caller, prompt)
+        if not isinstance(wished, Caller):
+            return wished
+        request = self._request(wished, prompt, exchange.body, head.onward, version, self._clock.now())
         return self._understood(exchange, context, request, prompt)
+
+    def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt) -> Caller | Reply:
+        """Who asks, now that the body is read: from here on nothing is decided without what it wishes for."""
+        if prompt.wishes is NO_WISHES:
+            return caller
+        wished = self._authenticator.wished(caller, prompt.wishes)
+        if isinstance(wished, Caller):
+            context.caller = wished
+        return wished
+
+    def _read(self, caller: Caller, kind: Kind, body: bytes, path: bytes, headers: bytes) -> Prompt:
+        return bodies.read(kind, body, path, headers, self._guard, lambda: self._only_model(caller))
+
+    def _only_model(self, caller: Caller) -> str:
+        """The model that is meant where none is named: the one there is; "" where there are several."""
+        models = self._authenticator.models(caller)
+        return models[0] if len(models) == 1 else ""
 
     def _understood(
         self, exchange: Exchange, context: RequestContext, request: Request, prompt: Prompt,
@@ -208,6 +231,7 @@ class Ingress:
             context=context,
             arrived_at=since,
             continuation=more,
+            geo="" if exchange.is_hop else prompt.wishes.geo,  # whom the client asked says it
         )
 
     def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
@@ -240,7 +264,11 @@ class Ingress:
 
         Raises bodies.BodyError.
         """
-        prompt = bodies.read(kind, body, path, headers, self._guard)
+        prompt = self._read(caller, kind, body, path, headers)
+        wished = self._authenticator.wished(caller, prompt.wishes)
+        if not isinstance(wished, Caller):
+            raise bodies.BodyError(wished.outcome, msgspec.json.decode(wished.body)["error"]["message"])
+        caller = wished
         return self._request(caller, prompt, body, headers, version, self._clock.now()), prompt
 
     def _request(
@@ -329,6 +357,7 @@ class _ReadingApart(_Waiting):
             bool(caller.body_hash),
             ingress._signs,
             session.field if session is not None else "",
+            ingress._only_model(caller),
         )
         self._future = large.later(job, self._exchange.body)
         self._exchange.callbacks = self
@@ -360,6 +389,10 @@ class _ReadingApart(_Waiting):
         if parsed.prompt is None:
             refused = parsed.refusal()
             return answers.refusal(refused.outcome, refused.detail, param=refused.param)
+        wished = ingress._wished(self._context, caller, parsed.prompt)
+        if not isinstance(wished, Caller):
+            return wished
+        caller = wished
         head, body, self._context.body_sha256 = exchange.head, exchange.body, parsed.onward_sha256
         version = head.known.get(VERSION_HEADER)
         request = ingress._request(caller, parsed.prompt, body, head.onward, version, self._since, parsed.session)

@@ -17,6 +17,7 @@ import uvloop
 
 from farhop.config import ConfigError
 from farhop.relay.http.listener import PortTakenError
+from farhop.service.notify import Notifier
 from farhop.store.contract import StoreError
 from farhop.telemetry import logs
 from topology.problems import TopologyError
@@ -64,7 +65,7 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is somebody to tell, what is read is the newest
-    balancer = make()
+    balancer, manager = make(), Notifier()
     loop.add_signal_handler(signal.SIGHUP, balancer.reload)
     try:
         line = await _unless(stop, balancer)
@@ -73,10 +74,13 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
         raise
     if line is not None:
         print(f"{name}: {line}", flush=True)
+        manager.ready(loop, line)
         gc.freeze()  # what start-up made stays: the collector need not walk it again
         gc.set_threshold(_GC_ALLOCATIONS)
         await stop.wait()
+    manager.stopping()
     await balancer.close()
+    manager.close()
 
 
 def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

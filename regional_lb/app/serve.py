@@ -14,7 +14,7 @@ from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.identity.hop_token import request_line
 from farhop.relay import answers
 from farhop.service.admin import composed
-from farhop.service.authenticator import Caller, recorded
+from farhop.service.authenticator import Caller, narrowed, recorded
 from farhop.service.lawbook import LawBook
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from farhop.identity.hop_token import HopVerifier
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
+    from farhop.relay.formats.prompt import Wishes
     from farhop.relay.http.head import Head
     from farhop.service.admin import Question
     from farhop.service.authenticator import KeyAuthenticator
@@ -85,6 +86,10 @@ class HopAuthenticator:
             if why is not None:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         return vouched(claims, law, region, claims.issuer, claims.attempt)
+
+    def wished(self, caller: Caller, wishes: Wishes) -> Caller:
+        """Within the residency that the body names, once more: by the map of this region."""
+        return narrowed(self._flow.law, caller, wishes)
 
     def models(self, _caller: Caller) -> list[str]:
         """The models served here."""

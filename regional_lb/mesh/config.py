@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from farhop.config import Part, Secret
+from farhop.config import FromOutside, Part, Secret
 from farhop.service.config import ConnectTls, Listen, Process
 from farhop.store import envelope
 from farhop.store.contract import report_key
@@ -68,7 +68,7 @@ class MeshConfig(Process):
     """
 
     control: Listen
-    advertise: str = "127.0.0.1"
+    advertise: Annotated[str, FromOutside] = "127.0.0.1"
     peers: PeersConfig = PeersConfig()
     remote_hub: Annotated[str, Field(min_length=1, max_length=128)] = "nearest"
     report_key: ReportKey | None = None

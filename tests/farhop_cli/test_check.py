@@ -74,3 +74,51 @@ def test_a_file_without_the_usual_ending_is_read(cli, tmp_path):
     path = tmp_path / "world"
     path.write_bytes(shipped("three-regions").read_bytes())
     assert cli.run("check", str(path)).exit_code == 0
+
+
+CONFIGURATION = """
+region: virginia
+instance: env:POD_NAME
+admin: {port: 8082}
+hop: {keys: {k1: env:HOP_KEY}, active: k1}
+etcd: {endpoints: ["127.0.0.1:2379"]}
+"""
+REGIONAL = """
+tier: {port: 9000}
+control: {port: 9001}
+replicas: [{url: "http://127.0.0.1:8000", models: []}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("tier", "more"),
+    [("global", "listen: {port: 8080}"), ("regional", REGIONAL)],
+)
+def test_a_balancers_configuration_is_checked_as_at_its_start(cli, tmp_path, monkeypatch, tier, more):
+    path = tmp_path / "balancer.yaml"
+    path.write_text(f"{CONFIGURATION}{more}\n")
+    monkeypatch.setenv("POD_NAME", f"{tier}-7c9f")
+    monkeypatch.delenv("HOP_KEY", raising=False)
+    result = cli.run("check", str(path))
+    assert result.exit_code == 1
+    assert "hop.keys.k1: environment variable HOP_KEY is not set" in result.stderr
+    monkeypatch.setenv("HOP_KEY", "x" * 32)
+    result = cli.run("check", str(path))
+    assert (result.exit_code, result.stderr) == (0, "")
+    expected = f"fine ({tier}, region virginia, instance {tier}-7c9f, topology three-regions, hubs main)"
+    assert expected in " ".join(result.stdout.split())
+    told = json.loads(cli.run("check", str(path), "--json").stdout)
+    assert told == {
+        "ok": True, "source": str(path), "tier": tier, "region": "virginia", "instance": f"{tier}-7c9f",
+        "hubs": ["main"],
+    }  # fmt: skip
+
+
+def test_a_configuration_of_a_region_that_is_not_on_the_map(cli, tmp_path, monkeypatch):
+    path = tmp_path / "balancer.yaml"
+    path.write_text(f"{CONFIGURATION.replace('virginia', 'mars')}listen: {{port: 8080}}\n")
+    monkeypatch.setenv("POD_NAME", "global-0")
+    monkeypatch.setenv("HOP_KEY", "x" * 32)
+    result = cli.run("check", str(path), "--json")
+    assert result.exit_code == 1
+    assert "mars" in json.loads(result.stdout)["problems"][0]

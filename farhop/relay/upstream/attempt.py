@@ -13,7 +13,7 @@ from farhop.balance.health.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.relay import answers
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.upstream import engine_faults
-from farhop.relay.upstream.tap import BodyTap, StreamTap
+from farhop.relay.upstream.tap import BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +140,9 @@ class AttemptRun:
         if engine_faults.looks_at(answer.status) and not self.owner.upstream_is_tier:
             self._tap, self._length = engine_faults.FaultTap(), answer.length
         elif content_type.startswith(b"text/event-stream"):
-            self._tap = StreamTap(self.active.hide_usage, self._transcript)
+            self._tap = StreamTap(self.active.hide_usage, self._transcript, self.active.geo)
+        elif content_type.startswith(b"application/json") and self.active.geo and answer.status < 400:
+            self._tap = EchoTap(self.active.geo, self._transcript)  # it becomes longer by what is said again
         elif content_type.startswith(b"application/json"):
             self._tap, self._length = BodyTap(self._transcript), answer.length
         else:
