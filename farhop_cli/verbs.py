@@ -251,22 +251,32 @@ def status(config: FleetConfig = None, world: World = WORLD_FILE, as_json: Json 
     raise typer.Exit(run(world, config, as_json))
 
 
-@app.command("check", epilog="Example:  farhop check three-regions    or:  farhop check virginia-global.yaml")
+@app.command("check", epilog="Example:  farhop check world.yaml paris-global.yaml paris-regional.yaml law.yaml")
 def check(
-    file: Annotated[
-        str, typer.Argument(help="A topology file, the name of a ready-made world, or a balancer's configuration.")
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help="Topologies, laws and balancers' configurations, or the name of a ready-made world."
+        ),
     ],
+    no_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--no-secrets", help="Elsewhere than where balancers run: keys and certificates not here are named only."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a topology, or a balancer's configuration: every error at once.
+    """Check topologies, laws and balancers' configurations, each and all together: every error at once.
 
-    A topology without errors is summed up: its regions, and what its law comes to for each tenant. A configuration is
-    checked as the balancer does at its start, with the topology, certificates and secrets it names; nothing is opened
-    to the network.
+    A topology without errors is summed up: its regions, and what its law comes to for each tenant. A law, as `farhop
+    law get` prints it, is checked for the maps given. A configuration is checked as the balancer does at its start,
+    with the topology, certificates and secrets it names, then with the others: one map, keys and TLS that meet. Nothing
+    is opened to the network.
     """
     from farhop_cli.check import run
 
-    raise typer.Exit(run(file, as_json))
+    raise typer.Exit(run(files, no_secrets, as_json))
 
 
 @app.command("healthcheck", epilog="Example:  farhop healthcheck --config virginia-global.yaml --ready")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
-from farhop.config import ConfigError, load
-from farhop.identity.hop_token import HopSigner
+from farhop.config import load
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
@@ -44,7 +43,6 @@ from global_lb.fleet.table import Price
 from global_lb.links.prefix_streams import Prefixes
 from global_lb.links.watch import Watcher
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
-from global_lb.routing.policy import routes_of
 from global_lb.routing.routes import Routes
 from topology.law import Law
 
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farhop.store.contract import Store
-    from global_lb.routing.policy import RouteConfig, RouteScope
     from topology.model import Topology
 
 
@@ -83,7 +80,7 @@ class GlobalBalancer:
         self.tracing = Tracing("farhop-global", config.region, config.instance)
         for problem in self.tracing.problems:
             log.warning("telemetry", problem, problem=problem)
-        routes = Routes(_routes(config, topology))
+        routes = Routes(config.routes_in(topology))
         self.flow = GlobalFlow(_flow_config(config), Law(topology), rng, self._patience_s, routes, _prices(topology))
         self.telemetry = RequestTelemetry(
             "farhop.global",
@@ -96,7 +93,7 @@ class GlobalBalancer:
             reasons=DecisionReasons(config.region),
             traced_per_s_max=config.limits.traced_per_s_max,
         )
-        signer = _signer(config, topology)
+        signer = config.signer_in(topology)
         self.tls = dataplane.TlsSetup(TlsManager(logs.get("global"), wall), self.metrics, log)
         regions = self.tls.upstream("tier_tls", config.tier_tls)
         pool = self.tls.pool(config.limits, regions)
@@ -203,7 +200,7 @@ class GlobalBalancer:
 
     def _prepared(self, config: GlobalConfig, topology: Topology) -> Callable[[Law], None]:
         """What a configuration and a map come to, made ready; see Reloader."""
-        routes, signer, guard = _routes(config, topology), _signer(config, topology), config.requests.guard()
+        routes, signer, guard = config.routes_in(topology), config.signer_in(topology), config.requests.guard()
         redirects = RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region)
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
 
@@ -315,25 +312,9 @@ def _prices(topology: Topology) -> dict[str, Price]:
     return {name: Price(one.usd_per_gpu_hour, one.egress_usd_per_gb) for name, one in topology.regions.items()}
 
 
-def _signer(config: GlobalConfig, topology: Topology) -> HopSigner:
-    """Raises ConfigError where a region of the map could not be sent to."""
-    signer = HopSigner(config.hop.secrets(), config.hop.active, config.region)
-    if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
-        remedy = f"derive it anew with: farhop certs hop-key --from {config.region}"
-        raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
-    return signer
-
-
 def _signs(config: GlobalConfig, topology: Topology) -> bool:
     """Without mutual TLS tokens are bound to the body."""
     return not all(map(config.mutual, topology.regions))
-
-
-def _routes(config: GlobalConfig, topology: Topology) -> dict[RouteScope, RouteConfig]:
-    try:
-        return routes_of(config.routes, topology.regions)
-    except ValueError as error:
-        raise ConfigError("configuration", [str(error)]) from None
 
 
 def run(path: Path) -> None:
