@@ -80,7 +80,7 @@ def test_the_residency_asked_for_is_kept_and_said_again(client: anthropic.Anthro
 
 
 def test_a_residency_that_nobody_knows_is_refused(client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="atlantis|inference_geo") as caught:
+    with pytest.raises(anthropic.BadRequestError, match=r"atlantis|inference_geo") as caught:
         client.messages.create(**_asked("Where?", inference_geo="atlantis"))
     assert caught.value.type == "invalid_request_error"
 
