@@ -170,6 +170,7 @@ class GlobalBalancer:
             guard=self.guard,
             large=self.large,
             signs=signs,
+            ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
         )
         self.ingress.relay = self.relay
         self.listener = Listener(

@@ -238,6 +238,12 @@ class GlobalAdmin:
         now = self._clock.now()
         return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
 
+    def leads_somewhere(self) -> bool:
+        """Whether some region that is up is lawful for anybody: otherwise clients are better off at another entry."""
+        now, law = self._clock.now(), self._flow.law
+        up = {name for name, life in self._flow.liveness.items() if life.read(now).state in ("up", "suspect")}
+        return any(not up.isdisjoint(law.verdict(tenant, "").lawful) for tenant in law.topology.tenants)
+
     def notice(self) -> str:
         """See TierAdmin."""
         return notice(self.kept())

@@ -244,7 +244,7 @@ class RegionalBalancer:
             config.hop.secrets(), config.region, holder(config.instance, self._incarnation)
         )
         redirect_authenticator = RedirectAuthenticator(self.authenticator, redirect_tokens, self.flow, self.clock)
-        self.client_ingress = ingress(redirect_authenticator)
+        self.client_ingress = ingress(redirect_authenticator, ready=self._ready)
         self.hop_ingress.relay = self.client_ingress.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_ingress, limits, self.budget, self._slots, self.requests, is_hop=True,
@@ -284,6 +284,9 @@ class RegionalBalancer:
                 self.discovery.fix(config.replicas)
 
         return put
+
+    def _ready(self) -> bool:
+        return self.tier_admin.ready()
 
     def _offered(self, regions: frozenset[str]) -> list[str]:
         return sorted(self.flow.view.by_model) if self.config.region in regions else []
