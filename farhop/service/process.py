@@ -7,10 +7,12 @@ was opened is closed, and what closing meets never hides why it had to be.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import resource
 import signal
 import sys
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
@@ -40,6 +42,15 @@ class Balancer(Protocol):
 
     async def close(self) -> None:
         """Drain and stop everything, in order."""
+
+
+@functools.cache
+def version() -> str:
+    """Of this build; "" where it is not installed as a distribution."""
+    try:
+        return metadata.version("farhop")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def run(name: str, make: Callable[[], Balancer]) -> None:

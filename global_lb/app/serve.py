@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.service.admin import composed
+from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
+from topology import policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,6 +246,7 @@ class GlobalAdmin:
             "tier": "global",
             "region": flow.config.region,
             "instance": self._instance,
+            "version": version(),
             "policy_epoch": flow.law.epoch,
             "law": self._laws.status(),
             "kept": self.kept(),
@@ -295,6 +298,10 @@ class GlobalAdmin:
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""
         return self._laws.document()
+
+    def map(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return policy.map_of(self._flow.law.topology)
 
 
 def _queued(region: Region) -> dict[str, int]:

@@ -16,11 +16,13 @@ from farhop.relay import answers
 from farhop.service.admin import composed
 from farhop.service.authenticator import Caller, recorded
 from farhop.service.lawbook import LawBook
+from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 from regional_lb.app.redirect_token import RETRY_AFTER_S, vouched
+from topology import policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -250,6 +252,7 @@ class RegionalAdmin:
             "tier": "regional",
             "region": flow.config.region,
             "instance": self._instance,
+            "version": version(),
             "policy_epoch": flow.law.epoch,
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "policies": flow.policies.status(),
@@ -329,3 +332,7 @@ class RegionalAdmin:
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""
         return self._laws.document()
+
+    def map(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return policy.map_of(self._flow.law.topology)
