@@ -93,8 +93,8 @@ class TierAdmin(Protocol):
     def law(self) -> dict[str, Any]:
         """The law in force, whole: of keys the hashes."""
 
-    def map(self) -> dict[str, Any]:
-        """The map of regions and places, as a topology's document has it."""
+    def topology(self) -> dict[str, Any]:
+        """The topology that the process goes by, with its own law, as a document: of keys the hashes."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -154,7 +154,7 @@ class AdminServer:
             ("GET", "/metrics", self._show_metrics, "metrics"),
             ("GET", "/status", self._show_status, "read"),
             ("GET", "/law", self._show_law, "read"),
-            ("GET", "/map", self._show_map, "read"),
+            ("GET", "/topology", self._show_topology, "read"),
             ("GET", "/decisions", self._list_decisions, "read"),
             ("GET", "/decisions/{id}", self._show_decision, "read"),
             ("POST", "/explain", self._explain, "read"),
@@ -239,8 +239,8 @@ class AdminServer:
     async def _show_law(self, _request: web.Request) -> web.Response:
         return _json(self._tier_admin.law())
 
-    async def _show_map(self, _request: web.Request) -> web.Response:
-        return _json(self._tier_admin.map())
+    async def _show_topology(self, _request: web.Request) -> web.Response:
+        return _json(self._tier_admin.topology())
 
     async def _list_decisions(self, request: web.Request) -> web.Response:
         try:

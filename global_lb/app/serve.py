@@ -16,7 +16,6 @@ from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
-from topology import policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -299,9 +298,9 @@ class GlobalAdmin:
         """See TierAdmin."""
         return self._laws.document()
 
-    def map(self) -> dict[str, Any]:
+    def topology(self) -> dict[str, Any]:
         """See TierAdmin."""
-        return policy.map_of(self._flow.law.topology)
+        return self._laws.topology()
 
 
 def _queued(region: Region) -> dict[str, int]:

@@ -22,7 +22,6 @@ from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 from regional_lb.app.redirect_token import RETRY_AFTER_S, vouched
-from topology import policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -333,6 +332,6 @@ class RegionalAdmin:
         """See TierAdmin."""
         return self._laws.document()
 
-    def map(self) -> dict[str, Any]:
+    def topology(self) -> dict[str, Any]:
         """See TierAdmin."""
-        return policy.map_of(self._flow.law.topology)
+        return self._laws.topology()

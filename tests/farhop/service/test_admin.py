@@ -210,7 +210,7 @@ async def test_a_taken_port_is_named(up: Both, engine: Engine) -> None:
 
 
 TOKENS = {who: (digest_of(who * 8), right) for who, right in (("mm", "metrics"), ("rr", "read"), ("aa", "act"))}
-ASKED = [("GET", "/metrics"), ("GET", "/status"), ("GET", "/law"), ("GET", "/map"), ("GET", "/decisions"),
+ASKED = [("GET", "/metrics"), ("GET", "/status"), ("GET", "/law"), ("GET", "/topology"), ("GET", "/decisions"),
          ("GET", "/decisions/0"), ("POST", "/explain"), ("POST", "/log-level")]  # fmt: skip
 
 
@@ -228,7 +228,7 @@ class _Desk:
     def status(self) -> dict[str, Any]:
         return {}
 
-    law = map = status
+    law = topology = status
 
 
 @asynccontextmanager
@@ -355,11 +355,7 @@ async def test_the_last_decisions_are_listed_newest_first(up: Both, http: aiohtt
         assert answer.status == 400
 
 
-async def test_the_map_with_the_law_is_the_topology_again(up: Both, http: aiohttp.ClientSession) -> None:
-    for url, at, flow in zip(_urls(up, ""), ("global", "regional"), (up.global_.flow, up.regional.flow), strict=True):
-        async with http.get(f"{url}/map") as answer, http.get(f"{url}/law") as law:
-            told = {**await _json(answer), **{k: v for k, v in (await _json(law)).items() if k in LAW}}
-        assert load.of(told, at) == flow.law.topology
-
-
-LAW = ("tenants", "models", "epoch")
+async def test_the_topology_told_is_the_one_gone_by(up: Both, http: aiohttp.ClientSession) -> None:
+    for url, flow in zip(_urls(up, "/topology"), (up.global_.flow, up.regional.flow), strict=True):
+        async with http.get(url) as answer:
+            assert load.of(await _json(answer), url) == flow.law.topology
