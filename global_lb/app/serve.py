@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.service.admin import composed
+from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
@@ -256,6 +257,7 @@ class GlobalAdmin:
             "tier": "global",
             "region": flow.config.region,
             "instance": self._instance,
+            "version": version(),
             "policy_epoch": flow.law.epoch,
             "law": self._laws.status(),
             "configuration": self._configuration(),
@@ -308,6 +310,10 @@ class GlobalAdmin:
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""
         return self._laws.document()
+
+    def topology(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return self._laws.topology()
 
 
 def _queued(region: Region) -> dict[str, int]:

@@ -156,8 +156,9 @@ class RegionalBalancer:
         hub = topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
-            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin)
-        )
+            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
+            config.admin.made(config.trust_domain),
+        )  # fmt: skip
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
         self._gauges()
@@ -363,8 +364,8 @@ class RegionalBalancer:
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
         control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
-        addresses = tuple(f"{config.advertise}:{port}" for port in (tier, control, admin))
-        assert len(addresses) == 3
+        advertised = config.advertise
+        addresses = (f"{advertised}:{tier}", f"{advertised}:{control}", config.admin.reached_at(admin, advertised))
         self.reporter = Reporter(
             config.region,
             config.instance,
@@ -378,6 +379,7 @@ class RegionalBalancer:
             laws=self.laws,
             peer_authenticator=self.peer_authenticator,
             signer=config.report_signer,
+            admin_tls=config.admin.tls is not None,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()
