@@ -327,8 +327,8 @@ def certs_init(folder: Folder = CERTS_FOLDER, trust_domain: Domain = TRUST_DOMAI
 
 @certs_app.command("issue", epilog="Example:  farhop certs issue regional paris --host 10.1.0.7")
 def certs_issue(
-    tier: Annotated[str, typer.Argument(help="global or regional.")],
-    region: Annotated[str, typer.Argument(help="The balancer's region.")],
+    tier: Annotated[str, typer.Argument(help="global, regional, or operator.")],
+    region: Annotated[str, typer.Argument(help="The balancer's region, or the operator's name.")],
     host: Annotated[
         list[str] | None,
         typer.Option("--host", metavar="HOST", help="A name or address that clients use, too; repeat for several."),
@@ -337,9 +337,9 @@ def certs_issue(
     folder: Folder = CERTS_FOLDER,
     trust_domain: Domain = TRUST_DOMAIN,
 ) -> None:
-    """Issue a balancer's certificate and its key.
+    """Issue a balancer's or an operator's certificate and its key.
 
-    It names the balancer's tier and region.
+    It names the balancer's tier and region, or the operator.
     """
     from farhop_cli.certs import issue
 

@@ -26,11 +26,14 @@ from farhop.service.ingress import Ingress
 from farhop.service.large_bodies import LargeBodyReader
 from farhop.service.loop_lag import LoopLag
 from farhop.service.process import run as run_process
+from farhop.service.process import version
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
 from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
+from farhop.store.contract import entry_key
+from farhop.store.documents.entry import EntryReport, encode
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
 # What may change while it lives. Where a region's balancers may be is checked with what their certificates prove.
 LIVE = LIVE_OF_BOTH | {"routes": (), "spill": (), "proxies": (), "region_hosts": ("tier_tls", "tier_insecure")}
+ENTRY_LEASE_S = 15.0  # of what is said for operators: nothing waits for its end
 SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
 
 
@@ -142,8 +146,9 @@ class GlobalBalancer:
         hub = topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
-            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin)
-        )
+            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
+            config.admin.made(config.trust_domain),
+        )  # fmt: skip
         self._gauges()
 
     def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
@@ -170,6 +175,7 @@ class GlobalBalancer:
             guard=self.guard,
             large=self.large,
             signs=signs,
+            ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
         )
         self.ingress.relay = self.relay
         self.listener = Listener(
@@ -275,8 +281,21 @@ class GlobalBalancer:
         self.tls.open()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self.lag.open()
+        self._tasks.start(self._say_where(admin), "say in etcd where the admin port is")
         dataplane.check_descriptors(config.limits, self._slots, self._log)
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
+
+    async def _say_where(self, admin_port: int) -> None:
+        """For operators alone: that we are there, and where to ask us. The store takes it back as it closes."""
+        config = self.config
+        told = EntryReport(
+            region=config.region,
+            instance=config.instance,
+            admin_address=config.admin.reached_at(admin_port),
+            admin_tls=config.admin.tls is not None,
+            version=version(),
+        )
+        await self.store.publish(entry_key(config.region, config.instance), encode(told), ENTRY_LEASE_S)
 
     async def close(self) -> None:
         """See farhop.service.process.Balancer."""
