@@ -111,11 +111,12 @@ def test_a_dry_run_of_a_split_says_what_would_move(cli, stands, monkeypatch):
     async def status(_fleet, _region):
         return {"replicas": [{"models": ["m"], "version": "v1"}, {"models": ["m"], "version": "v2"}]}
 
+    def said(model: str, weights: str) -> str:
+        whom = ("split", "set", "virginia", "--model", model, "--weights", weights)
+        return cli.run(*whom, "--why", "x", "--dry-run").stdout
+
     monkeypatch.setattr(Fleet, "status_of", status)
-    said = cli.run(
-        "split", "set", "virginia", "--model", "m", "--weights", "v2=1,v3=1", "--why", "x", "--dry-run"
-    ).stdout
-    assert "strands: v3: no replica there has it" in said
-    assert "moves: all of v1 elsewhere" in said
-    said = cli.run("split", "set", "virginia", "--model", "n", "--weights", "v2=1", *more).stdout
-    assert "moves nothing: no replica there serves n" in said
+    told = said("m", "v2=1,v3=1")
+    assert "strands: v3: no replica there has it" in told
+    assert "moves: all of v1 elsewhere" in told
+    assert "moves nothing: no replica there serves n" in said("n", "v2=1")
