@@ -42,7 +42,7 @@ COMMANDS = {
     "pin": Wired("operate", "pin_app", "Send a tenant's or a model's requests to one region, for a while."),
     "drain": Wired("operate", "drain_app", "Move a region's new work elsewhere, for a while."),
     "undrain": Wired("operate", "undrain_app", "Take a drain back; the region comes back at a pace."),
-    "check": Wired("verbs", "app", "Check a topology, or a balancer's configuration: every error at once."),
+    "check": Wired("verbs", "app", "Check maps, laws and configurations, each and together: every error at once."),
     "healthcheck": Wired("verbs", "app", "Ask the balancer in this container how it is."),
     "hash-key": Wired("verbs", "app", "Print the hash that a topology holds of an API key."),
     "certs": Wired("verbs", "certs_app", "Make certificates and keys for a fleet."),

@@ -77,6 +77,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.QUEUE_FULL: (429, "overloaded_error"),
     outcome.QUEUE_TIMEOUT: (503, "overloaded_error"),
     outcome.HOP_REJECTED: (502, "server_error"),
+    outcome.PATH_UNSPOKEN: (501, "invalid_request_error"),
     outcome.MODEL_NOT_HERE: (404, "invalid_request_error"),
     outcome.FOREIGN_FULL: (503, "overloaded_error"),
     outcome.BROKEN_PROMISE: (503, "overloaded_error"),
@@ -111,6 +112,7 @@ _PHRASES = {
     431: b"Request Header Fields Too Large",
     451: b"Unavailable For Legal Reasons",
     500: b"Internal Server Error",
+    501: b"Not Implemented",
     502: b"Bad Gateway",
     503: b"Service Unavailable",
     504: b"Gateway Timeout",
@@ -191,8 +193,8 @@ def event_of(reason: Outcome, detail: str, spoken: Dialect = Dialect.OPENAI) -> 
 _ANTHROPIC = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 408: "timeout_error", 413: "request_too_large", 421: "authentication_error",
-    429: "rate_limit_error", 431: "invalid_request_error", 451: "permission_error", 503: "overloaded_error",
-    504: "timeout_error",
+    429: "rate_limit_error", 431: "invalid_request_error", 451: "permission_error", 501: "not_found_error",
+    503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 
 

@@ -29,9 +29,11 @@ from farhop.service.large_bodies import LARGE_BYTES, Job
 from farhop.service.request_telemetry import RequestContext
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.service.tokenizer import INLINE_BYTES_MAX
+from farhop.telemetry.release import release
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from random import Random
 
     from farhop.balance.machine import Tokens
@@ -49,7 +51,20 @@ if TYPE_CHECKING:
     from farhop.service.routing_keys import HeaderMatchReader, SessionReader
     from farhop.service.tokenizer import Tokenizers
 
-_MODELS = Kind.MODELS  # to look up an enum's member is a call, and this is asked for every request
+_MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is a call, and each request asks for it
+_BODILESS = (_MODELS, _VERSION)
+
+
+_PROBES = (paths.HEALTH, paths.READY)
+_NO_STORE = b"cache-control: no-store\r\n"
+
+
+def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
+    """Whether this process lives, or whether work should be sent to it: nothing else is told to whoever asks."""
+    if head.method not in (b"GET", b"HEAD"):
+        return answers.refusal(outcome.METHOD_NOT_ALLOWED, "this path answers GET only", extra=b"allow: GET, HEAD\r\n")
+    good = head.path == paths.HEALTH or ready()
+    return answers.Reply(200 if good else 503, b"", outcome.SERVED, _NO_STORE, b"text/plain")
 
 
 class Advisor(Protocol):
@@ -65,7 +80,8 @@ class Ingress:
     `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone may be asked for here,
     too. `guard` says what engines may be sent. `to_engines`: they are asked from here, so that what they answer is of
     use, as they hold it behind its prompt, and what they cache is kept apart. Bodies above LARGE_BYTES are read by
-    `large`, where there is one. `signs`: the hash of what is sent on is wanted, too."""
+    `large`, where there is one. `signs`: the hash of what is sent on is wanted, too. `ready`, where clients come:
+    whether work should be sent here."""
 
     def __init__(
         self,
@@ -82,7 +98,9 @@ class Ingress:
         large: LargeBodyReader | None = None,
         to_engines: bool = False,
         signs: bool = False,
+        ready: Callable[[], bool] | None = None,
     ) -> None:
+        self._ready = ready
         self._advisor, self._guard, self._to_engines, self._signs = advisor, guard, to_engines, signs
         self._authenticator, self._telemetry, self._clock, self._rng = authenticator, telemetry, clock, rng
         self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
@@ -94,6 +112,8 @@ class Ingress:
 
     def head(self, exchange: Exchange) -> Reply | None:
         """Everything that can be said before the body is read."""
+        if exchange.head.path in _PROBES and self._ready is not None:
+            return _probed(exchange.head, self._ready)
         context = exchange.context = self._telemetry.begin()
         reply = self._judge(exchange, context)
         if reply is not None:
@@ -112,7 +132,7 @@ class Ingress:
         if asked is not None:
             context.advised, head.path = True, asked
         kind = paths.classify(head.method, head.path)
-        if context.advised and kind is Kind.MODELS:
+        if context.advised and kind in _BODILESS:
             kind = PathRefusal(outcome.PATH_NOT_ALLOWED, "only inference paths have a route")
         if isinstance(kind, PathRefusal):
             extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
@@ -153,13 +173,15 @@ class Ingress:
         assert caller is not None  # `head` let it pass
         assert kind is not None
         assert self.relay is not None
-        if self._large is not None and len(exchange.body) > LARGE_BYTES and kind is not _MODELS:
+        if self._large is not None and len(exchange.body) > LARGE_BYTES and kind not in _BODILESS:
             _ReadingApart(self, exchange, context).begin(self._large)
             return None
         if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
             return _other_body()
         if kind is _MODELS:
-            return _model_list(self._authenticator.models(caller))
+            return _model_list(self._authenticator.models(caller), exchange.head)
+        if kind is _VERSION:
+            return answers.Reply(200, msgspec.json.encode({"version": release()}), outcome.SERVED)
         try:
             head = exchange.head
             version = head.known.get(VERSION_HEADER)
@@ -304,6 +326,9 @@ class Ingress:
         )
 
 
+_ANTHROPIC = b"anthropic-version: "
+
+
 class _Waiting:
     """A request that is read elsewhere: until it can be relayed."""
 
@@ -441,6 +466,12 @@ def _seed(caller: Caller, prompt: Prompt) -> int:
     return chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
 
 
-def _model_list(models: list[str]) -> Reply:
+def _model_list(models: list[str], head: Head) -> Reply:
     data = [{"id": model, "object": "model", "created": 0, "owned_by": "farhop"} for model in models]
-    return answers.Reply(200, msgspec.json.encode({"object": "list", "data": data}), outcome.SERVED)
+    document: dict[str, Any] = {"object": "list", "data": data}
+    if head.onward.startswith(_ANTHROPIC) or b"\r\n" + _ANTHROPIC in head.onward:  # its SDK reads other members
+        for one in data:
+            one |= {"type": "model", "display_name": one["id"], "created_at": "1970-01-01T00:00:00Z"}
+        ends = (models[0], models[-1]) if models else (None, None)
+        document |= {"has_more": False, "first_id": ends[0], "last_id": ends[1]}
+    return answers.Reply(200, msgspec.json.encode(document), outcome.SERVED)

@@ -450,6 +450,10 @@ class LawBook:
         """The law in force, whole. Of keys it holds the hashes."""
         return {**self.status(), **policy.document_of(self.law.topology)}
 
+    def topology(self) -> dict[str, Any]:
+        """The topology that this process goes by, with its own law, as a document. Of keys it holds the hashes."""
+        return {**policy.map_of(self._world), **policy.document_of(self._world)}
+
     def observe(self, metrics: TierMetrics) -> None:
         """Show it."""
         metrics.gauge("law_epoch", "Epoch of the law in force.", lambda: float(self.law.epoch))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
-from farhop.config import ConfigError, load
-from farhop.identity.hop_token import HopSigner
+from farhop.config import load
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
@@ -27,11 +26,14 @@ from farhop.service.ingress import Ingress
 from farhop.service.large_bodies import LargeBodyReader
 from farhop.service.loop_lag import LoopLag
 from farhop.service.process import run as run_process
+from farhop.service.process import version
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
 from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
+from farhop.store.contract import entry_key
+from farhop.store.documents.entry import EntryReport, encode
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -44,7 +46,6 @@ from global_lb.fleet.table import Price
 from global_lb.links.prefix_streams import Prefixes
 from global_lb.links.watch import Watcher
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
-from global_lb.routing.policy import routes_of
 from global_lb.routing.routes import Routes
 from topology.law import Law
 
@@ -54,12 +55,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farhop.store.contract import Store
-    from global_lb.routing.policy import RouteConfig, RouteScope
     from topology.model import Topology
 
 
 # What may change while it lives. Where a region's balancers may be is checked with what their certificates prove.
 LIVE = LIVE_OF_BOTH | {"routes": (), "spill": (), "proxies": (), "region_hosts": ("tier_tls", "tier_insecure")}
+ENTRY_LEASE_S = 15.0  # of what is said for operators: nothing waits for its end
 SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
 
 
@@ -83,7 +84,7 @@ class GlobalBalancer:
         self.tracing = Tracing("farhop-global", config.region, config.instance)
         for problem in self.tracing.problems:
             log.warning("telemetry", problem, problem=problem)
-        routes = Routes(_routes(config, topology))
+        routes = Routes(config.routes_in(topology))
         self.flow = GlobalFlow(_flow_config(config), Law(topology), rng, self._patience_s, routes, _prices(topology))
         self.telemetry = RequestTelemetry(
             "farhop.global",
@@ -96,7 +97,7 @@ class GlobalBalancer:
             reasons=DecisionReasons(config.region),
             traced_per_s_max=config.limits.traced_per_s_max,
         )
-        signer = _signer(config, topology)
+        signer = config.signer_in(topology)
         self.tls = dataplane.TlsSetup(TlsManager(logs.get("global"), wall), self.metrics, log)
         regions = self.tls.upstream("tier_tls", config.tier_tls)
         pool = self.tls.pool(config.limits, regions)
@@ -145,8 +146,9 @@ class GlobalBalancer:
         hub = topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
-            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin)
-        )
+            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
+            config.admin.made(config.trust_domain),
+        )  # fmt: skip
         self._gauges()
 
     def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
@@ -173,6 +175,7 @@ class GlobalBalancer:
             guard=self.guard,
             large=self.large,
             signs=signs,
+            ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
         )
         self.ingress.relay = self.relay
         self.listener = Listener(
@@ -203,7 +206,7 @@ class GlobalBalancer:
 
     def _prepared(self, config: GlobalConfig, topology: Topology) -> Callable[[Law], None]:
         """What a configuration and a map come to, made ready; see Reloader."""
-        routes, signer, guard = _routes(config, topology), _signer(config, topology), config.requests.guard()
+        routes, signer, guard = config.routes_in(topology), config.signer_in(topology), config.requests.guard()
         redirects = RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region)
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
 
@@ -278,8 +281,21 @@ class GlobalBalancer:
         self.tls.open()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self.lag.open()
+        self._tasks.start(self._say_where(admin), "say in etcd where the admin port is")
         dataplane.check_descriptors(config.limits, self._slots, self._log)
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
+
+    async def _say_where(self, admin_port: int) -> None:
+        """For operators alone: that we are there, and where to ask us. The store takes it back as it closes."""
+        config = self.config
+        told = EntryReport(
+            region=config.region,
+            instance=config.instance,
+            admin_address=config.admin.reached_at(admin_port),
+            admin_tls=config.admin.tls is not None,
+            version=version(),
+        )
+        await self.store.publish(entry_key(config.region, config.instance), encode(told), ENTRY_LEASE_S)
 
     async def close(self) -> None:
         """See farhop.service.process.Balancer."""
@@ -315,25 +331,9 @@ def _prices(topology: Topology) -> dict[str, Price]:
     return {name: Price(one.usd_per_gpu_hour, one.egress_usd_per_gb) for name, one in topology.regions.items()}
 
 
-def _signer(config: GlobalConfig, topology: Topology) -> HopSigner:
-    """Raises ConfigError where a region of the map could not be sent to."""
-    signer = HopSigner(config.hop.secrets(), config.hop.active, config.region)
-    if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
-        remedy = f"derive it anew with: farhop certs hop-key --from {config.region}"
-        raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
-    return signer
-
-
 def _signs(config: GlobalConfig, topology: Topology) -> bool:
     """Without mutual TLS tokens are bound to the body."""
     return not all(map(config.mutual, topology.regions))
-
-
-def _routes(config: GlobalConfig, topology: Topology) -> dict[RouteScope, RouteConfig]:
-    try:
-        return routes_of(config.routes, topology.regions)
-    except ValueError as error:
-        raise ConfigError("configuration", [str(error)]) from None
 
 
 def run(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.service.admin import composed
+from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
@@ -238,6 +239,12 @@ class GlobalAdmin:
         now = self._clock.now()
         return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
 
+    def leads_somewhere(self) -> bool:
+        """Whether some region that is up is lawful for anybody: otherwise clients are better off at another entry."""
+        now, law = self._clock.now(), self._flow.law
+        up = {name for name, life in self._flow.liveness.items() if life.read(now).state in ("up", "suspect")}
+        return any(not up.isdisjoint(law.verdict(tenant, "").lawful) for tenant in law.topology.tenants)
+
     def notice(self) -> str:
         """See TierAdmin."""
         return notice(self.kept())
@@ -250,6 +257,7 @@ class GlobalAdmin:
             "tier": "global",
             "region": flow.config.region,
             "instance": self._instance,
+            "version": version(),
             "policy_epoch": flow.law.epoch,
             "law": self._laws.status(),
             "configuration": self._configuration(),
@@ -302,6 +310,10 @@ class GlobalAdmin:
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""
         return self._laws.document()
+
+    def topology(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return self._laws.topology()
 
 
 def _queued(region: Region) -> dict[str, int]:

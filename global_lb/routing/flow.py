@@ -50,6 +50,10 @@ LOOK_SOON_S = 0.5  # after its region's channel broke
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
 LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
 _ENDED_TWO = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
+_UNSPOKEN = (
+    "no engine of this model has this path: vLLM and SGLang of today have; ask for the same on /v1/chat/completions, "
+    "or have them brought up to date"
+)
 _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
@@ -116,6 +120,11 @@ class RequestState:
     def law_refused(self, lawful: frozenset[str]) -> bool:
         """Whether every lawful region's own copy of the law said no."""
         return all(self.refusals.get(region) in _UNLAWFUL_THERE for region in lawful)
+
+    @property
+    def unspoken(self) -> bool:
+        """Whether all who were asked have no engine with its path."""
+        return bool(self.refusals) and all(reason is outcome.PATH_UNSPOKEN for reason in self.refusals.values())
 
     def summary(self) -> str:
         """What became of it, region by region, for the client."""
@@ -496,7 +505,7 @@ class GlobalFlow:
             state.held_until = min(request.deadline, now + self._patience_s(request.tenant))
         held = request.id in self._held
         crowded = not held and len(self._held) >= self.config.held_max
-        if crowded or now >= state.held_until or state.law_refused(lawful):
+        if crowded or now >= state.held_until or state.law_refused(lawful) or state.unspoken:
             return [self._exhausted(state, decision.verdict, now)]
         due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
         if held and now < state.due:
@@ -574,6 +583,8 @@ class GlobalFlow:
         if state.law_refused(lawful):
             why = state.summary() if lawful else admission.summary(verdict, state.lawful)
             return self._answer(state, outcome.UNLAWFUL, why)
+        if state.unspoken:
+            return self._answer(state, outcome.PATH_UNSPOKEN, _UNSPOKEN)
         return self._answer(
             state, outcome.NO_REGION, state.summary(), self._regions.opens_in_s(lawful, state.waits_ms, now)
         )

@@ -156,8 +156,9 @@ class RegionalBalancer:
         hub = topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
-            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin)
-        )
+            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
+            config.admin.made(config.trust_domain),
+        )  # fmt: skip
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
         self._gauges()
@@ -244,7 +245,7 @@ class RegionalBalancer:
             config.hop.secrets(), config.region, holder(config.instance, self._incarnation)
         )
         redirect_authenticator = RedirectAuthenticator(self.authenticator, redirect_tokens, self.flow, self.clock)
-        self.client_ingress = ingress(redirect_authenticator)
+        self.client_ingress = ingress(redirect_authenticator, ready=self._ready)
         self.hop_ingress.relay = self.client_ingress.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_ingress, limits, self.budget, self._slots, self.requests, is_hop=True,
@@ -284,6 +285,9 @@ class RegionalBalancer:
                 self.discovery.fix(config.replicas)
 
         return put
+
+    def _ready(self) -> bool:
+        return self.tier_admin.ready()
 
     def _offered(self, regions: frozenset[str]) -> list[str]:
         return sorted(self.flow.view.by_model) if self.config.region in regions else []
@@ -360,8 +364,8 @@ class RegionalBalancer:
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
         control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
-        addresses = tuple(f"{config.advertise}:{port}" for port in (tier, control, admin))
-        assert len(addresses) == 3
+        advertised = config.advertise
+        addresses = (f"{advertised}:{tier}", f"{advertised}:{control}", config.admin.reached_at(admin, advertised))
         self.reporter = Reporter(
             config.region,
             config.instance,
@@ -375,6 +379,7 @@ class RegionalBalancer:
             laws=self.laws,
             peer_authenticator=self.peer_authenticator,
             signer=config.report_signer,
+            admin_tls=config.admin.tls is not None,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()

@@ -16,6 +16,7 @@ from farhop.relay import answers
 from farhop.service.admin import composed
 from farhop.service.authenticator import Caller, narrowed, recorded
 from farhop.service.lawbook import LawBook
+from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
@@ -257,6 +258,7 @@ class RegionalAdmin:
             "tier": "regional",
             "region": flow.config.region,
             "instance": self._instance,
+            "version": version(),
             "policy_epoch": flow.law.epoch,
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "configuration": self._configuration(),
@@ -337,3 +339,7 @@ class RegionalAdmin:
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""
         return self._laws.document()
+
+    def topology(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return self._laws.topology()

@@ -64,7 +64,10 @@ CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has
 GROWN_SHARE = 0.75
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
-    outcome.WHOLE_ANSWER_TIMEOUT: "no answer within this region's limit for one in one piece: ask for a stream, or less"
+    outcome.PATH_UNSPOKEN: "no engine of this model here has this path",
+    outcome.WHOLE_ANSWER_TIMEOUT: (
+        "no answer within this region's limit for one in one piece: ask for a stream, or less"
+    ),
 }
 
 
@@ -562,6 +565,8 @@ class RegionalFlow:
             state.budgeted = self._budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
+        if reason is outcome.PATH_UNSPOKEN and not self.wait_estimate.serving(state.line, now, state.tried):
+            return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # who has no such path has none a moment later
         return self._again(state, now)
 
     def _again(self, state: RequestState, now: float) -> list[Command]:
@@ -603,8 +608,10 @@ class RegionalFlow:
         self._over(state)
         if reason.source is Source.LAW:
             return machine.Answer(state.request.id, reason, detail)
-        if reason is outcome.NO_REPLICA:
-            return machine.Answer(state.request.id, reason, detail, RETRY_AFTER_S)  # nobody knows how long
+        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSPOKEN):
+            return machine.Answer(  # nobody knows how long, if ever
+                state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
+            )
         wait_ms = self.wait_estimate.wait_ms(state.line, now)
         return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 

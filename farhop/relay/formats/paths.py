@@ -41,8 +41,6 @@ class Kind(StrEnum):
     GENERATE_STREAM = "generate_stream"
     MODELS = "models"
     VERSION = "version"
-    HEALTH = "health"
-    READY = "ready"
 
     __hash__ = str.__hash__  # Enum's own is Python, and every request looks its reader up
 
@@ -89,9 +87,6 @@ _PATHS: dict[bytes, tuple[bytes, Kind]] = {
 _SEGMENT = rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MODEL_PATH = re.compile(rb"/v2/models/(%b)(?:/versions/%b)?/(infer|generate|generate_stream)" % (_SEGMENT, _SEGMENT))
 
-# For cloud load balancers: they tell nothing but yes or no, and nobody need say who asks.
-_PROBES: dict[bytes, tuple[bytes, Kind]] = {b"/health": (b"GET", Kind.HEALTH), b"/ready": (b"GET", Kind.READY)}
-
 # APIs that keep state on one server: a balancer that may send the next request elsewhere cannot honour them.
 _STATEFUL = (
     b"/v1/files", b"/v1/batches", b"/v1/responses/", b"/v1/messages/batches", b"/v1/conversations", b"/v1/assistants",
@@ -110,15 +105,18 @@ _ALLOWED = ", ".join(
 
 def classify(method: bytes, path: bytes) -> Kind | PathRefusal:
     """Name what a request asks for, or say why it does not pass. `path` is without its query."""
-    known = _PATHS.get(path) or _PROBES.get(path) or _of_a_model(path)
+    known = _PATHS.get(path) or _of_a_model(path)
     if known is None:
         return _unknown(path)
     wanted, kind = known
-    if method != wanted and not (method == b"HEAD" and path in _PROBES):
+    if method != wanted:
         allow = wanted.decode()
         return PathRefusal(outcome.METHOD_NOT_ALLOWED, f"this path answers {allow} only", allow)
     return kind
 
+
+HEALTH, READY = b"/health", b"/ready"
+"""For cloud load balancers, where clients come: they tell yes or no and nothing else, and nobody need say who asks."""
 
 ROUTE = b"/v1/route"
 
