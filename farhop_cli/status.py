@@ -280,7 +280,7 @@ def _global(one: Seen, upper: list[Seen]) -> list[str]:
     received = [seen.spills.get(one.region, 0) for seen in upper if seen.spills is not None]
     sent = sum(one.spills.values()) if one.spills is not None else None
     figures = (
-        status.get("policy_epoch"),
+        status.get("law_epoch"),
         status.get("under_way"),
         sent,
         sum(received) if received else None,
@@ -370,7 +370,7 @@ def _balancer(one: Seen) -> list[str]:
         return [one.region, "unreachable", *[show.NONE] * 8, one.error]
     figures = (
         number(status.get(f), 0)
-        for f in ("policy_epoch", "under_way", "queued_requests", "queued_tokens", "trie_nodes")
+        for f in ("law_epoch", "under_way", "queued_requests", "queued_tokens", "trie_nodes")
     )
     return [one.region, "answers", *figures, *_error(status), ""]
 
