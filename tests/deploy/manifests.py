@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 MARGIN_S = 5
 # Of the configurations' listeners: the port's name in the pod.
+SELECTORS = {  # where each kind has its own
+    "Service": "selector",
+    "Deployment": "selector",
+    "PodDisruptionBudget": "selector",
+    "NetworkPolicy": "podSelector",
+}
 LISTENERS = {"listen": "clients", "client": "clients", "admin": "admin", "tier": "tier", "control": "control"}
 
 
@@ -92,12 +98,8 @@ def _selectors(documents: Sequence[Document]) -> Iterator[str]:
 
     for one in documents:
         spec = one.get("spec", {})
-        selector = {
-            "Service": lambda: spec["selector"],
-            "Deployment": lambda: spec["selector"]["matchLabels"],
-            "PodDisruptionBudget": lambda: spec["selector"]["matchLabels"],
-            "NetworkPolicy": lambda: spec["podSelector"]["matchLabels"],
-        }.get(one["kind"], lambda: None)()
+        field = SELECTORS.get(one["kind"])
+        selector = spec[field].get("matchLabels", spec[field]) if field is not None else None
         at = f"{one['kind']}/{one['metadata']['name']}"
         if selector is None:
             continue

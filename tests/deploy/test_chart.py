@@ -241,7 +241,7 @@ POD = "Deployment/farhop-global spec template spec"
 SPOILT: list[tuple[str, Any, str]] = [
     (f"{POD} terminationGracePeriodSeconds", 30, "grace 30 s"),
     (f"{POD} containers 0 env", [], "nobody sets env:POD_NAME"),
-    (f"{POD} volumes 0", None, "volumes and mounts"),
+    (f"{POD} volumes 2", None, "volumes and mounts"),
     (f"{POD} containers 0 securityContext readOnlyRootFilesystem", False, "may write"),
     (f"{POD} containers 0 readinessProbe httpGet path", "/healthz", "probes are"),
     (f"{POD} containers 0 ports 0 containerPort", 80, "the pod's ports are"),
