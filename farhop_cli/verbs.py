@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**PLAIN)
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML).")]
+Config = Annotated[Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")]
 From = Annotated[
     str | None,
     typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
@@ -251,18 +251,47 @@ def status(config: FleetConfig = None, world: World = WORLD_FILE, as_json: Json 
     raise typer.Exit(run(world, config, as_json))
 
 
-@app.command("check", epilog="Example:  farhop check three-regions")
+@app.command("check", epilog="Example:  farhop check world.yaml paris-global.yaml paris-regional.yaml law.yaml")
 def check(
-    topology: Annotated[str, typer.Argument(help="A topology file, or the name of a ready-made world.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help="Topologies, laws and balancers' configurations, or the name of a ready-made world."
+        ),
+    ],
+    no_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--no-secrets", help="Elsewhere than where balancers run: keys and certificates not here are named only."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a topology: every error at once.
+    """Check topologies, laws and balancers' configurations, each and all together: every error at once.
 
-    A topology without errors is summed up: its regions, and what its law comes to for each tenant.
+    A topology without errors is summed up: its regions, and what its law comes to for each tenant. A law, as `farhop
+    law get` prints it, is checked for the maps given. A configuration is checked as the balancer does at its start,
+    with the topology, certificates and secrets it names, then with the others: one map, keys and TLS that meet. Nothing
+    is opened to the network.
     """
     from farhop_cli.check import run
 
-    raise typer.Exit(run(topology, as_json))
+    raise typer.Exit(run(files, no_secrets, as_json))
+
+
+@app.command("healthcheck", epilog="Example:  farhop healthcheck --config virginia-global.yaml --ready")
+def healthcheck(
+    url: Annotated[str | None, typer.Argument(help="Ask this URL, such as an engine's /health.")] = None,
+    config: Config = Path("farhop.yaml"),
+    ready: Annotated[bool, typer.Option("--ready", help="Is it ready for work, not only alive?")] = False,
+) -> None:
+    """Ask the balancer in this container how it is.
+
+    Exit code 1 if it is not well.
+    """
+    from farhop_cli.healthcheck import run
+
+    raise typer.Exit(run(url, config, ready))
 
 
 @app.command("hash-key", epilog="Example:  farhop hash-key --generate")
@@ -298,8 +327,8 @@ def certs_init(folder: Folder = CERTS_FOLDER, trust_domain: Domain = TRUST_DOMAI
 
 @certs_app.command("issue", epilog="Example:  farhop certs issue regional paris --host 10.1.0.7")
 def certs_issue(
-    tier: Annotated[str, typer.Argument(help="global or regional.")],
-    region: Annotated[str, typer.Argument(help="The balancer's region.")],
+    tier: Annotated[str, typer.Argument(help="global, regional, or operator.")],
+    region: Annotated[str, typer.Argument(help="The balancer's region, or the operator's name.")],
     host: Annotated[
         list[str] | None,
         typer.Option("--host", metavar="HOST", help="A name or address that clients use, too; repeat for several."),
@@ -308,9 +337,9 @@ def certs_issue(
     folder: Folder = CERTS_FOLDER,
     trust_domain: Domain = TRUST_DOMAIN,
 ) -> None:
-    """Issue a balancer's certificate and its key.
+    """Issue a balancer's or an operator's certificate and its key.
 
-    It names the balancer's tier and region.
+    It names the balancer's tier and region, or the operator.
     """
     from farhop_cli.certs import issue
 
