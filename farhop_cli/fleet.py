@@ -282,16 +282,18 @@ def _topology(name: str) -> Topology:
 
 def _configured(path: Path, admins: Sequence[str]) -> Fleet:
     # A balancer's rooms are not light; nobody but this needs them.
-    from farhop.config import ConfigError, load
+    from farhop.config import ConfigError, is_absent, load
     from farhop.service import stores
     from global_lb.app.config import GlobalConfig
 
     try:
-        config = load(GlobalConfig, path)
+        config = load(GlobalConfig, path, absent=[])  # an operator has none of a balancer's secrets
         topology = stores.world(config)
         hubs = stores.hubs(config, topology)
     except (ConfigError, TopologyError) as error:
         fail(f"--config: {error}; it must be a global balancer's configuration")
+    if any(one.password is not None and is_absent(one.password) for one in (config.etcd, *config.hubs.values())):
+        fail("--config: etcd.password: what it names is not here; set it, or give --etcd")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)
     host = f"[{host}]" if ":" in host else host
     scheme = "http" if config.admin.tls is None else "https"

@@ -426,7 +426,7 @@ def _keys(public: Sequence[str], config: Path | None) -> Keys:
     from global_lb.app.config import GlobalConfig
 
     try:
-        keys_made = load(GlobalConfig, config).signing.made()
+        keys_made = load(GlobalConfig, config, absent=[]).signing.made()
     except ConfigError as error:
         fail(f"--config: {error}")
     if not keys_made.asks(LAW_KEY):

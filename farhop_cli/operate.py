@@ -159,8 +159,8 @@ def status(
 ) -> int:
     """Sum up the fleet: what is wrong, where the load is, which law.
 
-    In at most ten lines, and then what else is asked for. Exit code 1 if a region is down; 3 if not every balancer answered, and then it is said which did not and how; 2 if
-    none did.
+    In at most ten lines, and then what else is asked for. Exit code 1 if a region is down; 3 if not every balancer
+    answered, and then it is said which did not and how; 2 if none did.
     """
     from farhop_cli.status import Asked, run
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**PLAIN)
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="Configuration file (YAML).")]
+Config = Annotated[Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")]
 
 
 RUN_S = 1.0, 604_800.0  # of a simulated run
@@ -218,18 +218,47 @@ def ask(
     raise typer.Exit(run(options))
 
 
-@app.command("check", epilog="Example:  farhop check three-regions")
+@app.command("check", epilog="Example:  farhop check world.yaml paris-global.yaml paris-regional.yaml law.yaml")
 def check(
-    topology: Annotated[str, typer.Argument(help="A topology file, or the name of a ready-made world.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help="Topologies, laws and balancers' configurations, or the name of a ready-made world."
+        ),
+    ],
+    no_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--no-secrets", help="Elsewhere than where balancers run: keys and certificates not here are named only."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a topology: every error at once.
+    """Check topologies, laws and balancers' configurations, each and all together: every error at once.
 
-    A topology without errors is summed up: its regions, and what its law comes to for each tenant.
+    A topology without errors is summed up: its regions, and what its law comes to for each tenant. A law, as `farhop
+    law get` prints it, is checked for the maps given. A configuration is checked as the balancer does at its start,
+    with the topology, certificates and secrets it names, then with the others: one map, keys and TLS that meet. Nothing
+    is opened to the network.
     """
     from farhop_cli.check import run
 
-    raise typer.Exit(run(topology, as_json))
+    raise typer.Exit(run(files, no_secrets, as_json))
+
+
+@app.command("healthcheck", epilog="Example:  farhop healthcheck --config virginia-global.yaml --ready")
+def healthcheck(
+    url: Annotated[str | None, typer.Argument(help="Ask this URL, such as an engine's /health.")] = None,
+    config: Config = Path("farhop.yaml"),
+    ready: Annotated[bool, typer.Option("--ready", help="Is it ready for work, not only alive?")] = False,
+) -> None:
+    """Ask the balancer in this container how it is.
+
+    Exit code 1 if it is not well.
+    """
+    from farhop_cli.healthcheck import run
+
+    raise typer.Exit(run(url, config, ready))
 
 
 @app.command("hash-key", epilog="Example:  farhop hash-key --generate")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from farhop.config import DAY_S, Bytes, Count, Part, PublicKey, Seconds, Secret
+from farhop.config import DAY_S, Bytes, Count, FromOutside, Part, PublicKey, Seconds, Secret, is_absent, left_out
 from farhop.identity import certificate_names
 from farhop.identity.hop_keys import HopError, read_keys
 from farhop.relay.formats.field_guard import Guard
@@ -31,6 +31,15 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _check_files(files: certificates.Files, info: ValidationInfo) -> None:
+    """Raises TlsError, which is a ValueError that names the file."""
+    try:
+        certificates.load(files, wall())
+    except certificates.TlsFileError as error:
+        if not left_out(info, str(error).rpartition(";")[0]):
+            raise
+
+
 class ListenTls(Part):
     """TLS where others connect to us. With `client_ca_file` they must bring a certificate that it vouches for."""
 
@@ -40,8 +49,8 @@ class ListenTls(Part):
     handshake_s: Seconds = 10.0
 
     @model_validator(mode="after")
-    def _valid(self) -> ListenTls:
-        certificates.load(self.files, wall())  # its TlsError is a ValueError that names the file
+    def _valid(self, info: ValidationInfo) -> ListenTls:
+        _check_files(self.files, info)
         return self
 
     @property
@@ -58,8 +67,8 @@ class ConnectTls(Part):
     key_file: str | None = None
 
     @model_validator(mode="after")
-    def _valid(self) -> ConnectTls:
-        certificates.load(self.files, wall())
+    def _valid(self, info: ValidationInfo) -> ConnectTls:
+        _check_files(self.files, info)
         return self
 
     @property
@@ -230,7 +239,8 @@ class SigningKey(Part):
 
     @model_validator(mode="after")
     def _valid(self) -> SigningKey:
-        envelope.public_key(self.public)
+        if not is_absent(self.public):
+            envelope.public_key(self.public)
         for right in self.may:
             envelope.check_right(right)
         return self
@@ -249,7 +259,9 @@ class Signing(Part):
     def made(self) -> envelope.Keys:
         """For farhop.store."""
         return envelope.Keys({
-            name: (envelope.public_key(key.public), key.may) for name, key in self.keys.items()
+            name: (envelope.public_key(key.public), key.may)
+            for name, key in self.keys.items()
+            if not is_absent(key.public)
         })  # fmt: skip
 
 
@@ -365,7 +377,7 @@ class Process(Part):
     """
 
     region: str
-    instance: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    instance: Annotated[str, FromOutside, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     topology: str = "three-regions"
     admin: Admin
     etcd: Etcd = Etcd()

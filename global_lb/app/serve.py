@@ -58,6 +58,10 @@ class GlobalTier(InstrumentedTier):
         self._redirect_tokens, self._mutual = redirect_tokens, mutual
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
 
+    def resign(self, signer: HopSigner, mutual: Callable[[str], bool]) -> None:
+        """Sign with another's keys from now on; `mutual` is as configured now."""
+        self._signer, self._mutual = signer, mutual
+
     def forwarded(self, active: ActiveRequest) -> None:
         """See relay.Tier. What was sent past a hot region is counted."""
         super().forwarded(active)
@@ -222,8 +226,10 @@ class GlobalAdmin:
         overrides: RoutingOverrides,
         clock: Clock,
         laws: LawBook,
+        configuration: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._instance, self._flow, self._authenticator, self._ingress = instance, flow, authenticator, ingress
+        self._configuration = configuration
         self._watcher, self._overrides, self._clock, self._laws = watcher, overrides, clock, laws
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
@@ -233,6 +239,12 @@ class GlobalAdmin:
         now = self._clock.now()
         return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
 
+    def leads_somewhere(self) -> bool:
+        """Whether some region that is up is lawful for anybody: otherwise clients are better off at another entry."""
+        now, law = self._clock.now(), self._flow.law
+        up = {name for name, life in self._flow.liveness.items() if life.read(now).state in ("up", "suspect")}
+        return any(not up.isdisjoint(law.verdict(tenant, "").lawful) for tenant in law.topology.tenants)
+
     def notice(self) -> str:
         """See TierAdmin."""
         return notice(self.kept())
@@ -240,7 +252,7 @@ class GlobalAdmin:
     def status(self) -> dict[str, Any]:
         """Regions with health and why, wire time, wait."""
         flow, now = self._flow, self._clock.now()
-        names = sorted({*flow.view.regions, *flow.liveness})
+        names = sorted({*flow.view.regions, *flow.liveness} & flow.law.topology.regions.keys())
         return {
             "tier": "global",
             "region": flow.config.region,
@@ -248,6 +260,7 @@ class GlobalAdmin:
             "version": version(),
             "policy_epoch": flow.law.epoch,
             "law": self._laws.status(),
+            "configuration": self._configuration(),
             "kept": self.kept(),
             "under_way": flow.under_way,
             "trie_nodes": flow.trie.nodes,

@@ -156,6 +156,16 @@ class Regions:
         self._lineages: dict[str, Lineage] = {}  # by region
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
+    def reconfigure(self, spill: Spill, prices: Mapping[str, Price]) -> None:
+        """From now on by these. Who is hot or coming back goes on from where it is."""
+        if spill == self._spill and prices == self._prices:
+            return
+        self._spill, self._guard_config, self._prices = spill, spill.guard, prices
+        for guard in self.guards.values():
+            guard.configure(self._guard_config)
+        self._settled.clear()  # a calm one may not be by these
+        self._forget_tables()
+
     def adopt(self, view: View, now: float) -> None:
         """Take a whole new view: every region that is known anew, and those that left."""
         for name in self.view.regions.keys() - view.regions.keys():

@@ -55,6 +55,10 @@ class WaitEstimate:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
 
+    def foreign_by(self, foreign: admission.ForeignConfig) -> None:
+        """Work from other regions is let in on these terms from now on."""
+        self._foreign = foreign
+
     def need_of(self, request: Request) -> Need:
         """The request in its model's tokens: counted where they are known, else estimated."""
         estimates, path = self._fleet.estimates, self._path(request)

@@ -52,6 +52,17 @@ def test_a_configuration(config, tmp_path, host, asked):
     assert found.admins == (f"http://{asked}:9100",)
 
 
+def test_an_operator_needs_no_secret_of_a_balancers(config, tmp_path, monkeypatch, capsys):
+    path = config()
+    monkeypatch.delenv("FARHOP_TEST_HOP", raising=False)
+    monkeypatch.delenv("HOP", raising=False)
+    assert fleet.find(tmp_path / "none.json", path, None).topology is not None
+    secret = config(
+        etcd={"endpoints": ["127.0.0.1:1"], "ca_file": "ca.pem", "username": "u", "password": "env:NOT_SET"}
+    )
+    assert "etcd.password: what it names is not here" in ended(capsys, tmp_path / "none.json", secret, None)
+
+
 def test_an_admin_port_with_tls(config, tmp_path):
     pair = Authority(tmp_path).issue("server")
     tls = {"cert_file": pair.cert_file, "key_file": pair.key_file}
