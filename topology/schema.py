@@ -136,6 +136,7 @@ class KeyDoc(Doc):
     name: Name = Field(description=_NAME_HELP)
     sha256: Sha256 = Field(description="write the output of `farhop hash-key`, in quotes")
     within: PlaceNames = Field(default=[], description="list the places this key must stay within, or leave it out")
+    explain: bool = Field(default=False, description="say true if its clients may ask why a request went where it did")
 
 
 class TenantDoc(Doc):
