@@ -185,7 +185,6 @@ class ResidencyDoc(Doc):
 class KeyDoc(Doc):
     """An API key by its hash."""
 
-<<<<<<< HEAD
     name: Name = Field(title="what records call it", description=_NAME_HELP)
     sha256: Sha256 = Field(
         title="hash of the key, never the key", description="write the output of `farhop hash-key`, in quotes"
@@ -195,12 +194,11 @@ class KeyDoc(Doc):
         default=[],
         description="list the places this key must stay within, or leave it out",
     )
-=======
-    name: Name = Field(description=_NAME_HELP)
-    sha256: Sha256 = Field(description="write the output of `farhop hash-key`, in quotes")
-    within: PlaceNames = Field(default=[], description="list the places this key must stay within, or leave it out")
-    explain: bool = Field(default=False, description="say true if its clients may ask why a request went where it did")
->>>>>>> operators
+    explain: bool = Field(
+        title="its clients may ask for a route receipt",
+        default=False,
+        description="say true if its clients may ask why a request went where it did",
+    )
 
 
 class TenantDoc(Doc):

@@ -308,7 +308,7 @@ class RegionalBalancer:
                 "untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason"
             )
             counter(
-                "miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.guard.miscounts
+                "miscounted_prompts", "Prompts whose tokens an engine counts otherwise.", lambda: flow.guard.miscounts
             )
             counter(
                 "mispredicted_prompts",

@@ -72,11 +72,8 @@ class TokenizerGuard:
 
         If it found more than expected and its word has it by now, it was only late.
         """
-        if told > expected + _BLOCK_TOKENS:
-            wrong = told > held + _BLOCK_TOKENS
-        else:
-            wrong = told + _BLOCK_TOKENS < expected
-        if wrong:
+        too_many = told > max(expected, held) + _BLOCK_TOKENS
+        if too_many or told + _BLOCK_TOKENS < expected:
             self.mispredictions += 1
             self._doubt(shape).mispredicted += 1
         elif told and (doubt := self._doubts.get(shape)) is not None:
@@ -84,7 +81,8 @@ class TokenizerGuard:
             self._settle(shape, doubt)
 
     def _doubt(self, shape: Shape) -> _Doubt:
-        doubt = self._doubts[shape] = self._doubts.pop(shape, None) or _Doubt()
+        doubt = self._doubts.pop(shape, _Doubt())
+        self._doubts[shape] = doubt  # the last now: the first is the one not met for longest
         if len(self._doubts) > _SHAPES_MAX:
             del self._doubts[next(iter(self._doubts))]
         return doubt
