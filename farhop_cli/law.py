@@ -307,7 +307,7 @@ async def _newest(store: Store, before: Entry | None, statuses: list[Status], wo
     """The largest epoch that anybody knows of: an etcd that was wiped must not lead back."""
     kept = [entry.key.removeprefix(LAW_HISTORY_PREFIX) for entry in await store.list(LAW_HISTORY_PREFIX)]
     epochs = [world.epoch, *(int(key) for key in kept if key.isascii() and key.isdigit())]
-    epochs += [e for e in (status.get("policy_epoch") for status in statuses) if isinstance(e, int)]
+    epochs += [e for e in (status.get("law_epoch") for status in statuses) if isinstance(e, int)]
     known = _epoch_of(before) if before is not None else None
     return max([*epochs, *([known] if known is not None else [])])
 
@@ -325,7 +325,7 @@ async def _statuses(here: Fleet) -> list[Status]:
 
 async def _aware(here: Fleet, epoch: int) -> int:
     """How many balancers say that they go by it."""
-    epochs = [status.get("policy_epoch") for status in await _statuses(here)]
+    epochs = [status.get("law_epoch") for status in await _statuses(here)]
     return sum(isinstance(known, int) and known >= epoch for known in epochs)
 
 

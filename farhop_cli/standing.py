@@ -335,6 +335,7 @@ _PAST = (">revision", "at", "by", "what", "why")
 
 async def _remembered(here: Fleet, prefix: str) -> tuple[int, Sequence[Written]]:
     """What the first hub that answers remembers: all of them are written to."""
+    _with_etcd(here)
     for left, name in zip(reversed(range(len(here.hubs))), sorted(here.hubs), strict=True):
         try:
             found = await etcd_history.history(here.hubs[name], prefix)
@@ -410,11 +411,17 @@ def signing_key(text: str, of: str) -> Signer | None:
         fail(f"{of}: {error}")
 
 
+def _with_etcd(here: Fleet) -> None:
+    if not here.hubs:
+        fail(f"{here.name} names no etcd, where this stands; give --etcd, or a context that has `etcd.endpoints`")
+
+
 def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
     """Do this with all of the fleet's hubs; the exit code. Ends the command, in one line, if none of them answers or
     another operator is in the way; tells which one was not reached. What is written is signed with the key that the
     environment names, if it does; what would not count by the fleet's keys, where they are known, is not written."""
 
+    _with_etcd(here)
     signer = signing_key(os.environ.get(SIGNING_KEY, ""), SIGNING_KEY)
 
     async def run() -> int:

@@ -194,6 +194,11 @@ class KeyDoc(Doc):
         default=[],
         description="list the places this key must stay within, or leave it out",
     )
+    explain: bool = Field(
+        title="its clients may ask for a route receipt",
+        default=False,
+        description="say true if its clients may ask why a request went where it did",
+    )
 
 
 class TenantDoc(Doc):
