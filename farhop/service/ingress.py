@@ -27,7 +27,7 @@ from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
 from farhop.service.request_telemetry import RequestContext
-from farhop.service.routing_keys import VERSION_HEADER
+from farhop.service.routing_keys import VERSION_HEADER, soft_session
 from farhop.service.tokenizer import INLINE_BYTES_MAX
 from farhop.telemetry.release import release
 
@@ -295,6 +295,7 @@ class Ingress:
     ) -> Request:  # fmt: skip
         """The machine's Request; `session` is what the body's field for it says, if that was read before."""
         header_matches = self._header_matches
+        soft, parent = soft_session(caller.tenant, headers, prompt.wishes)
         return Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
             id=f"{self._rng.getrandbits(64):016x}",
@@ -319,6 +320,8 @@ class Ingress:
             session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
             version=header_matches.version(prompt.model, version) if header_matches is not None else "",
             header_matches=header_matches.header_matches(prompt.model, headers) if header_matches is not None else (),
+            soft_session=soft,
+            parent_session=parent,
         )
 
 

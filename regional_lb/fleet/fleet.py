@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from farhop.balance.estimate.estimates import Estimates
     from farhop.balance.health.replica import HealthConfig
     from farhop.balance.ledger import Load, Reservation
-    from farhop.balance.machine import Event
+    from farhop.balance.machine import EngineLoad, Event
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.shares import Shares
     from regional_lb.fleet.table import Eased
@@ -112,6 +112,14 @@ class Fleet:
         self.estimates.age(now)
         self.speeds.refresh(now)
         self.whole.rate(self.speeds)
+
+    def told(self, name: str, load: EngineLoad, now: float) -> None:
+        """A replica told its load beside an answer: newer than its last sample, which stands for the rest."""
+        known = self.view.replicas.get(name)
+        if known is None or known.sample is None:
+            return
+        told = {of: said for of in load.__struct_fields__ if (said := getattr(load, of)) is not None}
+        self._sampled(ReplicaSampled(name, replace(known.sample, at=now, queued=None, lora=None, **told)), now)
 
     def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
         """A replica said how it is doing: its entry and its row are renewed, whoever else there is."""

@@ -188,6 +188,8 @@ class RegionalFlow:
         state.started = True
         self.ledger.began(event.id)
         self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
+        if event.load is not None:
+            self._fleet.told(state.replica, event.load, now)
         if event.status < 400:
             if state.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(state.replica, state.request.chain, admission.hints(state.request, self.law))
@@ -394,6 +396,8 @@ class RegionalFlow:
             return []  # who was to prefill is on trial, and has one already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
+        if request.soft_session:
+            self.wait_estimate.homes.moved_in(request.soft_session, request.model, chosen.replica)
         choice.policy.placed(chosen.replica, state.line, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from farhop.balance.homes import Homes
 from farhop.balance.prefix import chain
 from regional_lb.fleet.blocks import Path
 from regional_lb.fleet.kv_events import TOKEN_BYTES
@@ -54,6 +55,7 @@ class WaitEstimate:
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
+        self.homes = Homes()  # of sessions that nobody asked for; the flow says where they went
 
     def need_of(self, request: Request) -> Need:
         """The request in its model's tokens: counted where they are known, else estimated."""
@@ -130,7 +132,8 @@ class WaitEstimate:
         table = self._fleet.table(able)
         delay_ms = self._fleet.adapters.delay_ms(request.model, table, now)
         policy = self._policies.of(request.model)
-        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy)
+        home = self.homes.near(request.soft_session, request.parent_session, request.model)
+        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy, home=home)
         choice.assigned = assigned
         chosen = choice.chosen
         if chosen is not None:
