@@ -18,6 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
+from farhop.telemetry.release import release
 from farhop.telemetry import attributes, context, export
 from farhop.telemetry.export import SpanRecord
 
@@ -123,6 +124,7 @@ def _resource(service: str, region: str, instance: str) -> Resource:
         "service.name": service,
         "service.namespace": "farhop",
         "service.instance.id": instance,
+        "service.version": release(),
         "cloud.region": region,
         "farhop.region": region,
     }
