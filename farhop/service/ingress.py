@@ -106,6 +106,10 @@ class Ingress:
         self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
         self.relay: Relay | None = None
 
+    def sign_bodies(self, signs: bool) -> None:
+        """Whether tokens are bound to the bodies from now on."""
+        self._signs = signs
+
     def head(self, exchange: Exchange) -> Reply | None:
         """Everything that can be said before the body is read."""
         if exchange.head.path in _PROBES and self._ready is not None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from global_lb.fleet.table import Price
     from global_lb.fleet.view import Instance, View
+    from global_lb.routing.policy import RouteConfig, RouteScope
     from topology.law import Law, Verdict
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
@@ -67,6 +68,16 @@ class FlowConfig(msgspec.Struct, frozen=True):
     liveness: LivenessConfig = LivenessConfig()
     spill: Spill = Spill()
     https_only: bool = False
+
+
+class Reconfigured(machine.Event, frozen=True):
+    """The map, the law over it and what else is configured, whole: from now on these. The region is the same, and so
+    is what a start alone sets (`trie_bytes`, `liveness`, `https_only`)."""
+
+    law: Law
+    config: FlowConfig
+    routes: dict[RouteScope, RouteConfig]
+    prices: dict[str, Price]
 
 
 @dataclass(slots=True)
@@ -156,6 +167,7 @@ class GlobalFlow:
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
             machine.LawChanged: self._law_changed,
+            Reconfigured: self._reconfigured,
             ViewSwapped: self._view_swapped,
             RegionKnown: self._region_known,
             RegionReported: self._region_reported,
@@ -311,6 +323,13 @@ class GlobalFlow:
         """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
         if not event.law.supersedes(self.law):
             return []
+        return self._go_by(event.law.knowing(self._regions.lineages.of), now)
+
+    def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
+        """As with a law: who is under way stays, and each further attempt goes by this, too."""
+        self.config = event.config
+        self._regions.reconfigure(event.config.spill, event.prices)
+        self.routes.configure(event.routes)
         return self._go_by(event.law.knowing(self._regions.lineages.of), now)
 
     def _go_by(self, law: Law, now: float) -> list[Command]:
