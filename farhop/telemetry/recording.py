@@ -18,9 +18,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
-from farhop.telemetry.release import release
 from farhop.telemetry import attributes, context, export
 from farhop.telemetry.export import SpanRecord
+from farhop.telemetry.release import release
 
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 _SCOPE = InstrumentationScope("farhop")
