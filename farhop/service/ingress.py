@@ -256,6 +256,10 @@ class Ingress:
             geo="" if exchange.is_hop else prompt.wishes.geo,  # whom the client asked says it
         )
 
+    def _salt_kept(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
+        """The salt that engines keep their blocks by: none take one with Anthropic's messages."""
+        return "" if kind is Kind.MESSAGES else self._salt(caller, kind, prompt)
+
     def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
         return openai.salt_of(kind, prompt, caller.hint_scope if self._to_engines else None)
 
@@ -263,7 +267,7 @@ class Ingress:
         """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             return request
-        tokens = self._tokenizers.now(kind, request.model, body, self._salt(caller, kind, prompt))
+        tokens = self._tokenizers.now(kind, request.model, body, self._salt_kept(caller, kind, prompt))
         return replace(request, tokens=tokens) if tokens is not None else request
 
     def _broke(self, exchange: Exchange) -> None:
@@ -442,7 +446,7 @@ class _Reading(_Waiting):
         exchange, model, self._since = self._exchange, self._request.model, self._since or self._ingress._clock.now()
         context: RequestContext = exchange.context
         assert context.caller is not None  # `head` let it pass
-        salt = self._ingress._salt(context.caller, kind, self._prompt)
+        salt = self._ingress._salt_kept(context.caller, kind, self._prompt)
         self._future = tokenizers.later(kind, model, exchange.body, salt, self._read)
         if self._future is None:
             self._ingress._start(exchange, self._request, self._prompt, onward=self._onward)
