@@ -27,7 +27,7 @@ demo: $(STAMP)
 	$(BIN)/farhop demo
 
 test: $(STAMP)
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not ($(SYSTEM))'
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))'
 
 # pytest ends with 5 where no test is marked so: then there is nothing to do.
 test-system: $(STAMP)
@@ -38,7 +38,7 @@ test-system: $(STAMP)
 # about, and whose killed processes would tell nothing. Two figures: what ships, and the lab.
 coverage: $(STAMP)
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup -m 'not ($(SYSTEM))' --ignore=tests/drills $(TESTS)
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))' --ignore=tests/drills $(TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered --skip-empty --sort=cover
 	@echo "Covered of what ships: $$($(BIN)/coverage report --format=total --omit='farhop_lab/*') % of lines and branches."

@@ -13,11 +13,15 @@ import os
 import signal
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+from farhop_lab.world import fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
+
+Process: TypeAlias = asyncio.subprocess.Process | fork_server.Process
 
 _PR_SET_PDEATHSIG = 1
 # Looked up here: between fork and exec as little as possible may be done.
@@ -33,7 +37,7 @@ class ChildError(Exception):
 
 
 class Child:
-    """One process: by default `python -m farhop_cli` with some arguments.
+    """One process: by default `python -m farhop_cli` with some arguments, without its imports (fork_server).
 
     `start` waits for its ready line, the first it prints on stdout; `start_until` for what a foreign program shows.
     """
@@ -47,9 +51,8 @@ class Child:
         program: Sequence[str] = (),
     ) -> None:
         self.name, self.log = name, log
-        self._command = (*(program or (sys.executable, "-m", os.environ.get(PROGRAM, "farhop_cli"))), *arguments)
-        self._environment = environment
-        self._process: asyncio.subprocess.Process | None = None
+        self._program, self._arguments, self._environment = program, arguments, environment
+        self._process: Process | None = None
         self._drain: asyncio.Task[None] | None = None
 
     @property
@@ -60,11 +63,11 @@ class Child:
 
     async def start(self, timeout_s: float = 30.0) -> str:
         """Run it and wait for its ready line, which is returned. Raises ChildError."""
-        self._process = await self._launch(piped=True)
-        stdout = self._process.stdout
-        assert stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
+                self._process = await self._launch(piped=True)
+                stdout = self._process.stdout
+                assert stdout is not None
                 line = await stdout.readline()
         except TimeoutError:
             await self.kill()
@@ -80,9 +83,9 @@ class Child:
 
     async def start_until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
         """Run it, all it prints into its log, and ask `ready` until it says yes. Raises ChildError."""
-        self._process = process = await self._launch(piped=False)
         try:
             async with asyncio.timeout(timeout_s):
+                self._process = process = await self._launch(piped=False)
                 while not await ready() and process.returncode is None:
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
@@ -94,14 +97,25 @@ class Child:
         if process.returncode is not None:
             raise ChildError(f"{self.name}: did not start; it said: {self._last_words()}")
 
-    async def _launch(self, *, piped: bool) -> asyncio.subprocess.Process:
+    async def _launch(self, *, piped: bool) -> Process:
+        environment = {**os.environ, **self._environment}
+        module = os.environ.get(PROGRAM, "farhop_cli")
         with self.log.open("ab") as log:
+            if not self._program and fork_server.available():
+                out = None if piped else log.fileno()
+                try:
+                    return await fork_server.start(
+                        module, self._arguments, environment, stdout=out, stderr=log.fileno(), limit=LINE_BYTES_MAX
+                    )
+                except fork_server.ForkError as error:
+                    raise ChildError(f"{self.name}: did not start; {error}") from None
             return await asyncio.create_subprocess_exec(
-                *self._command,
+                *(self._program or (sys.executable, "-m", module)),
+                *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if piped else log,
                 stderr=log,
-                env={**os.environ, **self._environment},
+                env=environment,
                 start_new_session=True,
                 preexec_fn=bound_to_parent(),
                 limit=LINE_BYTES_MAX,
@@ -146,7 +160,7 @@ class Child:
         return "nothing"
 
 
-def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def send(process: Process, number: signal.Signals) -> None:
     """Send a signal to a child of ours; SIGSTOP has stopped it when this returns, or it has ended.
 
     A stop is only asked for by `kill`: it holds once a thread of the process was given a processor to see it, and on
@@ -155,7 +169,11 @@ def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     # Suppressed: it ended, and nobody has told us yet.
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         process.send_signal(number)
-        if number is signal.SIGSTOP:
+        if number is not signal.SIGSTOP:
+            return
+        if isinstance(process, fork_server.Process):
+            process.wait_until_stopped()
+        else:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # left for who reaps it
 
 

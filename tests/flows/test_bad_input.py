@@ -6,25 +6,23 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from threading import Timer
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 import yaml
-from forkserver import ForkServer, ended, kept_waiting_s
 from inprocess import HOP, HOP_KEY
 
+from farhop_lab.world import fork_server
 from farhop_lab.world.etcd import EmbeddedEtcd
 
 START_S = 5.0  # how long it may take to say what is wrong, with its imports done
 STOP_S = 4.0
-Refused = Callable[..., list[str]]
+HUNG_S = 60.0
 NOBODY = "127.0.0.1:9"  # the discard port
 
 
@@ -69,43 +67,55 @@ def environment(**more: str) -> dict[str, str]:
     return {**clean, "FARHOP_TEST_HOP": HOP_KEY, **more}
 
 
-def command(tier: str, path: Path) -> list[str]:
-    return [sys.executable, "-m", "farhop_cli", tier, "--config", str(path)]
+class Started:
+    """A tier's process and what it says, all of which is there once it has ended."""
+
+    def __init__(self, process: fork_server.Process, err: int) -> None:
+        self.process, self._err = process, err
+        assert process.stdout is not None
+        self.out = process.stdout
+
+    async def ended(self) -> fork_server.Ended:
+        """Wait for its end; it is killed after HUNG_S."""
+        try:
+            async with asyncio.timeout(HUNG_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.send_signal(signal.SIGKILL)
+            await self.process.wait()
+        assert self.process.ended is not None
+        return self.process.ended
+
+    def err(self) -> str:
+        """What it has said on stderr."""
+        return os.pread(self._err, 1 << 20, 0).decode()
 
 
-@pytest.fixture(scope="module")
-def refused() -> Iterator[Refused]:
+@asynccontextmanager
+async def started(tier: str, path: Path, **more: str) -> AsyncIterator[Started]:
+    """The process of a tier, begun. Killed at the end if it still runs."""
+    with TemporaryFile() as err:
+        arguments = [tier, "--config", str(path)]
+        process = await fork_server.start(
+            "farhop_cli", arguments, environment(**more), stdout=None, stderr=err.fileno(), limit=1 << 20
+        )
+        try:
+            yield Started(process, err.fileno())
+        finally:
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+
+
+async def refused(tier: str, path: Path, **more: str) -> list[str]:
     """Run a tier's process, expecting it not to start; the lines it says."""
-
-    def run(tier: str, path: Path, **more: str) -> list[str]:
-        code, out, err, took_s = server.run([tier, "--config", str(path)], environment(**more))
-        assert (code, out) == (2, ""), err
-        assert "Traceback" not in err
+    async with started(tier, path, **more) as one:
+        began = time.monotonic()
+        ended = await one.ended()
+        took_s = time.monotonic() - began - ended.kept_waiting_s
+        assert (ended.code, await one.out.read()) == (2, b""), one.err()
+        assert "Traceback" not in one.err()
         assert took_s < START_S
-        return err.splitlines()
-
-    server = ForkServer()
-    try:
-        yield run
-    finally:
-        server.close()
-
-
-@contextmanager
-def started(tier: str, path: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run it until it is ready; its ready line. Killed at the end if it still runs."""
-    process = subprocess.Popen(
-        command(tier, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**more)
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        yield process, process.stdout.readline()
-    finally:
-        process.kill()
-        process.wait(10.0)
-        process.stdout.close()
-        process.stderr.close()
+        return one.err().splitlines()
 
 
 @contextmanager
@@ -116,14 +126,14 @@ def taken_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def test_a_file_that_is_not_there(tmp_path: Path, refused: Refused) -> None:
-    (line,) = refused("global", tmp_path / "nowhere.yaml")
+async def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (line,) = await refused("global", tmp_path / "nowhere.yaml")
     assert line.startswith(f"global: {tmp_path}/nowhere.yaml: cannot be read")
 
 
-def test_every_error_of_a_configuration_in_a_line_each(tmp_path: Path, refused: Refused) -> None:
+async def test_every_error_of_a_configuration_in_a_line_each(tmp_path: Path) -> None:
     wrong = document("regional", NOBODY, instance="", admin={"port": "x"}, log_level="loud", surprise=1)
-    lines = refused("regional", written(tmp_path, wrong))
+    lines = await refused("regional", written(tmp_path, wrong))
     assert len(lines) == 4
     for field in ("instance", "admin.port", "log_level", "surprise"):
         assert [line for line in lines if f": {field}: " in line]
@@ -141,19 +151,19 @@ def test_every_error_of_a_configuration_in_a_line_each(tmp_path: Path, refused: 
         ("regional", {"hop": {"keys": {"k1": "env:FARHOP_TEST_SHORT"}, "active": "k1"}}, "at least 16 are needed"),
     ],
 )
-def test_surroundings_that_do_not_fit_are_one_line(
-    tier: str, more: dict[str, Any], words: str, tmp_path: Path, refused: Refused
+async def test_surroundings_that_do_not_fit_are_one_line(
+    tier: str, more: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    (line,) = refused(tier, written(tmp_path, document(tier, NOBODY, **more)), FARHOP_TEST_SHORT="hunter2")
+    (line,) = await refused(tier, written(tmp_path, document(tier, NOBODY, **more)), FARHOP_TEST_SHORT="hunter2")
     assert line.startswith(f"{tier}: ")
     assert words in line
     assert "hunter2" not in line
 
 
-def test_a_bad_topology_is_told_with_all_its_problems(tmp_path: Path, refused: Refused) -> None:
+async def test_a_bad_topology_is_told_with_all_its_problems(tmp_path: Path) -> None:
     (tmp_path / "world.yaml").write_text("name: x\nepoch: -1\nregions: []\n")
     path = written(tmp_path, document("global", NOBODY, topology=str(tmp_path / "world.yaml")))
-    lines = refused("global", path)
+    lines = await refused("global", path)
     assert "problems" in lines[0]
     assert [line for line in lines if "epoch" in line]
 
@@ -162,75 +172,67 @@ def test_a_bad_topology_is_told_with_all_its_problems(tmp_path: Path, refused: R
     ("tier", "port"),
     [("global", "listen"), ("global", "admin"), ("regional", "tier"), ("regional", "client")],
 )
-def test_a_port_that_is_taken_is_one_line(tier: str, port: str, tmp_path: Path, etcd: str, refused: Refused) -> None:
+async def test_a_port_that_is_taken_is_one_line(tier: str, port: str, tmp_path: Path, etcd: str) -> None:
     with taken_port() as number:
-        (line,) = refused(tier, written(tmp_path, document(tier, etcd, **{port: {"port": number}})))
+        (line,) = await refused(tier, written(tmp_path, document(tier, etcd, **{port: {"port": number}})))
     assert line.startswith(f"{tier}: {port}: cannot listen on 127.0.0.1:{number}")
     assert line.endswith("; choose another port")
 
 
-def test_two_balancers_cannot_share_a_port(tmp_path: Path, etcd: str, refused: Refused) -> None:
+async def test_two_balancers_cannot_share_a_port(tmp_path: Path, etcd: str) -> None:
     """By default gRPC would share its port in silence, and each would get half of the pings."""
     with taken_port() as number:
         pass
     first = written(tmp_path, document("regional", etcd, control={"port": number}))
-    with started("regional", first) as (_, line):
-        assert "region virginia" in line
-        (told,) = refused("regional", first)
+    async with started("regional", first) as one:
+        assert b"region virginia" in await one.out.readline()
+        (told,) = await refused("regional", first)
     assert told.startswith(f"regional: control: cannot listen on 127.0.0.1:{number}")
 
 
 @pytest.mark.parametrize(("tier", "number"), [("global", signal.SIGINT), ("regional", signal.SIGTERM)])
-def test_told_to_stop_it_stops_in_order(tier: str, number: signal.Signals, tmp_path: Path, etcd: str) -> None:
+async def test_told_to_stop_it_stops_in_order(tier: str, number: signal.Signals, tmp_path: Path, etcd: str) -> None:
     """At rest at once, and with a client that stays when the drain of 1 s is over."""
     path = written(tmp_path, document(tier, etcd))
     for stays in (False, True):
-        took_s, waited_s = _stopped(tier, path, number, stays=stays)
+        took_s, waited_s = await _stopped(tier, path, number, stays=stays)
         assert took_s - waited_s < STOP_S
         assert took_s > 0.9 * stays
 
 
-def _stopped(tier: str, path: Path, number: signal.Signals, *, stays: bool) -> tuple[float, float]:
+async def _stopped(tier: str, path: Path, number: signal.Signals, *, stays: bool) -> tuple[float, float]:
     """How long a balancer took to end in order once it was told to, and for how much of it others had the cores.
 
     `stays`: a client of it did.
     """
-    with started(tier, path) as (process, line), ExitStack() as stack:
+    async with started(tier, path) as one:
+        line = (await one.out.readline()).decode()
         assert line.startswith(f"{tier}: region virginia: ")
-        if stays:
-            port = int(line.split("clients on 127.0.0.1:")[1].split(",")[0])
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
-        began, waited_s = time.monotonic(), kept_waiting_s(process.pid)
-        process.send_signal(number)
-        hung = Timer(60.0, process.kill)
-        hung.start()
-        waited_s = ended(process.pid) - waited_s
-        took_s = time.monotonic() - began
-        hung.cancel()
-        assert process.wait(20.0) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-        return took_s, waited_s
+        with ExitStack() as stack:
+            if stays:
+                port = int(line.split("clients on 127.0.0.1:")[1].split(",")[0])
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
+            began, waited_s = time.monotonic(), fork_server.kept_waiting_s(one.process.pid)
+            one.process.send_signal(number)
+            ended = await one.ended()
+            took_s = time.monotonic() - began
+        assert (ended.code, one.err()) == (0, "")
+        return took_s, ended.kept_waiting_s - waited_s
 
 
-def test_told_to_stop_before_it_was_up_it_stops(tmp_path: Path) -> None:
+async def test_told_to_stop_before_it_was_up_it_stops(tmp_path: Path) -> None:
     """An etcd that takes connections and says nothing holds the start up for 2 s: it does not hold up the stop."""
     with taken_port() as silent:
         path = written(tmp_path, document("regional", f"127.0.0.1:{silent}"))
-        process = subprocess.Popen(
-            command("regional", path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-        )
-        try:
-            status = Path(f"/proc/{process.pid}/status")
-            while "SigCgt:\t0000000000000000" in status.read_text() or not _handles(status, signal.SIGTERM):
-                time.sleep(0.01)
-            process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=10.0)
-        finally:
-            process.kill()
-            process.wait(5.0)
-    assert (process.returncode, out, err) == (0, "", "")
+        async with started("regional", path) as one:
+            status = Path(f"/proc/{one.process.pid}/status")
+            while not _handles(status, signal.SIGTERM):
+                await asyncio.sleep(0.01)
+            one.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10.0):
+                await one.process.wait()
+            assert (one.process.returncode, await one.out.read(), one.err()) == (0, b"", "")
 
 
 def _handles(status: Path, number: signal.Signals) -> bool:
@@ -238,13 +240,13 @@ def _handles(status: Path, number: signal.Signals) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
-def test_a_wrong_otel_variable_does_not_keep_a_balancer_down(tmp_path: Path, etcd: str) -> None:
+async def test_a_wrong_otel_variable_does_not_keep_a_balancer_down(tmp_path: Path, etcd: str) -> None:
     path = written(tmp_path, document("global", etcd))
-    with started("global", path, OTEL_EXPORTER_OTLP_ENDPOINT="nonsense") as (process, line):
-        assert line.startswith("global: region virginia")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10.0) == 0
-        assert process.stderr is not None
-        said = process.stderr.read()
+    async with started("global", path, OTEL_EXPORTER_OTLP_ENDPOINT="nonsense") as one:
+        assert (await one.out.readline()).startswith(b"global: region virginia")
+        one.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10.0):
+            assert await one.process.wait() == 0
+        said = one.err()
     assert "OTEL_EXPORTER_OTLP_ENDPOINT=nonsense" in said
     assert len(said.splitlines()) == 1

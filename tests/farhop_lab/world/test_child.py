@@ -38,12 +38,11 @@ async def gone(pid: int, within_s: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def script(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
-    """Have children run this instead of `python -m farhop_cli`."""
+def script(folder: Path, text: str) -> list[str]:
+    """The program of a child that runs this instead of `python -m farhop_cli`."""
     path = folder / "script"
-    path.write_text(f"#!{sys.executable}\nimport sys, time, os, signal\n{text}\n")
-    path.chmod(0o755)
-    monkeypatch.setattr(child.sys, "executable", str(path))
+    path.write_text(f"import sys, time, os, signal\n{text}\n")
+    return [sys.executable, str(path)]
 
 
 async def test_children_live_though_grpc_speaks_as_they_are_started() -> None:
@@ -96,17 +95,17 @@ async def test_what_dies_before_it_is_ready_is_told_with_its_last_words(tmp_path
 
 async def test_its_environment_is_ours_and_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_OURS", "1")
-    script(monkeypatch, tmp_path, 'print(os.environ["FARHOP_TEST_OURS"] + os.environ["GIVEN"], flush=True)')
-    one = Child("a script", [], tmp_path / "log", {"GIVEN": "2"})
+    program = script(tmp_path, 'print(os.environ["FARHOP_TEST_OURS"] + os.environ["GIVEN"], flush=True)')
+    one = Child("a script", [], tmp_path / "log", {"GIVEN": "2"}, program)
     assert await one.start() == "12"
     await one.stop()
 
 
-async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, tmp_path, 'print("still thinking", file=sys.stderr, flush=True)\ntime.sleep(60)')
+async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
+    program = script(tmp_path, 'print("still thinking", file=sys.stderr, flush=True)\ntime.sleep(60)')
     said = ""
     for patience_s in (0.5, 2.0, 8.0):  # until it has come to say so much
-        one = Child("a script", [], tmp_path / "log", {})
+        one = Child("a script", [], tmp_path / "log", {}, program)
         with pytest.raises(ChildError, match=rf"a script: not ready within {patience_s:g} s; it said: ") as caught:
             await one.start(timeout_s=patience_s)
         assert one.pid is None
@@ -116,20 +115,18 @@ async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path, monkeypatch: 
     assert said.endswith("still thinking")
 
 
-async def test_what_closes_its_output_without_a_word_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, tmp_path, "os.close(1)\ntime.sleep(60)")
-    one = Child("a script", [], tmp_path / "log", {})
+async def test_what_closes_its_output_without_a_word_is_killed(tmp_path: Path) -> None:
+    program = script(tmp_path, "os.close(1)\ntime.sleep(60)")
+    one = Child("a script", [], tmp_path / "log", {}, program)
     async with asyncio.timeout(10.0):
         with pytest.raises(ChildError, match="a script: did not start; it said: nothing"):
             await one.start()
     assert one.pid is None
 
 
-async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script(monkeypatch, tmp_path, "time.sleep(60)")
-    one = Child("a script", [], tmp_path / "log", {})
+async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(tmp_path: Path) -> None:
+    program = script(tmp_path, "time.sleep(60)")
+    one = Child("a script", [], tmp_path / "log", {}, program)
     starting = asyncio.create_task(one.start())
     while one.pid is None:
         await asyncio.sleep(0.01)
@@ -146,28 +143,26 @@ def states(pid: int | None) -> list[str]:
     return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
 
 
-async def test_what_does_not_stop_in_its_grace_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(
-        monkeypatch, tmp_path, 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint("up", flush=True)\ntime.sleep(60)'
-    )
-    one = Child("a script", [], tmp_path / "log", {})
+async def test_what_does_not_stop_in_its_grace_is_killed(tmp_path: Path) -> None:
+    program = script(tmp_path, 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint("up", flush=True)\ntime.sleep(60)')
+    one = Child("a script", [], tmp_path / "log", {}, program)
     await one.start()
     assert await one.stop(grace_s=0.2) == -signal.SIGKILL
 
 
-async def test_a_frozen_one_can_be_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_one_can_be_killed(tmp_path: Path) -> None:
     """As a balancer is, it has a handler for SIGTERM, which does not run while it is frozen."""
-    script(monkeypatch, tmp_path, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{LINGERS}")
-    one = Child("a script", [], tmp_path / "log", {})
+    program = script(tmp_path, f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{LINGERS}")
+    one = Child("a script", [], tmp_path / "log", {}, program)
     await one.start()
     one.signal(signal.SIGSTOP)
     assert await one.stop(grace_s=0.2) == -signal.SIGKILL
 
 
-async def test_a_frozen_one_does_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_one_does_nothing_more(tmp_path: Path) -> None:
     """Not even on a busy machine, where a thread that spins would be the last to see the signal."""
-    script(monkeypatch, tmp_path, f"{SPINS}\n{LINGERS}")
-    one = Child("a script", [], tmp_path / "log", {})
+    program = script(tmp_path, f"{SPINS}\n{LINGERS}")
+    one = Child("a script", [], tmp_path / "log", {}, program)
     await one.start()
     for _ in range(20):
         one.signal(signal.SIGSTOP)
@@ -178,9 +173,9 @@ async def test_a_frozen_one_does_nothing_more(tmp_path: Path, monkeypatch: pytes
     one.signal(signal.SIGSTOP)  # nobody is there, and nobody is waited for
 
 
-async def test_one_that_talks_on_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, tmp_path, 'print("up", flush=True)\nprint("x" * 1_000_000, flush=True)\nsys.exit(7)')
-    one = Child("a script", [], tmp_path / "log", {})
+async def test_one_that_talks_on_is_not_held_up(tmp_path: Path) -> None:
+    program = script(tmp_path, 'print("up", flush=True)\nprint("x" * 1_000_000, flush=True)\nsys.exit(7)')
+    one = Child("a script", [], tmp_path / "log", {}, program)
     assert await one.start() == "up"
     async with asyncio.timeout(10.0):
         while one.pid is not None:
