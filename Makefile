@@ -12,7 +12,7 @@ SYSTEM := docker or root or browser
 # Drills wait more than they work: one more than there are cores on the smallest machine this is for.
 WORKERS ?= 3
 
-.PHONY: demo test test-system coverage mutants lint bench fuzz stubs clean
+.PHONY: demo test test-system coverage mutants lint bench fuzz stubs image dist deploy chart chart-tools clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -71,5 +71,28 @@ fuzz: $(STAMP)
 stubs: $(STAMP)
 	$(BIN)/python proto/generate.py
 
+# The container image of every role (deploy/image); needs Docker. BASE is an image with the Python that made $(VENV).
+image: $(STAMP)
+	$(BIN)/python deploy/image/build.py $(if $(BASE),--base $(BASE)) $(if $(EXTRAS),--extras $(EXTRAS)) --tag $(or $(TAG),farhop:latest)
+
+# Wheel and source distribution in dist/, their metadata checked, the wheel installed alone and a tier started from it.
+dist: $(STAMP)
+	$(BIN)/python deploy/dist.py
+
+# What in deploy/ is generated from the metrics that there are: dashboards, and the rules in the chart.
+deploy: $(STAMP)
+	$(BIN)/python deploy/grafana/generate.py
+
+# The plain manifest, rendered from the chart. Its tools stand in an environment of their own, as they are large.
+CHART := .venv-chart
+chart-tools: $(CHART)/.installed
+$(CHART)/.installed: deploy/kubernetes/requirements.txt
+	$(PYTHON) -m venv $(CHART)
+	$(CHART)/bin/python -m pip install --quiet --disable-pip-version-check -r deploy/kubernetes/requirements.txt
+	@touch $@
+
+chart: chart-tools
+	$(CHART)/bin/python deploy/kubernetes/render.py --plain deploy/kubernetes/plain/farhop.yaml
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CHART)

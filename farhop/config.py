@@ -1,7 +1,8 @@
 """What every configuration class is made of: YAML into a checked model, every error at once with its path.
 
 Each room owns the class of what it can be told, made of `Part`; `app/config` of a tier puts them together. A secret
-stands in a file as `env:NAME` or `file:PATH`, never as itself, and no message repeats a value: it may be a secret.
+stands in a file as `env:NAME` or `file:PATH`, never as itself, and no message repeats a value: it may be a secret. Who
+only looks at a configuration, elsewhere than where it is used, reads it without what is not there (`load`).
 Never knows what is configured, and never reads anything but what it is given.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
 
 DAY_S = 86_400.0  # no wait is longer; the hop token says so, too
 
@@ -26,19 +27,40 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def _resolve(value: object) -> object:
+ABSENT = "absent-and-not-looked-at"  # stands for what is not here, where that is no fault: as long as a key must be
+
+
+def is_absent(value: SecretStr | str) -> bool:
+    """Whether it stands for what was not here."""
+    return (value.get_secret_value() if isinstance(value, SecretStr) else value) == ABSENT
+
+
+def left_out(info: ValidationInfo, what: str) -> bool:
+    """Whether a thing that is not here is no fault, as `load` was told; then it is noted."""
+    if not isinstance(info.context, list):
+        return False
+    if what not in info.context:
+        info.context.append(what)
+    return True
+
+
+def _resolve(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str):
         return value
     how, _, where = value.partition(":")
     if how == "env":
         found = os.environ.get(where, "").strip()
         if not found:
+            if left_out(info, f"environment variable {where} is not set"):
+                return ABSENT
             raise ValueError(f"environment variable {where} is not set; set it, or name another")
         return found
     if how == "file":
         try:
             found = Path(where).read_text().strip()
         except OSError as error:
+            if left_out(info, f"{where}: {error.strerror}"):
+                return ABSENT
             raise ValueError(f"cannot read the secret in {where}: {error.strerror}") from None
         except ValueError:  # not UTF-8, whose error would quote it; or a NUL in the path
             raise ValueError("cannot read the secret: its file must be UTF-8 text") from None
@@ -48,14 +70,16 @@ def _resolve(value: object) -> object:
     raise ValueError("a secret is given as env:NAME or file:PATH, never in the clear")
 
 
-def _resolve_public(value: Any) -> Any:
+def _resolve_public(value: Any, info: ValidationInfo) -> Any:
     """What is no secret may stand in the clear."""
     known = isinstance(value, str) and value.startswith(("env:", "file:"))
-    return _resolve(value) if known else value
+    return _resolve(value, info) if known else value
 
 
 Secret = Annotated[SecretStr, BeforeValidator(_resolve)]
 PublicKey = Annotated[str, BeforeValidator(_resolve_public)]
+# What differs between processes that share a file, such as the pods of a Deployment: itself, env:NAME or file:PATH.
+FromOutside = BeforeValidator(_resolve_public)
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 Bytes = Annotated[int, Field(ge=1, le=1 << 40)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -72,13 +96,23 @@ class Part(BaseModel):
 _P = TypeVar("_P", bound=BaseModel)
 
 
-def load(kind: type[_P], path: Path) -> _P:
-    """Read and check a configuration file. Raises ConfigError with every problem."""
+def told(config: BaseModel) -> dict[str, Any]:
+    """A configuration as JSON-ready data, for operators: of each secret that there is one."""
+    said: dict[str, Any] = config.model_dump(mode="json")
+    return said
+
+
+def load(kind: type[_P], path: Path, absent: list[str] | None = None) -> _P:
+    """Read and check a configuration file. Raises ConfigError with every problem.
+
+    With `absent` it is only looked at: a secret, key or certificate that is not here is noted there and no fault. A
+    process is never made of what was read so.
+    """
     document = _read(path)
     if not isinstance(document, dict):
         raise ConfigError(str(path), ["must be a mapping of fields; see docs/reference/configuration.md"])
     try:
-        return kind.model_validate(document)
+        return kind.model_validate(document, context=absent)
     except ValidationError as error:
         raise ConfigError(str(path), problems_of(error)) from None
 

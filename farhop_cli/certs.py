@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 AUTHORITY_DAYS = 3650
 DAYS, DAYS_MAX = 90, 825
 ROOT_BYTES = 32
+OPERATOR = certificate_names.OPERATOR
 CLOCKS_APART = timedelta(minutes=5)  # a certificate begins before now: its readers' clocks may be behind ours
 _REGION = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")  # as topologies name them
 
@@ -56,18 +57,14 @@ def init(folder: Path, trust_domain: str) -> int:
 def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int, trust_domain: str) -> int:
     """Issue `<tier>-<region>.pem` and its key, by the authority in `folder`; the exit code."""
     _domain(trust_domain)
-    if tier not in certificate_names.TIERS:
-        fail(f"TIER: {tier!r} is unknown; give {' or '.join(certificate_names.TIERS)}")
+    if tier not in (*certificate_names.TIERS, OPERATOR):
+        fail(f"TIER: {tier!r} is unknown; give {', '.join(certificate_names.TIERS)} or {OPERATOR}")
     if not _REGION.fullmatch(region):
-        fail("REGION: give the region's name in the topology: 1 to 63 of a-z 0-9 . _ -, such as paris")
+        whose = "operator's name, such as alice" if tier == OPERATOR else "region's name in the topology, such as paris"
+        fail(f"REGION: give the {whose}: 1 to 63 of a-z 0-9 . _ -")
     authority, signing = _authority(folder)
     _same_domain(authority, trust_domain)
-    known: Tier = "global" if tier == "global" else "regional"
-    said = [
-        x509.UniformResourceIdentifier(certificate_names.uri(trust_domain, known, region)),
-        x509.DNSName(certificate_names.host(trust_domain, known, region)),
-        *map(_host, hosts),
-    ]
+    said = [*_names(trust_domain, tier, region), *map(_host, hosts)]
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         _builder(_subject(f"{tier} {region}"), authority.subject, key, days)
@@ -84,6 +81,17 @@ def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int,
     _write(folder, stem, _pem(certificate), _private(key))
     typer.echo(f"{folder / stem}.pem, good for {days} days: {said[0].value}")
     return 0
+
+
+def _names(trust_domain: str, tier: str, name: str) -> list[x509.GeneralName]:
+    """Who it is for: an operator is no host."""
+    if tier == OPERATOR:
+        return [x509.UniformResourceIdentifier(certificate_names.operator_uri(trust_domain, name))]
+    known: Tier = "global" if tier == "global" else "regional"
+    return [
+        x509.UniformResourceIdentifier(certificate_names.uri(trust_domain, known, name)),
+        x509.DNSName(certificate_names.host(trust_domain, known, name)),
+    ]
 
 
 def hop_key(root_file: Path | None, to: str | None, of: str | None, audiences: Sequence[str]) -> int:

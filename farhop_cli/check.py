@@ -1,36 +1,268 @@
-"""`farhop check`: every error of a topology at once, or what its law comes to. Opens the one file, nothing else."""
+"""`farhop check`: every error of maps, laws and balancers' configurations, of each and of all together.
+
+Opens those files and the ones that they name, and no socket.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from farhop.config import ConfigError, parsed
+from farhop.store.envelope import bare, is_sealed
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail
 from topology import load as worlds
+from topology import policy
 from topology.law import Law, Scope
 from topology.model import Tenant, Topology
 from topology.problems import Problem, TopologyError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from global_lb.app.config import GlobalConfig
+    from regional_lb.app.config import RegionalConfig
+    from topology.policy import Policy
+
 NAMES_SHOWN_MAX = 8
+LAW_BYTES_MAX = 4 * 1024 * 1024
+_ERA = "1970-01-01T00:00:00Z"
+_Document = dict[str, Any]
 
 
-def run(name: str, as_json: bool) -> int:
-    """Check a file or a ready-made world; the exit code."""
-    path = _path(name)
+@dataclass
+class Checked:
+    """A file, and what was found in it. `kind`: topology, law, global or regional; `absent`: what was not here."""
+
+    path: Path
+    kind: str
+    problems: list[Problem | str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    topology: Topology | None = None
+    hubs: tuple[str, ...] = ()
+    above: GlobalConfig | None = None
+    below: RegionalConfig | None = None
+    policy: Policy | None = None
+
+    @property
+    def config(self) -> GlobalConfig | RegionalConfig | None:
+        """Of a balancer, whichever tier's."""
+        return self.above or self.below
+
+
+def run(names: list[str], no_secrets: bool, as_json: bool) -> int:
+    """Check files and ready-made worlds; the exit code."""
+    found = [_kind(_path(name)) for name in names]
+    checked = {path: _checked(path, kind, no_secrets) for path, kind, _ in found if kind != "law"}
+    maps = [one.topology for one in checked.values() if one.topology is not None]
+    for path, kind, document in found:
+        if kind == "law":
+            checked[path] = _law(path, document, maps)
+    files = [checked[path] for path, _, _ in found]
+    together, notes = _together(files), _notes(files)
+    _tell(files, together, notes, as_json)
+    return NEGATIVE if together or any(one.problems for one in files) else 0
+
+
+# -- each by itself
+
+
+def _kind(path: Path) -> tuple[Path, str, _Document]:
+    """What a file is, by the fields that only such a one has; what cannot be told is taken for a topology."""
     try:
-        topology = worlds.load(path)
+        text = path.read_bytes()
+        if is_sealed(text.strip()):
+            return path, "law", {}
+        document = parsed(text, str(path)) if len(text) <= LAW_BYTES_MAX else {}
+    except (OSError, ConfigError):
+        document = None
+    if not isinstance(document, dict):
+        return path, "topology", {}
+    if document.keys() & {"region", "instance", "admin", "hop"}:
+        return path, "regional" if document.keys() & {"tier", "control", "client"} else "global", document
+    if "tenants" in document and not document.keys() & {"regions", "countries", "hubs", "rtt_ms"}:
+        return path, "law", document
+    return path, "topology", document
+
+
+def _checked(path: Path, kind: str, no_secrets: bool) -> Checked:
+    one = Checked(path, kind)
+    try:
+        if kind == "topology":
+            one.topology = worlds.load(path)
+        else:
+            _configuration(one, one.absent if no_secrets else None)
     except TopologyError as error:
-        _tell_problems(error, as_json)
-        return NEGATIVE
-    summary = summed_up(topology)
-    if as_json:
-        show.json({"ok": True, "source": str(path), **summary})
-    else:
-        _tell(summary, str(path))
-    return 0
+        at = "" if error.source == str(path) else f"{error.source}: "
+        one.problems = [f"{at}{problem}" for problem in error.problems] if at else list(error.problems)
+    except ConfigError as error:
+        one.problems = [line.removeprefix(f"{path}: ") for line in str(error).splitlines()]
+    return one
+
+
+def _configuration(one: Checked, absent: list[str] | None) -> None:
+    """As the balancer does at its start, up to where it would listen. Raises ConfigError or TopologyError."""
+    # A balancer's rooms are not light; nobody but this needs them.
+    from farhop.config import load
+    from farhop.service import stores
+    from global_lb.app.config import GlobalConfig
+    from regional_lb.app.config import RegionalConfig
+
+    if one.kind == "regional":
+        below = load(RegionalConfig, one.path, absent)
+        one.topology = stores.world(below)
+        one.hubs = tuple(sorted(stores.home_hubs(below, one.topology, below.remote_hub)))
+        stores.state(below, one.kind)
+        one.below = below
+        return
+    above = load(GlobalConfig, one.path, absent)
+    one.topology = stores.world(above)
+    one.hubs = tuple(sorted(stores.hubs(above, one.topology)))
+    stores.state(above, one.kind)
+    above.routes_in(one.topology)
+    above.signer_in(one.topology)
+    one.above = above
+
+
+def _law(path: Path, document: _Document, maps: list[Topology]) -> Checked:
+    """A law, as `farhop law get` prints it or `farhop law sign` signed it, for every map that is here."""
+    one = Checked(path, "law")
+    if not maps:
+        fail(f"{path}: a law is checked for a map; give the topology's file, too, or a balancer's configuration")
+    signed: _Document = {name: document[name] for name in ("epoch", "author", "why", "at") if name in document}
+    unsigned = {name: value for name, value in document.items() if name not in signed}
+    said: _Document = {"epoch": 1, "author": "nobody", "why": "checked", "at": _ERA, **signed}
+    encoded = bare(path.read_bytes().strip()) if not document else policy.encode(unsigned, **said)
+    for world in maps:
+        try:
+            one.policy = policy.read(encoded, world, str(path))
+        except TopologyError as error:
+            one.problems += [problem for problem in error.problems if problem not in one.problems]
+    if one.policy is not None and not one.problems and not document:
+        newest = max(world.epoch for world in maps)
+        if one.policy.epoch <= newest:
+            one.problems = [f"epoch: {one.policy.epoch} is not above {newest}, the topology's; sign it anew"]
+    return one
+
+
+# -- all together
+
+
+def _together(files: list[Checked]) -> list[str]:
+    """What keeps these balancers from being one fleet."""
+    problems: list[str] = []
+    configured = [(one, config) for one in files if (config := one.config) is not None]
+    seen: dict[tuple[str, str, str], Path] = {}
+    for one, config in configured:
+        name = (one.kind, config.region, config.instance)
+        if name in seen and one.path != seen[name]:
+            said = f"also that of {seen[name]}; names are unique in a region: give each its own"
+            problems.append(f"{one.path}: instance: {config.instance} is {said}")
+        seen.setdefault(name, one.path)
+    problems += _same_map(files)
+    for one, config in configured[1:]:
+        first, other = configured[0]
+        if config.trust_domain != other.trust_domain:
+            said = f"{config.trust_domain}, and {first.path} says {other.trust_domain}; a fleet has one"
+            problems.append(f"{one.path}: trust_domain: {said}")
+    for above in files:
+        for below in files:
+            if above.above is not None and below.below is not None:
+                problems += _meet(above.path, above.above, below.path, below.below)
+    return problems
+
+
+def _same_map(files: list[Checked]) -> list[str]:
+    first = next((one for one in files if one.topology is not None), None)
+    if first is None or first.topology is None:
+        return []
+    return [
+        f"{one.path}: topology: another map or law than that of {first.path} ({one.topology.name}, epoch "
+        f"{one.topology.epoch}); give all balancers of a fleet the same"
+        for one in files
+        if one.topology is not None and one.topology != first.topology
+    ]
+
+
+def _meet(above_path: Path, above: GlobalConfig, below_path: Path, below: RegionalConfig) -> list[str]:
+    """Whether what this global balancer sends to that region is let in there."""
+    problems = []
+    active, theirs = above.hop.active, below.hop.keys
+    if active not in theirs:
+        said = f"{active} is not among those of {below_path}, which could not check its tokens; give it the key first"
+        problems.append(f"{above_path}: hop.active: {said}")
+    elif not _one_secret(above, below):
+        said = f"hop.keys.{active}: not the secret that {below_path} has by this id; give both the same key"
+        problems.append(f"{above_path}: {said}")
+    speaks = above.certified_name(below.region) is not None
+    if speaks and below.tier.tls is None:
+        said = f"is given, and {below_path} has no tier.tls; give it, or name the region in tier_tls.plaintext_regions"
+        problems.append(f"{above_path}: tier_tls: {said}")
+    elif not speaks and below.tier.tls is not None:
+        problems.append(
+            f"{above_path}: tier_tls: is not given for {below.region}, and {below_path} has tier.tls; give it"
+        )
+    return problems
+
+
+def _one_secret(above: GlobalConfig, below: RegionalConfig) -> bool:
+    """Whether the active key is the same on both sides, as far as what is here can tell."""
+    from farhop.config import is_absent
+    from farhop.identity.hop_keys import read_keys
+
+    active = above.hop.active
+    if is_absent(above.hop.keys[active]) or is_absent(below.hop.keys[active]):
+        return True
+    signs, checks = read_keys(above.hop.secrets())[active], read_keys(below.hop.secrets())[active]
+    pair = signs.pair(above.region, below.region)
+    return pair is not None and pair == checks.pair(above.region, below.region)
+
+
+def _notes(files: list[Checked]) -> list[str]:
+    """What is no error by itself, and may not be meant."""
+    notes = [f"{one.path}: not checked, as it is not here: {what}" for one in files for what in one.absent]
+    policies = [one.policy for one in files if one.policy is not None]
+    served = {one.below.region for one in files if one.below is not None}
+    for one in files:
+        if one.above is not None and one.topology is not None:
+            notes += _names_nobody(one.path, one.above, one.topology, policies)
+    world = next((one.topology for one in files if one.topology is not None), None)
+    if world is None or len(served) < 2 or any(one.problems for one in files):
+        return notes
+    for law in [Law(each.over(world)) for each in policies] or [Law(world)]:
+        notes += [
+            f"tenant {name}: none of its lawful regions has a balancer among these files"
+            for name in law.topology.tenants
+            if not law.verdict(name, "").lawful & served
+        ]
+    return notes
+
+
+def _names_nobody(path: Path, config: GlobalConfig, world: Topology, policies: list[Policy]) -> list[str]:
+    """Regions and tenants in a configuration that the map and the law do not know."""
+    tenants = set(world.tenants).union(*(each.tenants for each in policies))
+    plaintext = config.tier_tls.plaintext_regions if config.tier_tls is not None else []
+    named: dict[str, Iterable[str]] = {
+        "proxies": config.proxies,
+        "region_hosts": config.region_hosts,
+        "tier_tls.plaintext_regions": plaintext,
+    }
+    notes = [
+        f"{path}: {where}: {region} is no region of {world.name}; correct it, or leave it out"
+        for where, regions in named.items()
+        for region in regions
+        if region not in world.regions
+    ]
+    for n, route in enumerate(config.routes):
+        if route.tenant and route.tenant not in tenants:
+            notes.append(
+                f"{path}: routes[{n}].tenant: the law knows no tenant {route.tenant}; correct it, or leave it out"
+            )
+    return notes
 
 
 def _path(name: str) -> Path:
@@ -46,18 +278,60 @@ def _path(name: str) -> Path:
         fail(str(error))
 
 
-def _tell_problems(error: TopologyError, as_json: bool) -> None:
-    problems = error.problems
+def _problem(one: Problem | str) -> dict[str, str] | str:
+    return one if isinstance(one, str) else {"path": one.path, "message": one.message, "remedy": one.remedy}
+
+
+# -- for people
+
+
+def _tell(files: list[Checked], together: list[str], notes: list[str], as_json: bool) -> None:
     if as_json:
-        show.json({"ok": False, "source": error.source, "problems": [_problem(one) for one in problems]})
+        told = [_told(one) for one in files]
+        if len(told) == 1:
+            show.json({**told[0], **({"notes": notes} if notes else {})})
+            return
+        ok = not together and all(one["ok"] for one in told)
+        show.json({"ok": ok, "files": told, "together": together, "notes": notes})
         return
-    for one in problems:
-        typer.echo(f"{error.source}: {one}", err=True)
-    typer.echo(f"{error.source}: {len(problems)} problem{'s' * (len(problems) != 1)}", err=True)
+    for one in files:
+        for problem in one.problems:
+            typer.echo(f"{one.path}: {problem}", err=True)
+        if one.problems:
+            count = len(one.problems)
+            typer.echo(f"{one.path}: {count} problem{'s' * (count != 1)}", err=True)
+        else:
+            _tell_fine(one)
+    for line in together:
+        typer.echo(line, err=True)
+    for line in notes:
+        show.line(f"note: {line}", "yellow")
+    if len(files) > 1 and not together and not any(one.problems for one in files):
+        show.line("together: fine")
 
 
-def _problem(one: Problem) -> dict[str, str]:
-    return {"path": one.path, "message": one.message, "remedy": one.remedy}
+def _told(one: Checked) -> _Document:
+    if one.problems:
+        return {"ok": False, "source": str(one.path), "problems": [_problem(each) for each in one.problems]}
+    said: _Document = {"ok": True, "source": str(one.path)}
+    if one.config is not None:
+        said |= {"tier": one.kind, "region": one.config.region, "instance": one.config.instance}
+        return said | {"hubs": list(one.hubs)}
+    if one.policy is not None:
+        return said | {"tenants": sorted(one.policy.tenants), "models": sorted(one.policy.models)}
+    assert one.topology is not None  # else it had a problem
+    return said | summed_up(one.topology)
+
+
+def _tell_fine(one: Checked) -> None:
+    if one.config is not None and one.topology is not None:
+        where = f"region {one.config.region}, instance {one.config.instance}"
+        hubs = ", ".join(one.hubs)
+        show.line(f"{one.path}: fine ({one.kind}, {where}, topology {one.topology.name}, hubs {hubs})")
+    elif one.policy is not None:
+        show.line(f"{one.path}: fine (a law for {len(one.policy.tenants)} tenants)")
+    elif one.topology is not None:
+        _tell_world(summed_up(one.topology), str(one.path))
 
 
 def summed_up(topology: Topology) -> dict[str, Any]:
@@ -94,7 +368,7 @@ def _tenant(topology: Topology, law: Law, tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def _tell(summary: dict[str, Any], source: str) -> None:
+def _tell_world(summary: dict[str, Any], source: str) -> None:
     regions = summary["regions"]
     show.line(f"{source}: fine ({summary['name']}, epoch {summary['epoch']})")
     show.table(

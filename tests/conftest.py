@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,3 +141,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         world = item.config.stash[WORLD]
         del item.config.stash[WORLD]
         world.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_contexts_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands, in this process or another, find no contexts but those that a test makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("FARHOP_CONTEXT", raising=False)
+        patch.delenv("FARHOP_ADMIN_TOKEN", raising=False)
+        yield

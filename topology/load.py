@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -59,6 +60,12 @@ def shipped_names() -> tuple[str, ...]:
 def parse(text: str, source: str) -> Topology:
     """The topology a YAML text describes; `source` names it in errors. TopologyError holds every problem at once."""
     raw, problems = read(text, source)
+    return of(raw, source, problems)
+
+
+def of(raw: dict[str, Any], source: str, problems: list[Problem] | None = None) -> Topology:
+    """The topology in a document that was read, with the problems met so far. TopologyError as for `parse`."""
+    problems = list(problems or ())
     try:
         doc = TopologyDoc.model_validate(raw)
     except ValidationError as error:
@@ -115,7 +122,7 @@ def tenants_of(docs: Iterable[TenantDoc]) -> dict[str, Tenant]:
 def _tenant(doc: TenantDoc) -> Tenant:
     return Tenant(
         name=doc.name,
-        keys=tuple(Key(key.name, key.sha256, tuple(key.within)) for key in doc.keys),
+        keys=tuple(Key(key.name, key.sha256, tuple(key.within), key.explain) for key in doc.keys),
         residency=_residency(doc.residency),
         priority=doc.priority,
         weight=doc.weight,

@@ -102,6 +102,32 @@ def _map_of(world: Topology) -> dict[str, Any]:
     }
 
 
+def map_of(world: Topology) -> dict[str, Any]:
+    """The map as a topology's document, whole: what `topology.load` makes of it with `tenants` is that world again.
+
+    A region's jurisdictions are those that it lies in by itself or by another, so none needs to be nested.
+    """
+    regions = [
+        {
+            **said,
+            "city": one.city,
+            "latitude": one.latitude,
+            "longitude": one.longitude,
+            **({"entry": list(one.entry)} if one.entry else {}),
+            "hub": one.hub,
+            "egress_usd_per_gb": one.egress_usd_per_gb,
+            "usd_per_gpu_hour": one.usd_per_gpu_hour,
+        }
+        for said, one in zip(_map_of(world)["regions"], world.regions.values(), strict=True)
+    ]
+    rtt: dict[str, dict[str, float]] = {}
+    for (a, b), ms in world.rtt.items():
+        rtt.setdefault(a, {})[b] = ms
+    hubs = {name: list(endpoints) for name, endpoints in world.hubs.items()}
+    named = {"name": world.name, "epoch": world.epoch, "hubs": hubs, "local_rtt_ms": world.local_rtt_ms}
+    return {**named, **_map_of(world), "regions": regions, "rtt_ms": rtt}
+
+
 def document_of(world: Topology) -> dict[str, Any]:
     """The law of a topology as a document: `models` and `tenants`, and of those what differs from the defaults."""
     return {
@@ -126,7 +152,8 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
 
 
 def _key(key: Key) -> dict[str, Any]:
-    return {"name": key.name, "sha256": key.sha256, **({"within": list(key.within)} if key.within else {})}
+    said: dict[str, Any] = {"name": key.name, "sha256": key.sha256}
+    return said | ({"within": list(key.within)} if key.within else {}) | ({"explain": True} if key.explain else {})
 
 
 def _residency(residency: Residency) -> dict[str, Any]:

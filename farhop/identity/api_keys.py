@@ -54,6 +54,11 @@ def bearer(header: bytes | None) -> str | None:
     return match[1].decode("ascii")
 
 
+def authorization(authorization: bytes | None, x_api_key: bytes | None) -> bytes | None:
+    """The `Authorization` header that stands for what a client sent: its own, or else its `x-api-key`."""
+    return b"Bearer " + x_api_key if authorization is None and x_api_key is not None else authorization
+
+
 class Keyring:
     """Answers "who is this?" for one topology. `lookup` maps a key's digest to its tenant and key, in O(1).
 

@@ -1,6 +1,7 @@
 """Who a balancer is, by the name in its certificate: `spiffe://<trust domain>/farhop/<tier>/<region>`.
 
-Beside the URI stands a host name that says the same, for those who verify hosts alone (gRPC, TLS libraries).
+Beside the URI stands a host name that says the same, for those who verify hosts alone (gRPC, TLS libraries). An
+operator's has `operator/<name>` there, and is no balancer's.
 Invariants: a name is read only from a certificate that was verified; the common name says nothing; of two URIs none
 counts.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
+from cryptography import x509
 
 Tier = Literal["global", "regional"]
 TIERS: tuple[Tier, ...] = ("global", "regional")
@@ -19,6 +21,7 @@ TRUST_DOMAIN = "farhop.internal"
 DOMAIN = r"[a-z0-9](?:[a-z0-9.-]{0,200}[a-z0-9])?"
 
 _SCHEME = "spiffe://"
+OPERATOR = "operator"
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -39,14 +42,41 @@ def host(trust_domain: str, tier: Tier, region: str) -> str:
     return f"{region}.{tier}.{trust_domain}"
 
 
+def operator_uri(trust_domain: str, name: str) -> str:
+    """The name in the certificate of an operator, who is no balancer."""
+    return f"{_SCHEME}{trust_domain}/farhop/{OPERATOR}/{name}"
+
+
 def read(names: Iterable[str], trust_domain: str) -> Peer | None:
     """Who it is, by the alternative names of a verified certificate; None if they do not say it in this domain."""
-    uris = [name for name in names if name.startswith(_SCHEME)]
-    mark = f"{_SCHEME}{trust_domain}/farhop/"
-    if len(uris) != 1 or not uris[0].startswith(mark):
-        return None
-    tier, _, region = uris[0].removeprefix(mark).partition("/")
+    tier, region = _parts(names, trust_domain)
     for known in TIERS:
         if tier == known and _REGION.fullmatch(region):
             return Peer(known, region)
     return None
+
+
+def operator(names: Iterable[str], trust_domain: str) -> str:
+    """The operator whose verified certificate has these alternative names; "" if it names none in this domain."""
+    kind, name = _parts(names, trust_domain)
+    return name if kind == OPERATOR and _REGION.fullmatch(name) else ""
+
+
+def _parts(names: Iterable[str], trust_domain: str) -> tuple[str, str]:
+    """What the one URI says below the domain: its first part and the rest."""
+    uris = [name for name in names if name.startswith(_SCHEME)]
+    mark = f"{_SCHEME}{trust_domain}/farhop/"
+    if len(uris) != 1 or not uris[0].startswith(mark):
+        return "", ""
+    kind, _, name = uris[0].removeprefix(mark).partition("/")
+    return kind, name
+
+
+def uris(certificate: bytes) -> list[str]:
+    """The alternative names of a certificate (DER) that are URIs; none of one that cannot be read."""
+    try:
+        extensions = x509.load_der_x509_certificate(certificate).extensions
+        found = extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return []
+    return found.value.get_values_for_type(x509.UniformResourceIdentifier)

@@ -209,6 +209,10 @@ class HopVerifier:
         self._by_head: dict[bytes, tuple[str, hmac.HMAC]] = {}  # of heads that stood before a mac that held
         self._uses = Uses(uses_max)
 
+    def adopt(self, other: HopVerifier) -> None:
+        """Accept the keys of another; what was used stays used."""
+        self._keys, self._by_head = other._keys, {}
+
     def use(self, token: bytes | None, clock_ms: float, request: bytes = b"") -> HopClaims | Outcome:
         """As `verify`, at its first use."""
         claims = self.verify(token, clock_ms, request)

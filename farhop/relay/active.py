@@ -77,7 +77,8 @@ class RequestOwner(Protocol):
 
 
 class ActiveRequest:
-    """One request under way. `context` belongs to the tier. With a `continuation` its answer is listened to."""
+    """One request under way. `context` belongs to the tier. With a `continuation` its answer is listened to. `geo` is
+    the residency that its usage is to say again, "" for none."""
 
     __slots__ = (
         "_owner",
@@ -91,6 +92,7 @@ class ActiveRequest:
         "exchange",
         "forward",
         "forwarded_at",
+        "geo",
         "hide_usage",
         "hold_from",
         "reasons",
@@ -103,10 +105,11 @@ class ActiveRequest:
 
     def __init__(
         self, owner: RequestOwner, exchange: Exchange, request: Request, body: bytes, hide_usage: bool, context: Any,
-        arrived_at: float, continuation: Continuation | None,
+        arrived_at: float, continuation: Continuation | None, geo: str = "",
     ) -> None:  # fmt: skip
         self._owner, self.exchange, self.request, self.body = owner, exchange, request, body
         self.hide_usage, self.context, self.continuation = hide_usage, context, continuation
+        self.geo = geo
         self.attempt: Attempt | None = None
         self.forward: Forward | None = None
         self.timer: asyncio.TimerHandle | None = None

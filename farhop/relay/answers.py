@@ -6,11 +6,28 @@ The one place where outcomes meet HTTP. Never shows a stack trace, an address in
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 
 import msgspec
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
+
+
+class Dialect(StrEnum):
+    """Whose errors a path's clients understand."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    RESPONSES = "responses"  # OpenAI's, but for the errors of a stream
+
+
+def dialect(path: bytes) -> Dialect:
+    """Whose errors the clients of a path understand, also where it does not pass."""
+    if path.startswith(b"/v1/messages"):
+        return Dialect.ANTHROPIC
+    return Dialect.RESPONSES if path == b"/v1/responses" else Dialect.OPENAI
+
 
 # status, OpenAI's error `type`
 _STATUS: dict[Outcome, tuple[int, str]] = {
@@ -60,6 +77,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.QUEUE_FULL: (429, "overloaded_error"),
     outcome.QUEUE_TIMEOUT: (503, "overloaded_error"),
     outcome.HOP_REJECTED: (502, "server_error"),
+    outcome.PATH_UNSPOKEN: (501, "invalid_request_error"),
     outcome.MODEL_NOT_HERE: (404, "invalid_request_error"),
     outcome.FOREIGN_FULL: (503, "overloaded_error"),
     outcome.BROKEN_PROMISE: (503, "overloaded_error"),
@@ -94,6 +112,7 @@ _PHRASES = {
     431: b"Request Header Fields Too Large",
     451: b"Unavailable For Legal Reasons",
     500: b"Internal Server Error",
+    501: b"Not Implemented",
     502: b"Bad Gateway",
     503: b"Service Unavailable",
     504: b"Gateway Timeout",
@@ -160,9 +179,37 @@ def redirect(url: str, reason: Outcome, extra: bytes = b"") -> Reply:
     return Reply(307, error_body(reason, detail), reason, b"location: " + url.encode("latin-1") + b"\r\n" + extra)
 
 
-def event_of(reason: Outcome, detail: str) -> bytes:
+def event_of(reason: Outcome, detail: str, spoken: Dialect = Dialect.OPENAI) -> bytes:
     """The last event of a stream that broke."""
+    if spoken is Dialect.ANTHROPIC:
+        return b"event: error\ndata: " + _in_anthropic(status_of(reason), reason.reason, detail) + b"\n\n"
+    if spoken is Dialect.RESPONSES:
+        error = {"type": "error", "code": reason.reason, "message": detail, "param": None}
+        return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
     return b"data: " + error_body(reason, detail) + b"\n\n"
+
+
+# Anthropic's `type` by status; others are api_error.
+_ANTHROPIC = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "request_too_large", 421: "authentication_error",
+    429: "rate_limit_error", 431: "invalid_request_error", 451: "permission_error", 501: "not_found_error",
+    503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+
+
+def _in_anthropic(status: int, code: str, message: str, param: str | None = None) -> bytes:
+    error = {"type": _ANTHROPIC.get(status, "api_error"), "message": message, "code": code, "param": param}
+    return msgspec.json.encode({"type": "error", "error": error})
+
+
+def in_dialect(reply: Reply, spoken: Dialect) -> Reply:
+    """The same answer, its error in the words of another API: few are errors, so what was written is read again."""
+    if spoken is not Dialect.ANTHROPIC or reply.status < 400:
+        return reply
+    error = msgspec.json.decode(reply.body)["error"]
+    body = _in_anthropic(reply.status, error["code"], error["message"], error["param"])
+    return msgspec.structs.replace(reply, body=body)
 
 
 def status_line(status: int) -> bytes:

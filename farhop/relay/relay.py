@@ -112,10 +112,12 @@ class Relay:
         context: Any,
         arrived_at: float = 0.0,
         continuation: Continuation | None = None,
+        geo: str = "",
     ) -> None:
-        """Take a request that was read whole and identified; `arrived_at` if that was not just now."""
+        """Take a request that was read whole and identified; `arrived_at` if that was not just now, `geo` what its
+        answer's usage is to say again."""
         now = self.clock()
-        active = ActiveRequest(self, exchange, request, body, hide_usage, context, arrived_at or now, continuation)
+        active = ActiveRequest(self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo)
         exchange.body = b""  # its request has it now, perhaps changed
         exchange.callbacks = self._live[request.id] = active
         self.react(machine.RequestArrived(request), now)
@@ -292,7 +294,11 @@ class Relay:
         if active.exchange.started:
             # A stream to a client ends with an error event; towards the tier above it breaks, which then says so.
             speaks = active.streams and not active.exchange.is_hop
-            active.exchange.break_off(answers.event_of(command.outcome, command.detail) if speaks else None)
+            active.exchange.break_off(
+                answers.event_of(command.outcome, command.detail, answers.dialect(active.exchange.head.path))
+                if speaks
+                else None
+            )
         else:
             reply = answers.refusal(
                 command.outcome,

@@ -1,6 +1,8 @@
 """The admin port of a balancer: metrics, health, status, decisions, explain. For operators, never for clients.
 
-Never on the data path, never authenticated (bind it to a private address), never shows a prompt or a key.
+Who asks is `farhop.service.operators`' to say; what a route needs stands beside it here. Health alone is told to
+anybody. Bounds: connections, requests at a time, the time until a request's head and body are there. Never on the data
+path, never shows a prompt or a key.
 """
 
 from __future__ import annotations
@@ -8,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import msgspec
 from aiohttp import web
@@ -16,6 +21,8 @@ from aiohttp import web
 from farhop.relay.formats import bodies, paths
 from farhop.relay.http.listener import PortTakenError
 from farhop.relay.http.tls import Handshakes
+from farhop.service.operators import OPEN
+from farhop.telemetry import logs
 from farhop.telemetry.metrics import CONTENT_TYPE
 from topology.law import narrowing
 
@@ -27,10 +34,20 @@ if TYPE_CHECKING:
     from farhop.service.authenticator import KeyAuthenticator
     from farhop.service.decisions import Decisions
     from farhop.service.ingress import Ingress
+    from farhop.service.operators import Operator, Operators, Right
     from farhop.telemetry.metrics import TierMetrics
 
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+DECISIONS_TOLD = 200  # of the last, at most
 EXPLAIN_BYTES_MAX = 16 * 1024 * 1024
 EXPLAINS_MAX = 4  # at a time, one of which is worked on
+CONNECTIONS_MAX = 256
+REQUESTS_MAX = 64  # at a time
+HEAD_S = 10.0  # until a connection's first request is read
+BODY_S = 30.0
+IDLE_S = 15.0  # a connection without a request
+LOG_LEVEL_BYTES_MAX = 256
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="farhop admin"'}
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
@@ -76,6 +93,9 @@ class TierAdmin(Protocol):
     def law(self) -> dict[str, Any]:
         """The law in force, whole: of keys the hashes."""
 
+    def topology(self) -> dict[str, Any]:
+        """The topology that the process goes by, with its own law, as a document: of keys the hashes."""
+
 
 class Question(msgspec.Struct, frozen=True):
     """What `farhop explain` asks: an OpenAI body, for which path, for whom."""
@@ -104,9 +124,23 @@ class AdminServer:
     """One admin server."""
 
     def __init__(
-        self, tier_admin: TierAdmin, metrics: TierMetrics, decisions: Decisions, tls: ListenerTls | None = None
+        self,
+        tier_admin: TierAdmin,
+        metrics: TierMetrics,
+        decisions: Decisions,
+        tls: ListenerTls | None = None,
+        operators: Operators = OPEN,
+        config: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        """`config` tells what the process goes by, without its secrets."""
+        self._config = config
         self._tier_admin, self._metrics, self._decisions = tier_admin, metrics, decisions
+        self._operators, self._log = operators, logs.get("farhop.admin")
+        self._under_way = 0
+        self._refused: Counter[str] = Counter()
+        metrics.counter(
+            "admin_requests_refused", "Of the admin port, by reason.", lambda: dict(self._refused), "reason"
+        )
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._tls = tls
@@ -115,19 +149,28 @@ class AdminServer:
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises PortTakenError."""
-        app = web.Application(client_max_size=EXPLAIN_BYTES_MAX)
-        app.router.add_get("/metrics", self._show_metrics)
+        bounded = _Bounded(self._count)
+        app = web.Application(client_max_size=EXPLAIN_BYTES_MAX, middlewares=[bounded.hear])
         app.router.add_get("/healthz", self._show_alive)
         app.router.add_get("/readyz", self._show_ready)
-        app.router.add_get("/status", self._show_status)
-        app.router.add_get("/law", self._show_law)
-        app.router.add_get("/decisions/{id}", self._show_decision)
-        app.router.add_post("/explain", self._explain)
+        routes: tuple[tuple[str, str, Handler, Right], ...] = (
+            ("GET", "/metrics", self._show_metrics, "metrics"),
+            ("GET", "/status", self._show_status, "read"),
+            ("GET", "/law", self._show_law, "read"),
+            ("GET", "/topology", self._show_topology, "read"),
+            ("GET", "/config", self._show_config, "read"),
+            ("GET", "/decisions", self._list_decisions, "read"),
+            ("GET", "/decisions/{id}", self._show_decision, "read"),
+            ("POST", "/explain", self._explain, "read"),
+            ("POST", "/log-level", self._set_log_level, "act"),
+        )
+        for method, path, handler, needed in routes:
+            app.router.add_route(method, path, partial(self._admitted, handler, needed))
         quiet = cast("logging.Logger", _Quiet(logging.getLogger("farhop.admin")))
-        self._runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=1.0, keepalive_timeout=IDLE_S)
         await self._runner.setup()
-        make = self._runner.server
-        assert make is not None  # set up above
+        make = bounded
+        make.make = self._runner.server
         self._handshakes = None if self._tls is None else Handshakes(make, self._tls)
         try:
             loop = asyncio.get_running_loop()
@@ -148,6 +191,40 @@ class AdminServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    async def _admitted(self, handler: Handler, needed: Right, request: web.Request) -> web.StreamResponse:
+        """Answer who may ask for it, before anything of a body is read."""
+        transport = request.transport
+        spoken = transport.get_extra_info("ssl_object") if transport is not None else None
+        certificate = spoken.getpeercert(binary_form=True) if spoken is not None else None
+        operator = self._operators.of(request.headers.get("Authorization"), certificate)
+        if not operator.may_do(needed):
+            return self._refusal(operator, needed)
+        if self._under_way >= REQUESTS_MAX:
+            self._count("too_many_requests")
+            return _json({"error": "too many requests at this moment: ask again shortly"}, 503)
+        self._under_way += 1
+        try:
+            if needed == "act":
+                self._log.warning("an operator acts", operator=operator.name, what=request.path[:128])
+            return await handler(request)
+        except TimeoutError:
+            self._count("too_slow")
+            return _json({"error": f"the body was not there within {BODY_S:g} s"}, 408)
+        finally:
+            self._under_way -= 1
+
+    def _refusal(self, operator: Operator, needed: Right) -> web.Response:
+        if operator.may != "":
+            self._count("right")
+            text = f"{operator.name} may {operator.may} here, and this needs the right to {needed}"
+            return _json({"error": f"{text}; see `admin` in the balancer's configuration"}, 403)
+        self._count("unknown")
+        text = "this admin port asks who comes: send `Authorization: Bearer TOKEN` with a token that it knows"
+        return _json({"error": text}, 401, _CHALLENGE)
+
+    def _count(self, reason: str) -> None:
+        self._refused[reason] += 1
+
     async def _show_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
@@ -155,7 +232,8 @@ class AdminServer:
         return web.Response(text="alive\n")
 
     async def _show_ready(self, _request: web.Request) -> web.Response:
-        ready, notice = self._tier_admin.ready(), self._tier_admin.notice()
+        # What stands behind it names hosts: not for anybody who comes.
+        ready, notice = self._tier_admin.ready(), "" if self._operators.asks else self._tier_admin.notice()
         text = "ready\n" if ready else "not ready\n"
         return web.Response(text=f"{text}{notice}\n" if notice else text, status=200 if ready else 503)
 
@@ -164,6 +242,31 @@ class AdminServer:
 
     async def _show_law(self, _request: web.Request) -> web.Response:
         return _json(self._tier_admin.law())
+
+    async def _show_topology(self, _request: web.Request) -> web.Response:
+        return _json(self._tier_admin.topology())
+
+    async def _show_config(self, _request: web.Request) -> web.Response:
+        return _json(self._config())
+
+    async def _list_decisions(self, request: web.Request) -> web.Response:
+        try:
+            most = min(int(request.query.get("most", DECISIONS_TOLD)), DECISIONS_TOLD)
+        except ValueError:
+            return _json({"error": "most: give a whole number"}, 400)
+        return _json({"decisions": self._decisions.last(max(0, most))})
+
+    async def _set_log_level(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await request.content.read(LOG_LEVEL_BYTES_MAX)
+            level = msgspec.json.decode(body, type=dict[str, str]).get("level", "")
+            logs.set_level(level)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return _json({"error": 'give a JSON object such as {"level": "debug"}'}, 400)
+        except logs.LogError as error:
+            return _json({"error": str(error)}, 400)
+        return _json({"level": level.lower()})
 
     async def _show_decision(self, request: web.Request) -> web.Response:
         record = self._decisions.get(request.match_info["id"])
@@ -176,7 +279,9 @@ class AdminServer:
             return _json({"error": "others ask at this moment: ask again shortly"}, 503)
         self._explaining += 1
         try:
-            question = msgspec.json.decode(await request.read(), type=Question)
+            async with asyncio.timeout(BODY_S):
+                body = await request.read()
+            question = msgspec.json.decode(body, type=Question)
             async with self._one:
                 return _json(self._tier_admin.explain(await asyncio.to_thread(self._tier_admin.compose, question)))
         except (msgspec.DecodeError, UnicodeDecodeError, ExplainError) as error:
@@ -187,5 +292,49 @@ class AdminServer:
             self._explaining -= 1
 
 
-def _json(data: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(data), status=status, content_type="application/json")
+class _Bounded:
+    """A protocol factory before aiohttp's own: it bounds the connections, and how long a new one may ask for nothing.
+
+    aiohttp bounds neither. A connection that has asked for something is bounded by IDLE_S from then on.
+    """
+
+    def __init__(self, refused: Callable[[str], None]) -> None:
+        self.make: web.Server | None = None  # once there is one: it is made of what asks us
+        self._refused = refused
+        self._silent: set[asyncio.Protocol] = set()  # those that have asked for nothing yet, for HEAD_S at most
+
+    def __call__(self) -> asyncio.Protocol:
+        """For an accepted connection."""
+        assert self.make is not None  # set before anybody is accepted
+        if len(self.make.connections) >= CONNECTIONS_MAX:
+            self._refused("too_many_connections")
+            return _Unwanted()
+        protocol = self.make()
+        self._silent.add(protocol)
+        asyncio.get_running_loop().call_later(HEAD_S, self._look, protocol)
+        return protocol
+
+    @web.middleware
+    async def hear(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A request's head is there."""
+        self._silent.discard(request.protocol)
+        return await handler(request)
+
+    def _look(self, protocol: web.RequestHandler) -> None:
+        if protocol in self._silent:
+            self._silent.discard(protocol)
+            if protocol.transport is not None:
+                self._refused("too_slow")
+                protocol.transport.close()
+
+
+class _Unwanted(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _json(data: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(data)
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

@@ -2,7 +2,8 @@
 
 A tenant whose law keeps its requests from being read here is sent to an entry that may (307) or refused, with the body
 unread. Keys come with the law: those that a new one does not name are unknown at once. Never widens: what a client asks
-for in `x-farhop-allow` and `x-farhop-timeout-ms` only narrows.
+for in `x-farhop-allow`, in `x-farhop-timeout-ms`, by the host's name (`eu.`, `us.`) and by its body's residency only
+narrows, and what of it nobody understands is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import re
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
-from farhop.identity.api_keys import Keyring, Principal
+from farhop.identity.api_keys import Keyring, Principal, authorization
 from farhop.relay import answers
 from topology.law import Scope, narrowing
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from farhop.relay.answers import Reply
+    from farhop.relay.formats.prompt import Wishes
     from farhop.relay.http.head import Head
     from topology.law import Law
     from topology.model import Topology
@@ -30,10 +33,13 @@ NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAYS = {
-    outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`",
+    outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`, or `x-api-key: KEY`",
     outcome.UNKNOWN_KEY: "this API key is not known",
 }
 _TIMEOUT_DIGITS_MAX = 12
+# Host names that stand for a residency: OpenRouter's, and those that OpenAI's SDKs write for `data_residency`.
+_HOST = re.compile(rb"(?:(eu|us)|(ae|au|in|jp)(?=\.api\.))\.", re.IGNORECASE)
+_SHOWN_MAX = 16
 _LOGGING = Scope.LOGGING  # to look up an enum's member is a call, and this is asked for every request
 
 
@@ -66,6 +72,9 @@ class Authenticator(Protocol):
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
+
+    def wished(self, caller: Caller, wishes: Wishes) -> Caller | Reply:
+        """The caller with what the body of its request wishes for; or why that cannot be."""
 
     def models(self, caller: Caller) -> list[str]:
         """The models this caller may use."""
@@ -100,11 +109,12 @@ class KeyAuthenticator:
             self._callers.clear()
             self._under = law
         known = head.known
-        principal = self._keyring.identify(known.get(b"authorization"))
+        principal = self._keyring.identify(authorization(known.get(b"authorization"), known.get(b"x-api-key")))
         if isinstance(principal, Outcome):
             return answers.refusal(principal, _SAYS[principal])
-        if b"x-farhop-allow" in known or b"x-farhop-timeout-ms" in known:
-            return self._let_in(principal, head)
+        named = _HOST.match(known.get(b"host", b""))
+        if named is not None or b"x-farhop-allow" in known or b"x-farhop-timeout-ms" in known:
+            return self._let_in(principal, head, (named[1] or named[2]).decode().lower() if named is not None else "")
         caller: Caller | Reply | None = self._callers.get(principal)
         if caller is not None:
             return caller
@@ -113,11 +123,20 @@ class KeyAuthenticator:
             self._callers[principal] = caller
         return caller
 
-    def _let_in(self, principal: Principal, head: Head) -> Caller | Reply:
-        """The caller that this makes, with what the request's head wishes for; or why not."""
+    def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
+        """The caller that this makes, with what the request's head wishes for; or why not. `host` is the residency that
+        the host's name says, "" for none."""
         elsewhere = self._entry(principal.tenant, head.target)
-        if elsewhere is not None:
+        if elsewhere is not None and not host:
             return elsewhere
+        within = self._law().within(host) if host else ()
+        if within is None:
+            detail = f"host name `{host}.`: there is no such place here; use another host name"
+            return answers.refusal(outcome.INVALID_FIELD, detail, param="host")
+        if elsewhere is not None or (within and not self._lies_in(within)):
+            # Sent elsewhere it would come by another name, and the wish be lost.
+            detail = f"host name `{host}.`: the balancer that it led to may not read the request; ask another entry"
+            return answers.refusal(outcome.ENTRY_FORBIDDEN, detail)
         wish = narrow_of(head.get(b"x-farhop-allow"))
         if wish is None:
             detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
@@ -126,7 +145,15 @@ class KeyAuthenticator:
         if patience_s is None:
             detail = "`x-farhop-timeout-ms` must be a whole number of milliseconds above 0"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-timeout-ms")
-        return self.trusted(principal.tenant, narrowing(principal.within, wish), principal.key_name, patience_s)
+        narrow = narrowing(principal.within, wish, within)
+        return self.trusted(principal.tenant, narrow, principal.key_name, patience_s)
+
+    def _lies_in(self, within: tuple[str, ...]) -> bool:
+        """Whether this balancer stands in one of these places."""
+        topology = self._law().topology
+        return self._region in topology.regions and not {self._region, *topology.ancestors(self._region)}.isdisjoint(
+            within
+        )
 
     def _patience_s(self, given: bytes | None) -> float | None:
         """How long the client will wait for the whole answer: what it says, or what we allow if that is less."""
@@ -167,6 +194,17 @@ class KeyAuthenticator:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
 
+    def wished(self, caller: Caller, wishes: Wishes) -> Caller | Reply:
+        """The caller with what the body of its request wishes for; or why that cannot be."""
+        law = self._law()
+        for field, word in wishes.residency:
+            if law.within(word) is None:
+                known = law.residencies()
+                more = ", ..." if len(known) > _SHOWN_MAX else ""
+                detail = f"`{field}`: no place here has this name; there is {', '.join(known[:_SHOWN_MAX])}{more}"
+                return answers.refusal(outcome.INVALID_FIELD, detail, param=field)
+        return narrowed(law, caller, wishes)
+
     def models(self, caller: Caller) -> list[str]:
         """The models on offer in a region where this caller may use them."""
         law = self._law()
@@ -177,6 +215,14 @@ class KeyAuthenticator:
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
         return recorded(self._law(), caller.tenant, model, caller.narrow, self._region)
+
+
+def narrowed(law: Law, caller: Caller, wishes: Wishes) -> Caller:
+    """The caller within the residency that its request's body names, by this law's map: a place that is not on it holds
+    nothing. What is said already is not said twice, since a hop token brings it, too."""
+    lists = [within if (within := law.within(word)) is not None else (word,) for _, word in wishes.residency]
+    more = tuple(within for within in dict.fromkeys(lists) if within and within not in caller.narrow)
+    return replace(caller, narrow=(*caller.narrow, *more)) if more else caller
 
 
 def hint_scope(topology: Topology, tenant: str) -> str:

@@ -35,6 +35,10 @@ class TlsError(ValueError):
     """Files that cannot be used; the text, one line, names the field, the file and the remedy."""
 
 
+class TlsFileError(TlsError):
+    """A file that is not here, or may not be read."""
+
+
 class Files(msgspec.Struct, frozen=True):
     """PEM files of one end. `is_server`: connections come to us. `ca_file` holds whom we believe, None: the system's.
 
@@ -94,7 +98,7 @@ def _read(field: str, name: str) -> bytes:
         with Path(name).open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise TlsError(f"{field}: {name}: {error.strerror}; check the path and its permissions") from None
+        raise TlsFileError(f"{field}: {name}: {error.strerror}; check the path and its permissions") from None
     except ValueError:
         raise TlsError(f"{field}: a path holds no NUL") from None
     if len(data) > FILE_BYTES_MAX:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from farhop.config import DAY_S, Bytes, Count, Part, PublicKey, Seconds, Secret
+from farhop.config import DAY_S, Bytes, Count, FromOutside, Part, PublicKey, Seconds, Secret, is_absent, left_out
 from farhop.identity import certificate_names
 from farhop.identity.hop_keys import HopError, read_keys
 from farhop.relay.formats.field_guard import Guard
@@ -17,14 +18,26 @@ from farhop.relay.http.connection import ClientLimits
 from farhop.relay.upstream.pool import UpstreamLimits
 from farhop.service import certificates
 from farhop.service.clock import wall
+from farhop.service.operators import TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, Operators, Right, digest_of
 from farhop.store import envelope
 from farhop.store.etcd_link import EtcdSettings
 
+# A host name, an IPv4 address or an IPv6 one in brackets, and maybe a port.
+_ADVERTISE = r"^((\[[0-9A-Fa-f:.]{2,64}\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252})(:[0-9]{1,5})?)?$"
 _HOST_PORT = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?(:[0-9]{1,5})?$"
 
 
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
+
+
+def _check_files(files: certificates.Files, info: ValidationInfo) -> None:
+    """Raises TlsError, which is a ValueError that names the file."""
+    try:
+        certificates.load(files, wall())
+    except certificates.TlsFileError as error:
+        if not left_out(info, str(error).rpartition(";")[0]):
+            raise
 
 
 class ListenTls(Part):
@@ -36,8 +49,8 @@ class ListenTls(Part):
     handshake_s: Seconds = 10.0
 
     @model_validator(mode="after")
-    def _valid(self) -> ListenTls:
-        certificates.load(self.files, wall())  # its TlsError is a ValueError that names the file
+    def _valid(self, info: ValidationInfo) -> ListenTls:
+        _check_files(self.files, info)
         return self
 
     @property
@@ -54,8 +67,8 @@ class ConnectTls(Part):
     key_file: str | None = None
 
     @model_validator(mode="after")
-    def _valid(self) -> ConnectTls:
-        certificates.load(self.files, wall())
+    def _valid(self, info: ValidationInfo) -> ConnectTls:
+        _check_files(self.files, info)
         return self
 
     @property
@@ -93,6 +106,97 @@ class Listen(Part):
                 "listen on 127.0.0.1, or say insecure: true"
             )
         return self
+
+
+class AdminToken(Part):
+    """A token of the admin port and what who brings it may: scrape `metrics`, `read` all that is told, or `act`."""
+
+    token: Secret
+    may: Right = "read"
+
+    @model_validator(mode="after")
+    def _long(self) -> AdminToken:
+        text = self.token.get_secret_value()
+        if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_CHARS_MAX or not text.isascii() or not text.isprintable():
+            raise ValueError(
+                f"token: must be {TOKEN_CHARS_MIN} or more printable ASCII characters; `openssl rand -hex 32` makes one"
+            )
+        if " " in text:
+            raise ValueError("token: must hold no space; `openssl rand -hex 32` makes one")
+        return self
+
+
+OperatorName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class Admin(Listen):
+    """Where operators and Prometheus come. Off loopback they say who they are, by a token or by a certificate.
+
+    `advertise` is where operators' commands reach it, HOST or HOST:PORT, if that is not where it listens. `operators`
+    says what the operators that certificates name may (with tls.client_ca_file); any other certificate may read.
+    """
+
+    advertise: Annotated[str, Field(pattern=_ADVERTISE)] = ""
+    tokens: Annotated[dict[OperatorName, AdminToken], Field(max_length=256)] = Field(default_factory=dict)
+    operators: Annotated[dict[OperatorName, Right], Field(max_length=1024)] = Field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody but this machine reaches it."""
+        return is_loopback(self.host)
+
+    @model_validator(mode="after")
+    def _asks(self) -> Admin:
+        certified = self.tls is not None and self.tls.client_ca_file is not None
+        if self.operators and not certified:
+            raise ValueError(
+                "operators: are known by their certificates; give tls.client_ca_file, the authority that issues them"
+            )
+        if self.exposed and not certified and not self.tokens:
+            raise ValueError(
+                "tokens: are not given, nor is tls.client_ca_file, and the host is not loopback: anybody could read "
+                "what it tells; give one of them, listen on 127.0.0.1, or say insecure: true"
+            )
+        return self
+
+    def made(self, trust_domain: str) -> Operators:
+        """Who may what. Off loopback without anything asked, which is said out loud, nobody may act."""
+        tokens = {name: (digest_of(one.token.get_secret_value()), one.may) for name, one in self.tokens.items()}
+        return Operators(
+            tokens,
+            self.operators,
+            trust_domain,
+            certified=self.tls is not None and self.tls.client_ca_file is not None,
+            anybody="act" if self.is_local else "read",
+        )
+
+    def reached_at(self, port: int, host: str = "") -> str:
+        """The HOST:PORT for operators' commands; `host` is where others reach this process, if that is known.
+
+        "" where they cannot: it listens on loopback, and others would have to come from elsewhere.
+        """
+        if self.advertise:
+            return self.advertise if _PORT.search(self.advertise) else f"{self.advertise}:{port}"
+        if self.is_local:
+            local = not host or is_loopback(host)
+            return f"{_bracketed(self.host)}:{port}" if local else ""
+        if _is_any(self.host):
+            return f"{host}:{port}" if host else ""
+        return f"{_bracketed(self.host)}:{port}"
+
+
+_PORT = re.compile(r":[0-9]{1,5}$")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
 
 
 class Entry(Listen):
@@ -135,7 +239,8 @@ class SigningKey(Part):
 
     @model_validator(mode="after")
     def _valid(self) -> SigningKey:
-        envelope.public_key(self.public)
+        if not is_absent(self.public):
+            envelope.public_key(self.public)
         for right in self.may:
             envelope.check_right(right)
         return self
@@ -154,7 +259,9 @@ class Signing(Part):
     def made(self) -> envelope.Keys:
         """For farhop.store."""
         return envelope.Keys({
-            name: (envelope.public_key(key.public), key.may) for name, key in self.keys.items()
+            name: (envelope.public_key(key.public), key.may)
+            for name, key in self.keys.items()
+            if not is_absent(key.public)
         })  # fmt: skip
 
 
@@ -270,9 +377,9 @@ class Process(Part):
     """
 
     region: str
-    instance: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    instance: Annotated[str, FromOutside, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     topology: str = "three-regions"
-    admin: Listen
+    admin: Admin
     etcd: Etcd = Etcd()
     hubs: dict[str, Etcd] = Field(default_factory=dict, max_length=64)
     hop: Hop

@@ -68,6 +68,25 @@ def upstream_limits(limits: Limits) -> UpstreamLimits:
     )
 
 
+# Those that `relimit` changes in a process that lives, and `drain_s`, which is read when it ends.
+LIVE_LIMITS = tuple(
+    f"limits.{name}"
+    for name in (
+        "head_bytes_max", "headers_max", "body_bytes_max", "connections_max", "connections_per_client_max", "idle_s",
+        "drain_idle_s", "head_s", "body_s", "upload_s", "upload_bytes_per_s_min", "send_s", "connect_s", "first_byte_s",
+        "whole_answer_s", "between_bytes_s", "upstream_idle_s", "upstream_idle_max", "streams_per_upstream_max",
+        "drain_s",
+    )
+)  # fmt: skip
+
+
+def relimit(limits: Limits, pool: Pool, *listeners: Listener) -> None:
+    """By these bounds from now on; connections of clients that are there keep to those they came under."""
+    pool.limits = upstream_limits(limits)
+    for listener in listeners:
+        listener.bound(client_limits(limits))
+
+
 def context_of(certificates: Certificates | None) -> Callable[[], ssl.SSLContext]:
     """What gives the TLS context for the next connection of ours."""
     return system_context if certificates is None else certificates.context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -104,6 +105,10 @@ class Decisions:
         """The record as JSON-ready data; None if it is unknown or long ago."""
         record = self._records.get(decision_id)
         return record() if record is not None else None
+
+    def last(self, most: int) -> list[dict[str, Any]]:
+        """The newest records, the newest first."""
+        return [self._records[name]() for name in islice(reversed(self._records), most)]
 
     def __len__(self) -> int:
         return len(self._records)

@@ -22,15 +22,18 @@ from farhop.relay import answers
 from farhop.relay.formats import bodies, openai, paths
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind, PathRefusal
+from farhop.relay.formats.prompt import NO_WISHES
 from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
 from farhop.service.request_telemetry import RequestContext
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.service.tokenizer import INLINE_BYTES_MAX
+from farhop.telemetry.release import release
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from random import Random
 
     from farhop.balance.machine import Tokens
@@ -48,7 +51,20 @@ if TYPE_CHECKING:
     from farhop.service.routing_keys import HeaderMatchReader, SessionReader
     from farhop.service.tokenizer import Tokenizers
 
-_MODELS = Kind.MODELS  # to look up an enum's member is a call, and this is asked for every request
+_MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is a call, and each request asks for it
+_BODILESS = (_MODELS, _VERSION)
+
+
+_PROBES = (paths.HEALTH, paths.READY)
+_NO_STORE = b"cache-control: no-store\r\n"
+
+
+def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
+    """Whether this process lives, or whether work should be sent to it: nothing else is told to whoever asks."""
+    if head.method not in (b"GET", b"HEAD"):
+        return answers.refusal(outcome.METHOD_NOT_ALLOWED, "this path answers GET only", extra=b"allow: GET, HEAD\r\n")
+    good = head.path == paths.HEALTH or ready()
+    return answers.Reply(200 if good else 503, b"", outcome.SERVED, _NO_STORE, b"text/plain")
 
 
 class Advisor(Protocol):
@@ -64,7 +80,8 @@ class Ingress:
     `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone may be asked for here,
     too. `guard` says what engines may be sent. `to_engines`: they are asked from here, so that what they answer is of
     use, as they hold it behind its prompt, and what they cache is kept apart. Bodies above LARGE_BYTES are read by
-    `large`, where there is one. `signs`: the hash of what is sent on is wanted, too."""
+    `large`, where there is one. `signs`: the hash of what is sent on is wanted, too. `ready`, where clients come:
+    whether work should be sent here."""
 
     def __init__(
         self,
@@ -81,14 +98,22 @@ class Ingress:
         large: LargeBodyReader | None = None,
         to_engines: bool = False,
         signs: bool = False,
+        ready: Callable[[], bool] | None = None,
     ) -> None:
+        self._ready = ready
         self._advisor, self._guard, self._to_engines, self._signs = advisor, guard, to_engines, signs
         self._authenticator, self._telemetry, self._clock, self._rng = authenticator, telemetry, clock, rng
         self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
         self.relay: Relay | None = None
 
+    def sign_bodies(self, signs: bool) -> None:
+        """Whether tokens are bound to the bodies from now on."""
+        self._signs = signs
+
     def head(self, exchange: Exchange) -> Reply | None:
         """Everything that can be said before the body is read."""
+        if exchange.head.path in _PROBES and self._ready is not None:
+            return _probed(exchange.head, self._ready)
         context = exchange.context = self._telemetry.begin()
         reply = self._judge(exchange, context)
         if reply is not None:
@@ -107,7 +132,7 @@ class Ingress:
         if asked is not None:
             context.advised, head.path = True, asked
         kind = paths.classify(head.method, head.path)
-        if context.advised and kind is Kind.MODELS:
+        if context.advised and kind in _BODILESS:
             kind = PathRefusal(outcome.PATH_NOT_ALLOWED, "only inference paths have a route")
         if isinstance(kind, PathRefusal):
             extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
@@ -116,7 +141,8 @@ class Ingress:
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
         caller = self._authenticator.caller(head)
-        head.known.pop(b"authorization", None)  # it has said who asks: nobody needs to hold it any longer
+        for name in (b"authorization", b"x-api-key"):
+            head.known.pop(name, None)  # it has said who asks: nobody needs to hold it any longer
         if not isinstance(caller, Caller):
             return caller
         context.kind, context.caller, exchange.tenant = kind, caller, caller.tenant
@@ -147,20 +173,43 @@ class Ingress:
         assert caller is not None  # `head` let it pass
         assert kind is not None
         assert self.relay is not None
-        if self._large is not None and len(exchange.body) > LARGE_BYTES and kind is not _MODELS:
+        if self._large is not None and len(exchange.body) > LARGE_BYTES and kind not in _BODILESS:
             _ReadingApart(self, exchange, context).begin(self._large)
             return None
         if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
             return _other_body()
         if kind is _MODELS:
-            return _model_list(self._authenticator.models(caller))
+            return _model_list(self._authenticator.models(caller), exchange.head)
+        if kind is _VERSION:
+            return answers.Reply(200, msgspec.json.encode({"version": release()}), outcome.SERVED)
         try:
             head = exchange.head
             version = head.known.get(VERSION_HEADER)
-            request, prompt = self.compose(caller, kind, exchange.body, head.path, head.onward, version)
+            prompt = self._read(caller, kind, exchange.body, head.path, head.onward)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
+        wished = self._wished(context, caller, prompt)
+        if not isinstance(wished, Caller):
+            return wished
+        request = self._request(wished, prompt, exchange.body, head.onward, version, self._clock.now())
         return self._understood(exchange, context, request, prompt)
+
+    def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt) -> Caller | Reply:
+        """Who asks, now that the body is read: from here on nothing is decided without what it wishes for."""
+        if prompt.wishes is NO_WISHES:
+            return caller
+        wished = self._authenticator.wished(caller, prompt.wishes)
+        if isinstance(wished, Caller):
+            context.caller = wished
+        return wished
+
+    def _read(self, caller: Caller, kind: Kind, body: bytes, path: bytes, headers: bytes) -> Prompt:
+        return bodies.read(kind, body, path, headers, self._guard, lambda: self._only_model(caller))
+
+    def _only_model(self, caller: Caller) -> str:
+        """The model that is meant where none is named: the one there is; "" where there are several."""
+        models = self._authenticator.models(caller)
+        return models[0] if len(models) == 1 else ""
 
     def _understood(
         self, exchange: Exchange, context: RequestContext, request: Request, prompt: Prompt,
@@ -204,6 +253,7 @@ class Ingress:
             context=context,
             arrived_at=since,
             continuation=more,
+            geo="" if exchange.is_hop else prompt.wishes.geo,  # whom the client asked says it
         )
 
     def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
@@ -236,7 +286,11 @@ class Ingress:
 
         Raises bodies.BodyError.
         """
-        prompt = bodies.read(kind, body, path, headers, self._guard)
+        prompt = self._read(caller, kind, body, path, headers)
+        wished = self._authenticator.wished(caller, prompt.wishes)
+        if not isinstance(wished, Caller):
+            raise bodies.BodyError(wished.outcome, msgspec.json.decode(wished.body)["error"]["message"])
+        caller = wished
         return self._request(caller, prompt, body, headers, version, self._clock.now()), prompt
 
     def _request(
@@ -270,6 +324,9 @@ class Ingress:
             version=header_matches.version(prompt.model, version) if header_matches is not None else "",
             header_matches=header_matches.header_matches(prompt.model, headers) if header_matches is not None else (),
         )
+
+
+_ANTHROPIC = b"anthropic-version: "
 
 
 class _Waiting:
@@ -325,6 +382,7 @@ class _ReadingApart(_Waiting):
             bool(caller.body_hash),
             ingress._signs,
             session.field if session is not None else "",
+            ingress._only_model(caller),
         )
         self._future = large.later(job, self._exchange.body)
         self._exchange.callbacks = self
@@ -356,6 +414,10 @@ class _ReadingApart(_Waiting):
         if parsed.prompt is None:
             refused = parsed.refusal()
             return answers.refusal(refused.outcome, refused.detail, param=refused.param)
+        wished = ingress._wished(self._context, caller, parsed.prompt)
+        if not isinstance(wished, Caller):
+            return wished
+        caller = wished
         head, body, self._context.body_sha256 = exchange.head, exchange.body, parsed.onward_sha256
         version = head.known.get(VERSION_HEADER)
         request = ingress._request(caller, parsed.prompt, body, head.onward, version, self._since, parsed.session)
@@ -404,6 +466,12 @@ def _seed(caller: Caller, prompt: Prompt) -> int:
     return chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
 
 
-def _model_list(models: list[str]) -> Reply:
+def _model_list(models: list[str], head: Head) -> Reply:
     data = [{"id": model, "object": "model", "created": 0, "owned_by": "farhop"} for model in models]
-    return answers.Reply(200, msgspec.json.encode({"object": "list", "data": data}), outcome.SERVED)
+    document: dict[str, Any] = {"object": "list", "data": data}
+    if head.onward.startswith(_ANTHROPIC) or b"\r\n" + _ANTHROPIC in head.onward:  # its SDK reads other members
+        for one in data:
+            one |= {"type": "model", "display_name": one["id"], "created_at": "1970-01-01T00:00:00Z"}
+        ends = (models[0], models[-1]) if models else (None, None)
+        document |= {"has_more": False, "first_id": ends[0], "last_id": ends[1]}
+    return answers.Reply(200, msgspec.json.encode(document), outcome.SERVED)

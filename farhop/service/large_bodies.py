@@ -48,7 +48,7 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
     """How to read a body; as bodies.read takes it. `scope` is whose salt engines get (openai.salt_of).
 
     `hashed`: its SHA-256 is wanted; `signed`: that of the body as it is sent on. `session_field`: where to look for a
-    session, "" for nowhere.
+    session, "" for nowhere. `only_model` is the one that is meant where a body names none.
     """
 
     kind: Kind
@@ -60,6 +60,7 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
     hashed: bool = False
     signed: bool = False
     session_field: str = ""
+    only_model: str = ""
 
 
 class ParsedBody(msgspec.Struct, array_like=True):
@@ -92,7 +93,7 @@ def read(job: Job, body: bytes) -> ParsedBody:
     guard = Guard(job.media_hosts, refuse_unknown=job.refuse_unknown)
     digest = hashlib.sha256(body).digest() if job.hashed else b""
     try:
-        prompt = bodies.read(job.kind, body, job.path, job.headers, guard)
+        prompt = bodies.read(job.kind, body, job.path, job.headers, guard, lambda: job.only_model)
     except BodyError as error:
         return ParsedBody(
             None, error.outcome.reason, error.detail, error.param, sha256=digest, unknown=list(guard.unknown)

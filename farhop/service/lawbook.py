@@ -5,7 +5,8 @@ only moves forward, whatever etcd holds after a wipe or a restore, and through r
 keep the newest on: until a law of that epoch is here nothing is lawful; a document that is not signed as configured,
 does not parse, or speaks of what this world lacks changes nothing: the last good law stands; whatever is passed over is
 counted, logged and shown; losing etcd changes nothing. A hub that holds an older law than ours, or none, is given ours,
-by compare-and-set. Authors' clocks are shown and never compared. Never decides about a request.
+by compare-and-set. The map changes under the law only where that fits it and widens nothing (topology.remap). Authors'
+clocks are shown and never compared. Never decides about a request.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop.store.contract import LAW_KEY, ChangeKind, StoreError
-from farhop.store.envelope import NO_KEYS, EnvelopeError
+from farhop.store.envelope import NO_KEYS, EnvelopeError, bare
 from farhop.store.merge import stamp
 from farhop.store.state import StateError
 from topology import policy
 from topology.law import Law
 from topology.problems import Problem, TopologyError
+from topology.remap import fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from farhop.store.state import StateDir
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
+    from topology.model import Region, Topology
     from topology.policy import Policy
 
 INLINE_BYTES_MAX = 16 * 1024  # read at once, in some 20 ms; a larger one beside the loop, which goes on meanwhile
@@ -90,6 +93,7 @@ class LawBook:
         self.law, self._world = law, law.topology
         self._held: _Read | None = None
         self._source = f"topology {self._world.name}"
+        self._gone: dict[str, Region] = {}  # regions that left the map under this law, as they were last
         self._floor = 0  # nothing is lawful here before a law of this epoch is in force
         self._hubs = {name: _Hub() for name in (stores or (_HUB,))}
         self._ahead: dict[str, int] = {}
@@ -133,6 +137,53 @@ class LawBook:
         """Until every hub has answered; not for long, as one may have gone at this very moment."""
         with contextlib.suppress(TimeoutError):  # then what is known is in force until it does
             await asyncio.wait_for(self._all_answered.wait(), BEGIN_S)
+
+    # -- the map
+
+    async def remap(self, world: Topology, swap: Callable[[Law], None]) -> None:
+        """Take another map, and the law that its file holds if that is later than ours. `swap` is given the law over
+        the new map, once, and puts all in its place before anything else runs; `adopt` is not called. Raises
+        TopologyError, and then nothing has changed."""
+        async with self._taking:
+            law = await asyncio.to_thread(self._over, world)
+            if law.epoch > self.law.epoch:
+                self._held, self._source, self._floor, self._gone = None, f"topology {world.name}", 0, {}
+                self._ahead = {who: epoch for who, epoch in self._ahead.items() if epoch > law.epoch}
+            else:
+                left = self.law.topology.regions
+                self._gone = {name: one for name, one in (self._gone | dict(left)).items() if name not in world.regions}
+                if self._held is None and not self._floor:
+                    self._source = f"topology {world.name}"
+            self._world, self.law = world, law
+            swap(law)
+            for name, hub in self._hubs.items():  # what did not fit the map before may fit this one
+                if hub.answered and hub.lost is None:
+                    self._compare(name, await self._judged(hub.seen))
+
+    def _over(self, world: Topology) -> Law:
+        """The law in force over another map, or that of the map's own file where it is later. TopologyError."""
+        filed, epoch, source = self._world, self.law.epoch, f"topology {world.name}"
+        if world.epoch < filed.epoch:
+            fault = Problem("epoch", f"was {filed.epoch} and is {world.epoch}", "an epoch only rises: raise it")
+            raise TopologyError(source, [fault])
+        if world.epoch == filed.epoch and (world.tenants, world.models) != (filed.tenants, filed.models):
+            remedy = f"raise it above {max(filed.epoch, epoch)}, or set the law with `farhop law set`"
+            raise TopologyError(source, [Problem("epoch", "`tenants` or `models` changed and this did not", remedy)])
+        if filed.epoch < world.epoch == epoch:
+            remedy = f"raise it above {epoch}, or leave it as it was"
+            raise TopologyError(source, [Problem("epoch", "another law of this epoch is in force", remedy)])
+        if world.epoch > epoch:
+            return Law(world)
+        if self._floor:
+            return Law(replace(world, epoch=epoch, tenants={}, models={}))
+        if self._held is None:
+            law = Law(world)
+        else:
+            policy.read(bare(self._held.written), world, f"{source}, under the law of epoch {epoch} ({self._source})")
+            law = Law(self._held.policy.over(world))
+        if problems := fits(self.law, self._gone, law):
+            raise TopologyError(source, problems)
+        return law
 
     # -- hubs
 
@@ -245,7 +296,7 @@ class LawBook:
 
     def _take_in(self, read: _Read, source: str) -> None:
         if read.policy.epoch > self.law.epoch or self._floor:
-            self.law = Law(read.policy.over(self._world))
+            self.law, self._gone = Law(read.policy.over(self._world)), {}
         self._held, self._source, self._floor = read, source, 0
         self._ahead = {who: epoch for who, epoch in self._ahead.items() if epoch > self.law.epoch}
         if self._log is not None:
@@ -398,6 +449,10 @@ class LawBook:
     def document(self) -> dict[str, Any]:
         """The law in force, whole. Of keys it holds the hashes."""
         return {**self.status(), **policy.document_of(self.law.topology)}
+
+    def topology(self) -> dict[str, Any]:
+        """The topology that this process goes by, with its own law, as a document. Of keys it holds the hashes."""
+        return {**policy.map_of(self._world), **policy.document_of(self._world)}
 
     def observe(self, metrics: TierMetrics) -> None:
         """Show it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from cryptography import x509
 
 from farhop.identity import certificate_names
 
@@ -46,7 +45,11 @@ class PeerAuthenticator:
 
     def admits(self, tier: Tier, certificate: bytes | None) -> bool:
         """Whether a verified certificate (DER) is that of a balancer of this tier."""
-        peer = None if certificate is None else certificate_names.read(_uris(certificate), self._trust_domain)
+        peer = (
+            None
+            if certificate is None
+            else certificate_names.read(certificate_names.uris(certificate), self._trust_domain)
+        )
         return peer is not None and peer.tier == tier
 
 
@@ -56,12 +59,3 @@ ANY_PEER = PeerAuthenticator(certificate_names.TRUST_DOMAIN, mutual=False)
 def peer_authenticator_of(listen: Listen, trust_domain: str) -> PeerAuthenticator:
     """Those of a port as configured."""
     return PeerAuthenticator(trust_domain, mutual=listen.tls is not None and listen.tls.client_ca_file is not None)
-
-
-def _uris(certificate: bytes) -> list[str]:
-    try:
-        extensions = x509.load_der_x509_certificate(certificate).extensions
-        found = extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
-        return []
-    return found.value.get_values_for_type(x509.UniformResourceIdentifier)

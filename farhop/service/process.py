@@ -7,16 +7,19 @@ was opened is closed, and what closing meets never hides why it had to be.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import resource
 import signal
 import sys
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
 from farhop.config import ConfigError
 from farhop.relay.http.listener import PortTakenError
+from farhop.service.notify import Notifier
 from farhop.store.contract import StoreError
 from farhop.telemetry import logs
 from topology.problems import TopologyError
@@ -41,6 +44,18 @@ class Balancer(Protocol):
     async def close(self) -> None:
         """Drain and stop everything, in order."""
 
+    def reload(self) -> None:
+        """Read the configuration anew, soon: SIGHUP. Whatever it holds, nothing stops."""
+
+
+@functools.cache
+def version() -> str:
+    """Of this build; "" where it is not installed as a distribution."""
+    try:
+        return metadata.version("farhop")
+    except metadata.PackageNotFoundError:
+        return ""
+
 
 def run(name: str, make: Callable[[], Balancer]) -> None:
     """Run a balancer until SIGTERM or SIGINT. SystemExit(2) on a fault of configuration or surroundings."""
@@ -60,7 +75,9 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
     loop.set_exception_handler(_logged(name, loop))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    balancer = make()
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is somebody to tell, what is read is the newest
+    balancer, manager = make(), Notifier()
+    loop.add_signal_handler(signal.SIGHUP, balancer.reload)
     try:
         line = await _unless(stop, balancer)
     except BaseException:
@@ -68,10 +85,13 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
         raise
     if line is not None:
         print(f"{name}: {line}", flush=True)
+        manager.ready(loop, line)
         gc.freeze()  # what start-up made stays: the collector need not walk it again
         gc.set_threshold(_GC_ALLOCATIONS)
         await stop.wait()
+    manager.stopping()
     await balancer.close()
+    manager.close()
 
 
 def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

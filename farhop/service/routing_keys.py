@@ -38,6 +38,12 @@ class SessionReader:
         self._field, self._quoted = field, b'"%b"' % field.encode()
         self._wanted = wanted
 
+    def adopt(self, other: SessionReader) -> None:
+        """Look where another does from now on."""
+        self._header, self._cookie, self._field, self._quoted = (
+            other._header, other._cookie, other._field, other._quoted,
+        )  # fmt: skip
+
     @property
     def field(self) -> str:
         """The field of a body to look in now; "" if none."""

@@ -26,6 +26,7 @@ ROUTE_PREFIX = f"{ROOT}route/"
 STEER_PREFIX = f"{ROOT}steer/"
 SPLIT_PREFIX = f"{ROOT}split/"
 REPLICA_PREFIX = f"{ROOT}replica/"
+ENTRY_PREFIX = f"{ROOT}entry/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
 KEYS_LIMIT = 100_000  # in one list or snapshot
 
@@ -168,6 +169,11 @@ def report_key(region: str, instance: str) -> str:
     return f"{REGION_PREFIX}{_segment(region)}/lb/{_segment(instance)}"
 
 
+def entry_key(region: str, instance: str) -> str:
+    """Where a global balancer instance says that it is there. Raises ValueError for a name that would not parse."""
+    return f"{ENTRY_PREFIX}{_segment(region)}/{_segment(instance)}"
+
+
 def override_key(region: str) -> str:
     """Where an operator's drain or pin of a region stands. Raises ValueError for a name that would not parse."""
     return f"{OVERRIDE_PREFIX}{_segment(region)}"
@@ -204,6 +210,16 @@ def parse_report_key(key: str) -> tuple[str, str] | None:
         return None
     match key[len(REGION_PREFIX) :].split("/"):
         case [region, "lb", instance] if region and instance:
+            return region, instance
+    return None
+
+
+def parse_entry_key(key: str) -> tuple[str, str] | None:
+    """(region, instance) of the key of a global balancer; None for any other key."""
+    if not key.startswith(ENTRY_PREFIX):
+        return None
+    match key[len(ENTRY_PREFIX) :].split("/"):
+        case [region, instance] if region and instance:
             return region, instance
     return None
 

@@ -39,9 +39,7 @@ def configure(tier: str, region: str, instance: str, level: str = "info", stream
 
     `stream` is stderr unless a test gives another.
     """
-    if level.lower() not in LEVELS:
-        raise LogError(f"log level {level!r} is unknown; use one of {', '.join(LEVELS)}")
-    threshold = logging.getLevelNamesMapping()[level.upper()]
+    threshold = _threshold(level)
     place = {"tier": tier, "region": region, "instance": instance}
 
     def placed(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -64,6 +62,19 @@ def configure(tier: str, region: str, instance: str, level: str = "info", stream
         cache_logger_on_first_use=False,
     )
     _adopt_libraries(shared, out, max(threshold, logging.WARNING))
+
+
+def set_level(level: str) -> None:
+    """Log from this level up from now on, as configured otherwise. Raises LogError on a bad level."""
+    threshold = _threshold(level)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(threshold))
+    logging.getLogger().setLevel(max(threshold, logging.WARNING))
+
+
+def _threshold(level: str) -> int:
+    if level.lower() not in LEVELS:
+        raise LogError(f"log level {level!r} is unknown; use one of {', '.join(LEVELS)}")
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 def get(name: str) -> FilteringBoundLogger:

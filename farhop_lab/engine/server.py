@@ -141,7 +141,7 @@ class Replica:
 
     async def _answer(self, request: web.Request, call: Call, prefix: str) -> web.StreamResponse:
         request_id = self.request_id(request, prefix)
-        answer = Answer(request_id, call.model or self.text_model.model, int(time.time()), call.role)
+        answer = Answer(request_id, call.model or self.text_model.model, int(time.time()), call.role, echo=call.echo)
         return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:

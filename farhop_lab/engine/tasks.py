@@ -1,4 +1,5 @@
-"""The paths of one replica beside chats and completions: embeddings, rankings, tokenizer, sound, Triton's generation.
+"""The paths of one replica beside chats and completions: Anthropic's, Responses, embeddings, rankings, tokenizer,
+sound, Triton's generation.
 
 Each takes the time of its prompts' prefill in the same batch as everything else. Never logs what it is given.
 """
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from aiohttp import web
 
-from farhop_lab.engine.formats import pooling, sound, triton
-from farhop_lab.engine.formats.api import RefusedError, refusal
+from farhop_lab.engine.formats import messages, pooling, responses, sound, triton
+from farhop_lab.engine.formats.api import RefusedError, parse_chats, refusal
+from farhop_lab.engine.formats.render import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +57,11 @@ class Tasks:
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """Under the names that vLLM and Triton give them."""
+        router.add_post("/v1/messages", self._messages)
+        router.add_post("/v1/messages/count_tokens", self._count_tokens)
+        router.add_post("/v1/responses", self._responses)
+        router.add_post("/v1/chat/completions/batch", self._chat_batch)
+        router.add_post("/generative_scoring", self._generative_scores)
         router.add_post("/v1/embeddings", self._embeddings)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
             router.add_post(path, self._rerank)
@@ -68,6 +75,38 @@ class Tasks:
             router.add_post(path + "/infer", self._infer)
             router.add_post(path + "/generate", self._generate)
             router.add_post(path + "/generate_stream", self._generate_stream)
+
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        try:
+            call, request_id = messages.parse(await request.read()), self._host.request_id(request, "msg_")
+            answer = messages.MessageAnswer(request_id, call.model or "")
+            return await self._host.serve(request, call, answer, request_id)
+        except RefusedError as error:
+            raise messages.AnthropicRefusedError(
+                error.message, status=error.status, kind=error.kind, param=error.param
+            ) from None
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        model, prompt = messages.counted(await request.read())
+        self._host.check_model(model)
+        return web.Response(body=messages.count(prompt), content_type="application/json")
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        call, request_id = responses.parse(await request.read()), self._host.request_id(request, "resp_")
+        answer = responses.ResponseAnswer(request_id, call.model or self._host.text_model.model, int(time.time()))
+        return await self._host.serve(request, call, answer, request_id)
+
+    async def _chat_batch(self, request: web.Request) -> web.Response:
+        calls, request_id = parse_chats(await request.read()), self._host.request_id(request, "chatcmpl-")
+        done = await self._host.compute(request, calls[0].model, [call.wanted for call in calls], request_id)
+        answer = Answer(request_id, calls[0].model or self._host.text_model.model, int(time.time()), "assistant")
+        return web.Response(
+            body=answer.whole([(text, sequence) for sequence, text in done]), content_type="application/json"
+        )
+
+    async def _generative_scores(self, request: web.Request) -> web.Response:
+        asked = pooling.parse_generative(await request.read())
+        return await self._pooled(request, asked, "generative-scoring-", pooling.generative_scores)
 
     async def _embeddings(self, request: web.Request) -> web.Response:
         return await self._pooled(request, pooling.parse_embeddings(await request.read()), "embd-", pooling.embeddings)

@@ -115,6 +115,6 @@ class StreamTicket(Ticket):
             event = self._answer.closing(text, self.sequence, include_usage=self._include_usage)
         else:
             event = self._answer.token(text)
-        transport.write(self._answer.opening() + event if first else event)
+        transport.write(self._answer.opening(self.sequence) + event if first else event)
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             transport.abort()

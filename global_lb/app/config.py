@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from farhop.config import Seconds
+from farhop.config import ConfigError, Seconds
 from farhop.identity.hop_token import HopSigner
 from farhop.service.config import Entry, Limits, Session
 from global_lb.fleet.regions import Spill
 from global_lb.links.config import LinksConfig
-from global_lb.routing.policy import ROUTES_MAX, RouteConfig
+from global_lb.routing.policy import ROUTES_MAX, RouteConfig, RouteScope, routes_of
+
+if TYPE_CHECKING:
+    from topology.model import Topology
 
 
 class OuterLimits(Limits):
@@ -38,6 +41,21 @@ class GlobalConfig(LinksConfig):
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
     routes: Annotated[list[RouteConfig], Field(max_length=ROUTES_MAX)] = Field(default_factory=list)
     session: Session = Session()
+
+    def routes_in(self, topology: Topology) -> dict[RouteScope, RouteConfig]:
+        """The routes by their scope. Raises ConfigError where they do not go with this map."""
+        try:
+            return routes_of(self.routes, topology.regions)
+        except ValueError as error:
+            raise ConfigError("configuration", [str(error)]) from None
+
+    def signer_in(self, topology: Topology) -> HopSigner:
+        """Who signs hop tokens. Raises ConfigError where a region of this map could not be sent to."""
+        signer = HopSigner(self.hop.secrets(), self.hop.active, self.region)
+        if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
+            remedy = f"derive it anew with: farhop certs hop-key --from {self.region}"
+            raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
+        return signer
 
     @model_validator(mode="after")
     def _signs(self) -> GlobalConfig:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
-from farhop.config import ConfigError, load
-from farhop.identity.hop_token import HopSigner
+from farhop.config import load, told
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
@@ -27,9 +26,14 @@ from farhop.service.ingress import Ingress
 from farhop.service.large_bodies import LargeBodyReader
 from farhop.service.loop_lag import LoopLag
 from farhop.service.process import run as run_process
+from farhop.service.process import version
+from farhop.service.reload import LIVE as LIVE_OF_BOTH
+from farhop.service.reload import Reloader
 from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
+from farhop.store.contract import entry_key
+from farhop.store.documents.entry import EntryReport, encode
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -41,25 +45,37 @@ from global_lb.app.serve import DecisionReasons, GlobalAdmin, GlobalTier
 from global_lb.fleet.table import Price
 from global_lb.links.prefix_streams import Prefixes
 from global_lb.links.watch import Watcher
-from global_lb.routing.flow import FlowConfig, GlobalFlow
-from global_lb.routing.policy import routes_of
+from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
 from global_lb.routing.routes import Routes
 from topology.law import Law
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
     from pathlib import Path
 
     from farhop.store.contract import Store
     from topology.model import Topology
 
 
+# What may change while it lives. Where a region's balancers may be is checked with what their certificates prove.
+LIVE = LIVE_OF_BOTH | {"routes": (), "spill": (), "proxies": (), "region_hosts": ("tier_tls", "tier_insecure")}
+ENTRY_LEASE_S = 15.0  # of what is said for operators: nothing waits for its end
 SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
 
 
 class GlobalBalancer:
     """One global balancer, assembled."""
 
-    def __init__(self, config: GlobalConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        config: GlobalConfig,
+        topology: Topology,
+        rng: Random,
+        store: Store | None = None,
+        path: Path | None = None,
+    ) -> None:
+        """`path`: the file that the configuration is read from anew; None: it stays."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
         log = logs.Throttled(logs.get("global"), 10.0, self.clock.now)
@@ -68,14 +84,8 @@ class GlobalBalancer:
         self.tracing = Tracing("farhop-global", config.region, config.instance)
         for problem in self.tracing.problems:
             log.warning("telemetry", problem, problem=problem)
-        liveness = LivenessConfig(report_age_s=config.watch.report_age_s)
-        flow_config = FlowConfig(
-            config.region, trie_bytes=config.trie_bytes, liveness=liveness, spill=config.spill,
-            https_only=config.listen.tls is not None,
-        )  # fmt: skip
-        self.flow = GlobalFlow(flow_config, Law(topology), rng, self._patience_s, _routes(config, topology), {
-            name: Price(region.usd_per_gpu_hour, region.egress_usd_per_gb) for name, region in topology.regions.items()
-        })  # fmt: skip
+        routes = Routes(config.routes_in(topology))
+        self.flow = GlobalFlow(_flow_config(config), Law(topology), rng, self._patience_s, routes, _prices(topology))
         self.telemetry = RequestTelemetry(
             "farhop.global",
             "farhop.global.decide",
@@ -87,17 +97,14 @@ class GlobalBalancer:
             reasons=DecisionReasons(config.region),
             traced_per_s_max=config.limits.traced_per_s_max,
         )
-        signer = HopSigner(config.hop.secrets(), config.hop.active, config.region)
-        if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
-            remedy = f"derive it anew with: farhop certs hop-key --from {config.region}"
-            raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
+        signer = config.signer_in(topology)
         self.tls = dataplane.TlsSetup(TlsManager(logs.get("global"), wall), self.metrics, log)
         regions = self.tls.upstream("tier_tls", config.tier_tls)
         pool = self.tls.pool(config.limits, regions)
-        redirect_tokens = RedirectTokens(
+        self.redirect_tokens = redirect_tokens = RedirectTokens(
             RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region), self.flow, self.clock
         )
-        tier = GlobalTier(
+        self.tier = tier = GlobalTier(
             self.telemetry, log, self.flow, signer, config.balancer, self.clock, redirect_tokens, config.mutual
         )
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
@@ -120,6 +127,11 @@ class GlobalBalancer:
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
         )
         self._tasks = Tasks()
+        self._following: list[asyncio.Task[None]] = []
+        self.reloader = Reloader(
+            path, config, topology, LIVE, self.laws, self._prepared, stores.hubs if store is None else None
+        )
+        self.reloader.log = logs.get("global")
         self.tier_admin = GlobalAdmin(
             config.instance,
             flow=self.flow,
@@ -129,12 +141,14 @@ class GlobalBalancer:
             overrides=self.overrides,
             clock=self.clock,
             laws=self.laws,
+            configuration=self.reloader.status,
         )
         hub = topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
-            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin)
-        )
+            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
+            config.admin.made(config.trust_domain), lambda: told(self.config),
+        )  # fmt: skip
         self._gauges()
 
     def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
@@ -145,11 +159,11 @@ class GlobalBalancer:
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
         )  # fmt: skip
         self.telemetry.may_record = self.authenticator.recorded
-        session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
+        self.session = session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
         header_matches = HeaderMatchReader(AnyVersion())
         advisor = Advisor(self.flow, self.telemetry, redirect_tokens, self.clock)
         self.guard, self.large = config.requests.guard(), LargeBodyReader()
-        signs = not all(map(config.mutual, self.topology.regions))  # without mutual TLS tokens are bound to the body
+        signs = _signs(config, self.topology)
         self.ingress = Ingress(
             self.authenticator,
             telemetry=self.telemetry,
@@ -161,6 +175,7 @@ class GlobalBalancer:
             guard=self.guard,
             large=self.large,
             signs=signs,
+            ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
         )
         self.ingress.relay = self.relay
         self.listener = Listener(
@@ -175,12 +190,54 @@ class GlobalBalancer:
         self.relay.react(LawChanged(law))
         self.prefixes.adopt(self.flow.law.epoch)
 
+    def _follow(self) -> None:
+        """Follow what operators say, from the beginning: what named a region that was not there may count now."""
+        for task in self._following:
+            task.cancel()
+        self._following = [
+            self._tasks.start(self.overrides.follow_routes(), "watch the routes"),
+            self._tasks.start(self.overrides.follow_overrides(), "watch the biases and pins"),
+        ]
+
+    def reload(self) -> None:
+        """See farhop.service.process.Balancer."""
+        self._tasks.start(self.reloader.reload(), "read the configuration anew")
+        self._tasks.start(self.tls.manager.look(), "look at the certificates now")
+
+    def _prepared(self, config: GlobalConfig, topology: Topology) -> Callable[[Law], None]:
+        """What a configuration and a map come to, made ready; see Reloader."""
+        routes, signer, guard = config.routes_in(topology), config.signer_in(topology), config.requests.guard()
+        redirects = RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region)
+        session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
+
+        def put(law: Law) -> None:
+            more = topology.regions.keys() - self.topology.regions.keys()
+            if config.log_level != self.config.log_level:
+                logs.configure("global", config.region, config.instance, config.log_level)
+            self.config, self.topology = config, topology
+            self.tier.resign(signer, config.mutual)
+            self.redirect_tokens.resign(redirects)
+            self.guard.adopt(guard)
+            self.session.adopt(session)
+            self.ingress.sign_bodies(_signs(config, topology))
+            dataplane.relimit(config.limits, self.relay.pool, self.listener)
+            # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
+            self.relay.react(Reconfigured(law, _flow_config(config), routes, _prices(topology)))
+            self.prefixes.adopt(self.flow.law.epoch)
+            self.overrides.regions = topology.regions
+            self.watcher.reconfigure(config, topology)
+            if more:
+                self._follow()
+
+        return put
+
     def _gauges(self) -> None:
         gauge, counter = self.metrics.gauge, self.metrics.counter
         gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.trie.nodes))
         gauge("region_up", "1 if the region may be chosen.", self._regions_up, "target")
         gauge("report_age_seconds", "Age of the last report of each region.", self._ages, "target")
         self.laws.observe(self.metrics)
+        self.reloader.observe(self.metrics)
         counter(
             "region_prefix_predicted_tokens", "Prompt tokens expected cached there.", lambda: self._hits(0), "target"
         )
@@ -217,15 +274,28 @@ class GlobalBalancer:
         await self.store.open()
         await self.watcher.open()
         self._tasks.start(self.laws.follow(), "watch the law")
-        self._tasks.start(self.overrides.follow_routes(), "watch the routes")
-        self._tasks.start(self.overrides.follow_overrides(), "watch the biases and pins")
+        self._follow()
         await self.laws.begun()
         port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready, SETTLE_S)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.tls.open()
+        self._tasks.start(self.reloader.keep(), "look at the configuration")
         self.lag.open()
+        self._tasks.start(self._say_where(admin), "say in etcd where the admin port is")
         dataplane.check_descriptors(config.limits, self._slots, self._log)
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
+
+    async def _say_where(self, admin_port: int) -> None:
+        """For operators alone: that we are there, and where to ask us. The store takes it back as it closes."""
+        config = self.config
+        told = EntryReport(
+            region=config.region,
+            instance=config.instance,
+            admin_address=config.admin.reached_at(admin_port),
+            admin_tls=config.admin.tls is not None,
+            version=version(),
+        )
+        await self.store.publish(entry_key(config.region, config.instance), encode(told), ENTRY_LEASE_S)
 
     async def close(self) -> None:
         """See farhop.service.process.Balancer."""
@@ -247,11 +317,23 @@ class GlobalBalancer:
         self.large.close()
 
 
-def _routes(config: GlobalConfig, topology: Topology) -> Routes:
-    try:
-        return Routes(routes_of(config.routes, topology.regions))
-    except ValueError as error:
-        raise ConfigError("configuration", [str(error)]) from None
+def _flow_config(config: GlobalConfig) -> FlowConfig:
+    return FlowConfig(
+        config.region,
+        trie_bytes=config.trie_bytes,
+        liveness=LivenessConfig(report_age_s=config.watch.report_age_s),
+        spill=config.spill,
+        https_only=config.listen.tls is not None,
+    )
+
+
+def _prices(topology: Topology) -> dict[str, Price]:
+    return {name: Price(one.usd_per_gpu_hour, one.egress_usd_per_gb) for name, one in topology.regions.items()}
+
+
+def _signs(config: GlobalConfig, topology: Topology) -> bool:
+    """Without mutual TLS tokens are bound to the body."""
+    return not all(map(config.mutual, topology.regions))
 
 
 def run(path: Path) -> None:
@@ -260,6 +342,6 @@ def run(path: Path) -> None:
     def make() -> GlobalBalancer:
         config = load(GlobalConfig, path)
         logs.configure("global", config.region, config.instance, config.log_level)
-        return GlobalBalancer(config, stores.world(config), Random())
+        return GlobalBalancer(config, stores.world(config), Random(), path=path)
 
     run_process("global", make)

@@ -43,7 +43,9 @@ _reader: TypeAdapter[list[RouteConfig]] = TypeAdapter(Annotated[list[RouteConfig
 
 
 class RoutingOverrides:
-    """What is in force. `react` takes events; `refused` counts documents not believed, by reason."""
+    """What is in force. `react` takes events; `refused` counts documents not believed, by reason.
+
+    `regions` are those of the map in force; who changes them follows anew: what was not believed may be now."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class RoutingOverrides:
         refused: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._regions, self._route_key = store, regions, route_key(region)
+        self._store, self.regions, self._route_key = store, regions, route_key(region)
         self._react, self._clock = react, clock
         self._routes: Documents[tuple[dict[RouteScope, RouteConfig], Signature | None]] = Documents(
             self._read_routes, refused, "routes", self._route_key
@@ -79,7 +81,7 @@ class RoutingOverrides:
     def _read_routes(self, _key: str, document: bytes) -> tuple[dict[RouteScope, RouteConfig], Signature | None]:
         """JSON: a list of routes as in the configuration, bare or signed."""
         listed, signature = routes_parted(document, DOCUMENT_LIMIT_BYTES)
-        return routes_of(_reader.validate_json(listed or b"[]"), self._regions), signature
+        return routes_of(_reader.validate_json(listed or b"[]"), self.regions), signature
 
     def signed(self) -> dict[str, Any] | None:
         """Who wrote the routes in force, and why; None where they are the configuration's, or nobody signed."""
@@ -96,7 +98,7 @@ class RoutingOverrides:
     def _read_override(self, key: str, value: bytes) -> tuple[RoutingOverride, float]:
         """The override, and until when by our clock."""
         override = overrides.decode_routing(value)
-        if override.region not in self._regions:
+        if override.region not in self.regions:
             raise Refused("steer_to_unknown_region")
         if override.key != key:
             raise Refused("steer_misplaced")

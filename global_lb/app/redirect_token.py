@@ -23,6 +23,10 @@ class RedirectTokens:
     def __init__(self, signer: RedirectTokenSigner, flow: GlobalFlow, clock: Clock) -> None:
         self._signer, self._flow, self._clock = signer, flow, clock
 
+    def resign(self, signer: RedirectTokenSigner) -> None:
+        """Sign with another's keys from now on."""
+        self._signer = signer
+
     def url(self, request: Request, decision_id: str, forward: Forward, base: str, target: bytes) -> str:
         """`base` and `target`, a request's, with a token in the query. The instance is the one at the address."""
         instances = self._flow.view.regions[forward.target].instances

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.service.admin import composed
+from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
+from global_lb.app.receipt import receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +58,10 @@ class GlobalTier(InstrumentedTier):
         super().__init__(telemetry, log)
         self._redirect_tokens, self._mutual = redirect_tokens, mutual
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
+
+    def resign(self, signer: HopSigner, mutual: Callable[[str], bool]) -> None:
+        """Sign with another's keys from now on; `mutual` is as configured now."""
+        self._signer, self._mutual = signer, mutual
 
     def forwarded(self, active: ActiveRequest) -> None:
         """See relay.Tier. What was sent past a hot region is counted."""
@@ -118,11 +124,12 @@ class GlobalTier(InstrumentedTier):
         return next((i.clock_offset_ms for i in instances if i.tier == forward.address), 0.0)
 
     def answer_headers(self, active: ActiveRequest) -> bytes:
-        """Where it was served, and under which decision."""
+        """Where it was served, under which decision, and why, for a client that asks and may know."""
         context: RequestContext = active.context
         forward = active.forward
         region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
-        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n"
+        told = receipt(active.exchange.head, active.request, active.reasons, self._flow.law.topology)
+        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told
 
 
 class DecisionReasons:
@@ -160,7 +167,7 @@ class DecisionReasons:
             "policy": decision.route.policy.name,
             "unit": decision.route.policy.unit,
             "notes": list(decision.notes),
-            "policy_epoch": decision.verdict.epoch,
+            "law_epoch": decision.verdict.epoch,
             "entry_region": self._entry_region,
             "spilled_from": decision.spilled_from,
             "ties": dict(decision.ties),
@@ -221,8 +228,10 @@ class GlobalAdmin:
         overrides: RoutingOverrides,
         clock: Clock,
         laws: LawBook,
+        configuration: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._instance, self._flow, self._authenticator, self._ingress = instance, flow, authenticator, ingress
+        self._configuration = configuration
         self._watcher, self._overrides, self._clock, self._laws = watcher, overrides, clock, laws
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
@@ -232,6 +241,12 @@ class GlobalAdmin:
         now = self._clock.now()
         return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
 
+    def leads_somewhere(self) -> bool:
+        """Whether some region that is up is lawful for anybody: otherwise clients are better off at another entry."""
+        now, law = self._clock.now(), self._flow.law
+        up = {name for name, life in self._flow.liveness.items() if life.read(now).state in ("up", "suspect")}
+        return any(not up.isdisjoint(law.verdict(tenant, "").lawful) for tenant in law.topology.tenants)
+
     def notice(self) -> str:
         """See TierAdmin."""
         return notice(self.kept())
@@ -239,13 +254,15 @@ class GlobalAdmin:
     def status(self) -> dict[str, Any]:
         """Regions with health and why, wire time, wait."""
         flow, now = self._flow, self._clock.now()
-        names = sorted({*flow.view.regions, *flow.liveness})
+        names = sorted({*flow.view.regions, *flow.liveness} & flow.law.topology.regions.keys())
         return {
             "tier": "global",
             "region": flow.config.region,
             "instance": self._instance,
-            "policy_epoch": flow.law.epoch,
+            "version": version(),
+            "law_epoch": flow.law.epoch,
             "law": self._laws.status(),
+            "configuration": self._configuration(),
             "kept": self.kept(),
             "under_way": flow.under_way,
             "trie_nodes": flow.trie.nodes,
@@ -295,6 +312,10 @@ class GlobalAdmin:
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""
         return self._laws.document()
+
+    def topology(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return self._laws.topology()
 
 
 def _queued(region: Region) -> dict[str, int]:

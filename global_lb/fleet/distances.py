@@ -26,8 +26,18 @@ class Distances:
     """Wire times by region and clock offsets by (region, instance), as seen from `here`. Milliseconds."""
 
     def __init__(self, topology: Topology, here: str) -> None:
+        self._here = here
         self._wires = {region: WireTime(topology.rtt_ms(here, region)) for region in topology.regions}
         self._offsets: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def remap(self, topology: Topology) -> None:
+        """By this map from now on; what pings said of a region that stays in it stands."""
+        wires: dict[str, WireTime] = {}
+        for region in topology.regions:
+            figure_ms = topology.rtt_ms(self._here, region)
+            wires[region] = wire = self._wires.get(region) or WireTime(figure_ms)
+            wire.assume(figure_ms)
+        self._wires = wires
 
     def rtt_ms(self, region: str, now: float) -> float:
         """The wire time to a region of the topology, at `now` (our clock, seconds)."""

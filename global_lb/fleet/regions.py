@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from farhop.balance.health.region import LivenessConfig
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
-    from global_lb.fleet.table import Price, Remaining, Row, Scored
+    from global_lb.fleet.table import Price, Row, Scored
     from global_lb.fleet.view import Instance, Region
     from topology.lineage import Lineage
 
@@ -155,6 +155,16 @@ class Regions:
         self.lineages = Lineages()  # what the models are based on, by all reports
         self._lineages: dict[str, Lineage] = {}  # by region
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
+
+    def reconfigure(self, spill: Spill, prices: Mapping[str, Price]) -> None:
+        """From now on by these. Who is hot or coming back goes on from where it is."""
+        if spill == self._spill and prices == self._prices:
+            return
+        self._spill, self._guard_config, self._prices = spill, spill.guard, prices
+        for guard in self.guards.values():
+            guard.configure(self._guard_config)
+        self._settled.clear()  # a calm one may not be by these
+        self._forget_tables()
 
     def adopt(self, view: View, now: float) -> None:
         """Take a whole new view: every region that is known anew, and those that left."""
@@ -466,14 +476,14 @@ class Regions:
         if not stale:
             return
         rows: list[tuple[str, Row]] = []
-        sent: list[tuple[str, Remaining, float]] = []
+        sent: list[tuple[str, float, float, float]] = []
         for name, whole in stale.items():
             able = self._instances.able(name, model)
             if whole or len(self.view.regions[name].instances) > 1:  # another instance may be the better one now
                 rows.append((name, self._row(name, model, now)))
             else:
                 capacity, load = self._instances.capacity(able[0], model), self._loads[name, able[0].name]
-                sent.append((name, remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
+                sent.append((name, *remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
         table.write(rows, sent)
         stale.clear()
 
@@ -500,4 +510,4 @@ class Regions:
         if len(able) < 2:
             return able[0] if able else None
         capacity, loads = self._instances.capacity, self._loads
-        return min(able, key=lambda i: remaining(capacity(i, model), loads[region, i.name]).wait_ms)
+        return min(able, key=lambda i: remaining(capacity(i, model), loads[region, i.name])[0])

@@ -33,7 +33,7 @@ class Drains:
         refused: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._regions = store, regions
+        self._store, self.regions = store, regions
         self._react, self._clock = react, clock
         self._drains: Documents[tuple[DrainOverride, float]] = Documents(self._read, refused, "override")
         self._fresh = True
@@ -72,7 +72,7 @@ class Drains:
     def _read(self, key: str, value: bytes) -> tuple[DrainOverride, float]:
         """The drain, and until when by our clock."""
         override = decode_drain(value)
-        if override.region not in self._regions:
+        if override.region not in self.regions:
             raise Refused("override_of_unknown_region")
         if region_of(key) != override.region:
             raise Refused("override_misplaced")

@@ -99,6 +99,7 @@ class Watcher:
         self._tasks = Tasks()
         self._retired = Tasks()
         self._closed = False
+        self._following: list[asyncio.Task[None]] = []
         self.distances = Distances(topology, config.region)
         self.drains = Drains(store, topology.regions, react, refused, clock)
         hubs = stores_of(store, topology.regions[config.region].hub)
@@ -120,9 +121,7 @@ class Watcher:
 
     async def open(self) -> None:
         """Begin."""
-        for hub in self.hubs:
-            self._tasks.start(hub.follow(), f"watch the reports in hub {hub.name}")
-        self._tasks.start(self.drains.follow(), "watch the drains")
+        self._follow()
         self._tasks.start(self._tidy(), "forget what is gone")
         self._tasks.start(self._tidy_prefixes(), "forget prefixes that are gone")
 
@@ -159,20 +158,56 @@ class Watcher:
             if name not in listed and now - received_at > FORGET_S
         ]
         for name in gone:
-            region, instance = name
-            del self._reports[name]
-            self._unwatched(self._instances[region].pop(instance))
-            self._past.pop(name, None)
-            if self.laws is not None:
-                self.laws.left("/".join(name))
-            self.distances.forget(name)
-            self._retire(self._links.pop(name))
-            if self._up.pop(name, False):
-                self._channel_of(region)
+            self._drop(name)
         # Time alone makes instances silent, too: of one of several it shows with the others' reports, of all here.
         several = {region for region, instances in self._instances.items() if len(instances) > 1}
         for region in several.union(region for region, _ in gone):
             self._react(RegionKnown(region, self._region(region)))
+
+    def _drop(self, name: tuple[str, str]) -> None:
+        """Know nothing of an instance any more."""
+        region, instance = name
+        del self._reports[name]
+        self._unwatched(self._instances[region].pop(instance))
+        self._past.pop(name, None)
+        if self.laws is not None:
+            self.laws.left("/".join(name))
+        self.distances.forget(name)
+        self._retire(self._links.pop(name))
+        if self._up.pop(name, False):
+            self._channel_of(region)
+
+    # -- another map
+
+    def reconfigure(self, config: LinksConfig, topology: Topology) -> None:
+        """By this map and these ways to its regions from now on. What of a region that is gone, or is no longer where
+        its balancers may be, was known is forgotten; what stands in the hubs is read anew where there are more."""
+        before, self._topology = self._topology, topology
+        rerouted = _ways(self._config) != _ways(config)
+        self._config = config
+        gone = before.regions.keys() - topology.regions.keys()
+        left = {name for name, (report, _) in self._reports.items() if name[0] in gone or not self._in_place(report)}
+        for name in left:
+            self._drop(name)
+        self.distances.remap(topology)
+        self.drains.regions = topology.regions
+        self._tiers.clear()
+        if rerouted:
+            self._relink()  # the addresses in its reports have the new way with the next of them
+        for region in {*gone, *(name[0] for name in left)}:
+            self._react(RegionKnown(region, self._region(region)))
+        for region in gone:
+            self._instances.pop(region, None)
+            self._known_ms.pop(region, None)
+        if topology.regions.keys() - before.regions.keys():
+            self._follow()
+
+    def _follow(self) -> None:
+        """Follow the hubs, from the beginning: what was not believed of a region may be now."""
+        for task in self._following:
+            task.cancel()
+        self._following = [self._tasks.start(hub.follow(), f"watch the reports in hub {hub.name}") for hub in self.hubs]
+        self._following.append(self._tasks.start(self.drains.follow(), "watch the drains"))
 
     # -- by either path
 
@@ -297,6 +332,8 @@ class Watcher:
 
     def on_ping(self, name: tuple[str, str], reply: region_pb2.PingReply, sent_at: float) -> None:
         """A ping over a standing connection came back."""
+        if name[0] not in self._topology.regions:
+            return  # the map lost it meanwhile
         if not self.distances.pinged(name, reply.incarnation, reply.clock_ms, sent_at, self._clock()):
             self._refused("absurd_ping")
             return
@@ -353,6 +390,11 @@ class Watcher:
     def jitter(self) -> float:
         """0.8 to 1.2, so that many balancers do not ask one region in step."""
         return 0.8 + 0.4 * self._rng.random()
+
+
+def _ways(config: LinksConfig) -> tuple[object, ...]:
+    """What of a configuration says how regions are reached, and may change while this process lives."""
+    return config.proxies, config.region_hosts
 
 
 def _as_before(known: RegionReport, report: RegionReport) -> bool:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from global_lb.fleet.table import Price
     from global_lb.fleet.view import Instance, View
+    from global_lb.routing.policy import RouteConfig, RouteScope
     from topology.law import Law, Verdict
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
@@ -49,6 +50,10 @@ LOOK_SOON_S = 0.5  # after its region's channel broke
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
 LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
 _ENDED_TWO = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
+_UNSPOKEN = (
+    "no engine of this model has this path: vLLM and SGLang of today have; ask for the same on /v1/chat/completions, "
+    "or have them brought up to date"
+)
 _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
@@ -63,6 +68,16 @@ class FlowConfig(msgspec.Struct, frozen=True):
     liveness: LivenessConfig = LivenessConfig()
     spill: Spill = Spill()
     https_only: bool = False
+
+
+class Reconfigured(machine.Event, frozen=True):
+    """The map, the law over it and what else is configured, whole: from now on these. The region is the same, and so
+    is what a start alone sets (`trie_bytes`, `liveness`, `https_only`)."""
+
+    law: Law
+    config: FlowConfig
+    routes: dict[RouteScope, RouteConfig]
+    prices: dict[str, Price]
 
 
 @dataclass(slots=True)
@@ -106,6 +121,11 @@ class RequestState:
         """Whether every lawful region's own copy of the law said no."""
         return all(self.refusals.get(region) in _UNLAWFUL_THERE for region in lawful)
 
+    @property
+    def unspoken(self) -> bool:
+        """Whether all who were asked have no engine with its path."""
+        return bool(self.refusals) and all(reason is outcome.PATH_UNSPOKEN for reason in self.refusals.values())
+
     def summary(self) -> str:
         """What became of it, region by region, for the client."""
         return admission.refused_by(self.refusals, self.decision.absent if self.decision is not None else {})
@@ -147,6 +167,7 @@ class GlobalFlow:
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
             machine.LawChanged: self._law_changed,
+            Reconfigured: self._reconfigured,
             ViewSwapped: self._view_swapped,
             RegionKnown: self._region_known,
             RegionReported: self._region_reported,
@@ -302,6 +323,13 @@ class GlobalFlow:
         """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
         if not event.law.supersedes(self.law):
             return []
+        return self._go_by(event.law.knowing(self._regions.lineages.of), now)
+
+    def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
+        """As with a law: who is under way stays, and each further attempt goes by this, too."""
+        self.config = event.config
+        self._regions.reconfigure(event.config.spill, event.prices)
+        self.routes.configure(event.routes)
         return self._go_by(event.law.knowing(self._regions.lineages.of), now)
 
     def _go_by(self, law: Law, now: float) -> list[Command]:
@@ -477,7 +505,7 @@ class GlobalFlow:
             state.held_until = min(request.deadline, now + self._patience_s(request.tenant))
         held = request.id in self._held
         crowded = not held and len(self._held) >= self.config.held_max
-        if crowded or now >= state.held_until or state.law_refused(lawful):
+        if crowded or now >= state.held_until or state.law_refused(lawful) or state.unspoken:
             return [self._exhausted(state, decision.verdict, now)]
         due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
         if held and now < state.due:
@@ -555,6 +583,8 @@ class GlobalFlow:
         if state.law_refused(lawful):
             why = state.summary() if lawful else admission.summary(verdict, state.lawful)
             return self._answer(state, outcome.UNLAWFUL, why)
+        if state.unspoken:
+            return self._answer(state, outcome.PATH_UNSPOKEN, _UNSPOKEN)
         return self._answer(
             state, outcome.NO_REGION, state.summary(), self._regions.opens_in_s(lawful, state.waits_ms, now)
         )

@@ -36,6 +36,7 @@ class Routes:
 
     def __init__(self, configured: Mapping[RouteScope, RouteConfig] | None = None) -> None:
         self._configured = {ALL: RouteConfig(), **(configured or {})}
+        self._changes: Mapping[RouteScope, RouteConfig] = {}
         self._routes: dict[RouteScope, Route] = {}
         self.overrides = OperatorOverrides()
         self.homes = Homes()
@@ -48,9 +49,15 @@ class Routes:
             return self._default
         return routes.get((tenant, model)) or routes.get((tenant, "")) or routes.get(("", model)) or self._default
 
+    def configure(self, configured: Mapping[RouteScope, RouteConfig]) -> None:
+        """From now on these are what is configured; what goes before them goes on doing so."""
+        self._configured = {ALL: RouteConfig(), **configured}
+        self.override(self._changes)
+
     def override(self, routes: Mapping[RouteScope, RouteConfig]) -> None:
         """From now on these go before what is configured, and nothing else does. A new one begins with nothing
         counted; one that stays goes on."""
+        self._changes = routes
         chosen = {**self._configured, **routes}
         before = self._routes
         kept = {scope: before[scope] for scope, it in chosen.items() if scope in before and before[scope].config == it}

@@ -116,6 +116,7 @@ class Report(_message.Message):
     CONTROL_ADDRESS_FIELD_NUMBER: _builtins.int
     CLIENT_URL_FIELD_NUMBER: _builtins.int
     LAW_EPOCH_FIELD_NUMBER: _builtins.int
+    ADMIN_TLS_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     instance: _builtins.str
     """unique in the region"""
@@ -128,7 +129,7 @@ class Report(_message.Message):
     tier_address: _builtins.str
     """host:port of its tier listener"""
     admin_address: _builtins.str
-    """host:port of its admin listener; empty: not offered"""
+    """host:port at which operators reach its admin listener; empty: not offered"""
     draining: _builtins.bool
     """takes no new work"""
     control_address: _builtins.str
@@ -137,6 +138,8 @@ class Report(_message.Message):
     """http(s)://host[:port] of its client listener; empty: nobody is redirected here"""
     law_epoch: _builtins.int
     """of the law in force there; 0: an older build, which does not say"""
+    admin_tls: _builtins.bool
+    """whether its admin listener speaks TLS"""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelCapacity]:
         """one per (model, version)"""
@@ -161,10 +164,11 @@ class Report(_message.Message):
         control_address: _builtins.str = ...,
         client_url: _builtins.str = ...,
         law_epoch: _builtins.int = ...,
+        admin_tls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "models", b"models", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "admin_tls", b"admin_tls", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "models", b"models", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

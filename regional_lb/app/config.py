@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from farhop.config import Model, Part
+from farhop.config import FromOutside, Model, Part
 from farhop.identity.hop_token import HopVerifier
 from farhop.service.config import Entry, Listen, Session
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
@@ -23,7 +23,7 @@ FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 class ClientEntry(Entry):
     """Where clients come. `url` is how those reach it whom a global balancer redirects; without it none are."""
 
-    url: Annotated[str, Field(pattern=f"^{CLIENT_URL.pattern}$")] | None = None
+    url: Annotated[str, FromOutside, Field(pattern=f"^{CLIENT_URL.pattern}$")] | None = None
 
     @model_validator(mode="after")
     def _own(self) -> ClientEntry:

@@ -20,7 +20,7 @@ from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 from farhop.balance.health.replica import Mode
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
-from farhop.config import load
+from farhop.config import load, told
 from farhop.identity.hop_token import HopVerifier
 from farhop.identity.redirect_token import RedirectTokenVerifier, holder
 from farhop.relay.http.listener import Listener, PortTakenError
@@ -36,6 +36,8 @@ from farhop.service.large_bodies import LargeBodyReader
 from farhop.service.loop_lag import LoopLag
 from farhop.service.peer_authenticator import peer_authenticator_of
 from farhop.service.process import run as run_process
+from farhop.service.reload import LIVE as LIVE_OF_BOTH
+from farhop.service.reload import Reloader
 from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
@@ -51,17 +53,18 @@ from regional_lb.engines.discovery import Discovery
 from regional_lb.engines.watch import Watcher
 from regional_lb.mesh.peers import Peers
 from regional_lb.mesh.report import Reporter
-from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
+from regional_lb.scheduler.flow import FlowConfig, Reconfigured, RegionalFlow
 from regional_lb.scheduler.policy import Policies
 from regional_lb.scheduler.split import Splits
 from topology.law import Law
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from farhop.service.certificates import Certificates
     from farhop.service.config import Listen
     from farhop.store.contract import Store
+    from farhop.store.etcd_link import EtcdSettings
     from regional_lb.engines.config import ReplicaConfig
     from regional_lb.engines.kv.events import KvListener
     from topology.model import Topology
@@ -79,13 +82,25 @@ _CONTROL = (
 )
 
 
+# What may change while it lives. What refers to the replicas of the file goes with them.
+LIVE = LIVE_OF_BOTH | {
+    "policy": (), "policies": (), "splits": (), "queue": (), "foreign": (), "replicas": ("discovery",),
+}  # fmt: skip
 FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes take descriptors from clients' share
 
 
 class RegionalBalancer:
     """One regional balancer, assembled."""
 
-    def __init__(self, config: RegionalConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        config: RegionalConfig,
+        topology: Topology,
+        rng: Random,
+        store: Store | None = None,
+        path: Path | None = None,
+    ) -> None:
+        """`path`: the file that the configuration is read from anew; None: it stays."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
         log = logs.Throttled(logs.get("regional"), 10.0, self.clock.now)
@@ -94,15 +109,8 @@ class RegionalBalancer:
         self.tracing = Tracing("farhop-regional", config.region, config.instance)
         for problem in self.tracing.problems:
             log.warning("telemetry", problem, problem=problem)
-        flow_config = FlowConfig(
-            config.region,
-            config.instance,
-            config.queue,
-            config.health.thresholds(config.watch.rise, config.watch.fall),
-            config.foreign,
-        )
         policies, splits = Policies({"": config.policy, **config.policies}), Splits(config.splits)
-        self.flow = RegionalFlow(flow_config, Law(topology), rng, self._weight, policies, splits)
+        self.flow = RegionalFlow(_flow_config(config), Law(topology), rng, self._weight, policies, splits)
         self.telemetry = RequestTelemetry(
             "farhop.regional",
             "farhop.regional.pick",
@@ -128,6 +136,10 @@ class RegionalBalancer:
         self._incarnation = time.time_ns() // 1_000_000
         self._listeners(rng)
         self._watch_and_follow(rng, engines, store)
+        self.reloader = Reloader(
+            path, config, topology, LIVE, self.laws, self._prepared, _clusters if store is None else None
+        )
+        self.reloader.log = logs.get("regional")
         self.tier_admin = RegionalAdmin(
             config.instance,
             flow=self.flow,
@@ -137,14 +149,16 @@ class RegionalBalancer:
             overrides=self.overrides,
             peers=self.peers,
             laws=self.laws,
+            configuration=self.reloader.status,
         )
         self.tier_admin.newest_epoch = lambda: self.hop_authenticator.newest_epoch
         self.tier_admin.origins = self._origins
         hub = topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
-            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin)
-        )
+            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
+            config.admin.made(config.trust_domain), lambda: told(self.config),
+        )  # fmt: skip
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
         self._gauges()
@@ -203,7 +217,7 @@ class RegionalBalancer:
         above = peer_authenticator_of(config.tier, config.trust_domain)
         self.hop_authenticator = HopAuthenticator(verifier, self.flow, self.clock, names_body=not above.mutual)
         policies, splits = self.flow.policies, self.flow.splits
-        session = SessionReader(
+        self.session = session = SessionReader(
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
         )
         header_matches = HeaderMatchReader(splits)
@@ -226,11 +240,12 @@ class RegionalBalancer:
             config.region, lambda: self.flow.law, self._offered, config.limits.request_s
         )
         self.telemetry.may_record = self.authenticator.recorded
-        redirect_tokens = RedirectTokenVerifier(
+        self.hop_verifier = verifier
+        self.redirect_tokens = redirect_tokens = RedirectTokenVerifier(
             config.hop.secrets(), config.region, holder(config.instance, self._incarnation)
         )
         redirect_authenticator = RedirectAuthenticator(self.authenticator, redirect_tokens, self.flow, self.clock)
-        self.client_ingress = ingress(redirect_authenticator)
+        self.client_ingress = ingress(redirect_authenticator, ready=self._ready)
         self.hop_ingress.relay = self.client_ingress.relay = self.relay
         self.tier_listener = Listener(
             "tier", self.hop_ingress, limits, self.budget, self._slots, self.requests, is_hop=True,
@@ -241,6 +256,38 @@ class RegionalBalancer:
             tls=self.tls.listener("client", config.client),
         )  # fmt: skip
         self.control_certificates = self.tls.listened("control", config.control)
+
+    def reload(self) -> None:
+        """See farhop.service.process.Balancer."""
+        self._tasks.start(self.reloader.reload(), "read the configuration anew")
+        self._tasks.start(self.tls.manager.look(), "look at the certificates now")
+
+    def _prepared(self, config: RegionalConfig, topology: Topology) -> Callable[[Law], None]:
+        """What a configuration and a map come to, made ready; see Reloader."""
+        hop, guard = HopVerifier(config.hop.secrets(), config.region), config.requests.guard()
+        redirects = RedirectTokenVerifier(config.hop.secrets(), config.region, "")
+        session = SessionReader(**config.session.model_dump(), wanted=lambda: False)
+        policies = {"": config.policy, **config.policies}
+
+        def put(law: Law) -> None:
+            another = config.replicas != self.config.replicas
+            if config.log_level != self.config.log_level:
+                logs.configure("regional", config.region, config.instance, config.log_level)
+            self.config, self.topology = config, topology
+            self.hop_verifier.adopt(hop)
+            self.redirect_tokens.adopt(redirects)
+            self.guard.adopt(guard)
+            self.session.adopt(session)
+            dataplane.relimit(config.limits, self.relay.pool, self.tier_listener, self.client_listener)
+            # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
+            self.relay.react(Reconfigured(law, _flow_config(config), policies, dict(config.splits)))
+            if another:
+                self.discovery.fix(config.replicas)
+
+        return put
+
+    def _ready(self) -> bool:
+        return self.tier_admin.ready()
 
     def _offered(self, regions: frozenset[str]) -> list[str]:
         return sorted(self.flow.view.by_model) if self.config.region in regions else []
@@ -260,7 +307,14 @@ class RegionalBalancer:
             counter(
                 "untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason"
             )
-            counter("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
+            counter(
+                "miscounted_prompts", "Prompts whose tokens an engine counts otherwise.", lambda: flow.guard.miscounts
+            )
+            counter(
+                "mispredicted_prompts",
+                "Prompts of which an engine found other tokens cached than by its own word it held.",
+                lambda: flow.guard.mispredictions,
+            )
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
         gauge(
             "replica_kv_cache_usage_ratio",
@@ -273,6 +327,7 @@ class RegionalBalancer:
         counter("replica_ejections", "Ejections of replicas.", flow.standing.ejections.copy, "reason")
         gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
         self.laws.observe(self.metrics)
+        self.reloader.observe(self.metrics)
         dataplane.observe(
             self.metrics,
             self.budget,
@@ -316,8 +371,8 @@ class RegionalBalancer:
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
         control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
-        addresses = tuple(f"{config.advertise}:{port}" for port in (tier, control, admin))
-        assert len(addresses) == 3
+        advertised = config.advertise
+        addresses = (f"{advertised}:{tier}", f"{advertised}:{control}", config.admin.reached_at(admin, advertised))
         self.reporter = Reporter(
             config.region,
             config.instance,
@@ -331,6 +386,7 @@ class RegionalBalancer:
             laws=self.laws,
             peer_authenticator=self.peer_authenticator,
             signer=config.report_signer,
+            admin_tls=config.admin.tls is not None,
         )
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()
@@ -343,6 +399,7 @@ class RegionalBalancer:
             client = f", clients on {config.client.host}:{port}"
         await self.reporter.open(self.store)
         self.tls.open()
+        self._tasks.start(self.reloader.keep(), "look at the configuration")
         self.lag.open()
         dataplane.check_descriptors(config.limits, self._slots, self._log)
         return (
@@ -400,6 +457,15 @@ class RegionalBalancer:
             await self.control.stop(0.5)
 
 
+def _flow_config(config: RegionalConfig) -> FlowConfig:
+    health = config.health.thresholds(config.watch.rise, config.watch.fall)
+    return FlowConfig(config.region, config.instance, config.queue, health, config.foreign)
+
+
+def _clusters(config: RegionalConfig, topology: Topology) -> dict[str, EtcdSettings]:
+    return stores.home_hubs(config, topology, config.remote_hub)
+
+
 def _tokenizers(config: RegionalConfig) -> Tokenizers | None:
     """Those configured. Raises ConfigError."""
     files = {model: Files(named.file, named.template or "") for model, named in config.tokenizer_of().items()}
@@ -435,6 +501,6 @@ def run(path: Path) -> None:
     def make() -> RegionalBalancer:
         config = load(RegionalConfig, path)
         logs.configure("regional", config.region, config.instance, config.log_level)
-        return RegionalBalancer(config, stores.world(config), Random())
+        return RegionalBalancer(config, stores.world(config), Random(), path=path)
 
     run_process("regional", make)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farhop.identity.hop_token import HopClaims
     from farhop.identity.redirect_token import RedirectToken, RedirectTokenVerifier
     from farhop.relay.answers import Reply
+    from farhop.relay.formats.prompt import Wishes
     from farhop.relay.http.head import Head
     from farhop.service.authenticator import KeyAuthenticator
     from farhop.service.clock import Clock
@@ -79,6 +80,10 @@ class RedirectAuthenticator:
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         return vouched(claims, law, region)
+
+    def wished(self, caller: Caller, wishes: Wishes) -> Caller | Reply:
+        """As a key's would be: what narrowed it before narrows it once more."""
+        return self._keys.wished(caller, wishes)
 
     def models(self, caller: Caller) -> list[str]:
         """The models this caller may use."""

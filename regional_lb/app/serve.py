@@ -14,8 +14,9 @@ from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.identity.hop_token import request_line
 from farhop.relay import answers
 from farhop.service.admin import composed
-from farhop.service.authenticator import Caller, recorded
+from farhop.service.authenticator import Caller, narrowed, recorded
 from farhop.service.lawbook import LawBook
+from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from farhop.identity.hop_token import HopVerifier
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
+    from farhop.relay.formats.prompt import Wishes
     from farhop.relay.http.head import Head
     from farhop.service.admin import Question
     from farhop.service.authenticator import KeyAuthenticator
@@ -85,6 +87,10 @@ class HopAuthenticator:
             if why is not None:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         return vouched(claims, law, region, claims.issuer, claims.attempt)
+
+    def wished(self, caller: Caller, wishes: Wishes) -> Caller:
+        """Within the residency that the body names, once more: by the map of this region."""
+        return narrowed(self._flow.law, caller, wishes)
 
     def models(self, _caller: Caller) -> list[str]:
         """The models served here."""
@@ -215,6 +221,7 @@ class RegionalAdmin:
         overrides: Sequence[Overrides] = (),
         peers: Peers | None = None,
         laws: LawBook | None = None,
+        configuration: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._instance, self._flow, self._authenticator, self._ingress, self._clock = (
             instance,
@@ -224,6 +231,7 @@ class RegionalAdmin:
             clock,
         )
         self._overrides, self._peers = overrides, peers
+        self._configuration = configuration
         self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
@@ -250,8 +258,10 @@ class RegionalAdmin:
             "tier": "regional",
             "region": flow.config.region,
             "instance": self._instance,
-            "policy_epoch": flow.law.epoch,
+            "version": version(),
+            "law_epoch": flow.law.epoch,
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
+            "configuration": self._configuration(),
             "policies": flow.policies.status(),
             "splits": flow.splits.status(flow.view.by_line),
             "overrides": {one.what: one.status() for one in self._overrides},
@@ -329,3 +339,7 @@ class RegionalAdmin:
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""
         return self._laws.document()
+
+    def topology(self) -> dict[str, Any]:
+        """See TierAdmin."""
+        return self._laws.topology()

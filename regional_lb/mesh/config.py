@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from farhop.config import Part, Secret
+from farhop.config import FromOutside, Part, Secret, is_absent
 from farhop.service.config import ConnectTls, Listen, Process
 from farhop.store import envelope
 from farhop.store.contract import report_key
@@ -52,7 +52,8 @@ class ReportKey(Part):
 
     @model_validator(mode="after")
     def _sound(self) -> ReportKey:
-        self.signer()
+        if not is_absent(self.private):
+            self.signer()
         return self
 
     def signer(self) -> envelope.Signer:
@@ -68,7 +69,7 @@ class MeshConfig(Process):
     """
 
     control: Listen
-    advertise: str = "127.0.0.1"
+    advertise: Annotated[str, FromOutside] = "127.0.0.1"
     peers: PeersConfig = PeersConfig()
     remote_hub: Annotated[str, Field(min_length=1, max_length=128)] = "nearest"
     report_key: ReportKey | None = None
@@ -92,6 +93,9 @@ class MeshConfig(Process):
     @model_validator(mode="after")
     def _counts(self) -> MeshConfig:
         """What we sign must count here, too: all balancers of a fleet know the same keys."""
+        absent = [key.public for key in self.signing.keys.values() if is_absent(key.public)]
+        if absent or (self.report_key is not None and is_absent(self.report_key.private)):
+            return self  # nobody can tell here
         place, document, signer = report_key(self.region, self.instance), b"{}", self.report_signer
         try:
             self.signing.made().open(place, document if signer is None else signer.seal(place, document))

@@ -75,8 +75,14 @@ class Reporter(region_pb2_grpc.RegionServicer):
         laws: LawBook | None = None,
         peer_authenticator: PeerAuthenticator = ANY_PEER,
         signer: Signer | None = None,
+        *,
+        admin_tls: bool = False,
     ) -> None:
-        """With a `signer`, what stands in etcd is sealed by it. `peer_authenticator` knows who asks over gRPC."""
+        """With a `signer`, what stands in etcd is sealed by it. `peer_authenticator` knows who asks over gRPC.
+
+        `addresses` are those of the tier, control and admin ports; the last one "" where operators cannot come.
+        """
+        self._admin_tls = admin_tls
         self._quiet_s, self._laws, self._peer_authenticator, self._signer = quiet_s, laws, peer_authenticator, signer
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
@@ -110,6 +116,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             accepted_bytes=dict(self._flow.accepted_bytes),  # within ACCEPTED_LIMIT: the flow keeps no more
             client_url=self._client_url,
             law_epoch=self._flow.law.held_epoch,
+            admin_tls=self._admin_tls,
         )
 
     def _model(self, model: str) -> ModelReport:

@@ -35,7 +35,7 @@ from regional_lb.scheduler.policy import Policies, PoliciesChanged
 from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
 from regional_lb.scheduler.request_state import RequestState
 from regional_lb.scheduler.split import Splits, SplitsChanged
-from regional_lb.scheduler.wait_estimate import WaitEstimate
+from regional_lb.scheduler.wait_estimate import WaitEstimate, shape_of
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.table import Subset, Table
     from regional_lb.scheduler.pick import Scored
+    from regional_lb.scheduler.policy import PolicyConfig
+    from regional_lb.scheduler.split import SplitConfig
     from topology.law import Law
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
@@ -62,7 +64,10 @@ CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has
 GROWN_SHARE = 0.75
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
-    outcome.WHOLE_ANSWER_TIMEOUT: "no answer within this region's limit for one in one piece: ask for a stream, or less"
+    outcome.PATH_UNSPOKEN: "no engine of this model here has this path",
+    outcome.WHOLE_ANSWER_TIMEOUT: (
+        "no answer within this region's limit for one in one piece: ask for a stream, or less"
+    ),
 }
 
 
@@ -74,6 +79,16 @@ class FlowConfig(msgspec.Struct, frozen=True):
     queue: QueueConfig = QueueConfig()
     health: HealthConfig = HealthConfig()
     foreign: admission.ForeignConfig = admission.ForeignConfig()
+
+
+class Reconfigured(machine.Event, frozen=True):
+    """The map, the law over it and what else is configured, whole: from now on these. Region, instance and `health`
+    are those of the start."""
+
+    law: Law
+    config: FlowConfig
+    policies: dict[str, PolicyConfig]
+    splits: dict[str, SplitConfig]
 
 
 class RegionalFlow:
@@ -96,7 +111,7 @@ class RegionalFlow:
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
-        self.blocks, self.adapters = self._fleet.blocks, self._fleet.adapters
+        self.blocks, self.adapters, self.guard = self._fleet.blocks, self._fleet.adapters, self._fleet.mirror.guard
         self.queue = RequestQueue(config.queue.requests_max, config.queue.tokens_max, config.queue.starvation_s)
         self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law), rng)
         self.wait_estimate = WaitEstimate(
@@ -117,6 +132,7 @@ class RegionalFlow:
             machine.ClientLeft: self._client_left,
             machine.TimerFired: self._timer_fired,
             machine.LawChanged: self._law_changed,
+            Reconfigured: self._reconfigured,
             ViewSwapped: self._view_swapped,
             PoliciesChanged: self._policies_changed,
             SplitsChanged: self._splits_changed,
@@ -128,11 +144,6 @@ class RegionalFlow:
         if now >= self.speeds.due:
             self._fleet.age(now)
         return self._handlers[type(event)](event, now)
-
-    @property
-    def miscounts(self) -> int:
-        """Prompts of which an engine counted other tokens than the tokenizer here."""
-        return self._fleet.mirror.miscounts
 
     @property
     def under_way(self) -> int:
@@ -298,6 +309,16 @@ class RegionalFlow:
             return []
         return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
 
+    def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
+        """As with a law: who is with an engine stays, and each further attempt goes by this, too."""
+        queue = event.config.queue
+        self.config = event.config
+        self.queue.bound(queue.requests_max, queue.tokens_max, queue.starvation_s)
+        self.wait_estimate.foreign_by(event.config.foreign)
+        self.policies.configure(event.policies)
+        self._reassign(self.splits.configure(event.splits))
+        return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
+
     def _go_by(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
         if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
@@ -322,12 +343,15 @@ class RegionalFlow:
         return self._fill_all(now)
 
     def _splits_changed(self, event: SplitsChanged, now: float) -> list[Command]:
-        changed = self.splits.override(event.splits)
+        self._reassign(self.splits.override(event.splits))
+        return self._fill_all(now)
+
+    def _reassign(self, changed: frozenset[str]) -> None:
+        """The splits of these models are others now: so may be whose turn it is."""
         concerned = [state for state in self._requests.values() if state.request.model in changed]
         for state in concerned:
             self._assign(state)
         self.queue.reline({state.request.id: state.line for state in concerned})
-        return self._fill_all(now)
 
     def _assign(self, state: RequestState) -> None:
         """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
@@ -536,6 +560,8 @@ class RegionalFlow:
             state.budgeted = self._budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
+        if reason is outcome.PATH_UNSPOKEN and not self.wait_estimate.serving(state.line, now, state.tried):
+            return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # who has no such path has none a moment later
         return self._again(state, now)
 
     def _again(self, state: RequestState, now: float) -> list[Command]:
@@ -577,8 +603,10 @@ class RegionalFlow:
         self._over(state)
         if reason.source is Source.LAW:
             return machine.Answer(state.request.id, reason, detail)
-        if reason is outcome.NO_REPLICA:
-            return machine.Answer(state.request.id, reason, detail, RETRY_AFTER_S)  # nobody knows how long
+        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSPOKEN):
+            return machine.Answer(  # nobody knows how long, if ever
+                state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
+            )
         wait_ms = self.wait_estimate.wait_ms(state.line, now)
         return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
@@ -628,6 +656,9 @@ class RegionalFlow:
             lacks = not chosen.exact and self._fleet.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )
+            if chosen.exact and state.need.path is not None:
+                held = self.blocks.known(state.need.path).exact.get(state.replica, 0.0)
+                self.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
         if request.tokens is not None:
-            self._fleet.mirror.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
+            self.guard.counted(shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
         return lacks

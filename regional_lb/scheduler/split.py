@@ -183,6 +183,7 @@ class Splits:
 
     def __init__(self, configured: Mapping[str, SplitConfig] | None = None) -> None:
         self._configured = dict(configured or {})
+        self._changes: Mapping[str, SplitConfig] = {}
         self.by_model: dict[str, Split] = {}  # most regions have none: whoever asks for every request looks here first
         self.wants_session = False
         self.override({})
@@ -191,9 +192,15 @@ class Splits:
         """The model's split; None without one."""
         return self.by_model.get(model)
 
+    def configure(self, configured: Mapping[str, SplitConfig]) -> frozenset[str]:
+        """From now on these are what is configured; what goes before them goes on doing so. See `override`."""
+        self._configured = dict(configured)
+        return self.override(self._changes)
+
     def override(self, changes: Mapping[str, SplitConfig]) -> frozenset[str]:
         """From now on what these say goes before what is configured, and nothing else does. The models whose split
         changed."""
+        self._changes = changes
         before = self.by_model
         unsplit = SplitConfig()
         configs = {

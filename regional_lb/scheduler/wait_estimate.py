@@ -14,6 +14,7 @@ from farhop.balance.prefix import chain
 from regional_lb.fleet.blocks import Path
 from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.table import TOTAL
+from regional_lb.fleet.tokenizer_guard import Shape
 from regional_lb.fleet.view import line_of, model_of
 from regional_lb.scheduler import admission, pairs
 from regional_lb.scheduler.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
@@ -39,6 +40,12 @@ HOPELESS = 2.0  # times as long as it may: the expectation errs
 CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
 
 
+def shape_of(request: Request) -> Shape:
+    """What the rendering of a request's prompt depends on."""
+    words = request.tokens.shape if request.tokens is not None else ""
+    return Shape(request.model, request.key or request.tenant, words)
+
+
 class WaitEstimate:
     """See the module's head. `foreign` are the terms for work from other regions."""
 
@@ -54,6 +61,10 @@ class WaitEstimate:
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
+
+    def foreign_by(self, foreign: admission.ForeignConfig) -> None:
+        """Work from other regions is let in on these terms from now on."""
+        self._foreign = foreign
 
     def need_of(self, request: Request) -> Need:
         """The request in its model's tokens: counted where they are known, else estimated."""
@@ -78,7 +89,7 @@ class WaitEstimate:
 
     def _path(self, request: Request) -> Path | None:
         tokens = request.tokens
-        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.counts_right(request.model):
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.guard.believes(shape_of(request)):
             return None
         adapter = request.model if request.model in self._fleet.adapters.names else ""
         return Path(tokens.ids, adapter, tokens.cache_salt)

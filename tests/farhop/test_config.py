@@ -6,9 +6,15 @@ from typing import Any
 import pytest
 import yaml
 
-from farhop.config import ConfigError, Part, Secret, load
+from farhop.config import ConfigError, Part, PublicKey, Secret, is_absent, load
 
 SECRET = "correct-horse-battery-staple"
+
+
+class Kept(Part):
+    key: Secret
+    name: PublicKey
+    other: Secret
 
 
 class Thing(Part):
@@ -94,3 +100,19 @@ def test_a_secret_that_cannot_be_had_is_told_by_where_it_should_be(
         assert problem.startswith("keys.k1: ")
         assert message in problem
         assert SECRET not in problem
+
+
+def test_who_only_looks_reads_it_without_what_is_not_here(tmp_path, monkeypatch):
+    (tmp_path / "it").write_text(f"{{key: 'env:NOT_SET', name: 'file:{tmp_path}/none', other: 'env:SET'}}")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    monkeypatch.setenv("SET", "s3cret")
+    with pytest.raises(ConfigError) as raised:
+        load(Kept, tmp_path / "it")
+    assert len(raised.value.problems) == 2
+    absent: list[str] = []
+    read = load(Kept, tmp_path / "it", absent)
+    assert absent == ["environment variable NOT_SET is not set", f"{tmp_path}/none: No such file or directory"]
+    assert (is_absent(read.key), is_absent(read.name), is_absent(read.other)) == (True, True, False)
+    (tmp_path / "it").write_text("{key: s3cret, name: n, other: 'env:SET'}")
+    with pytest.raises(ConfigError, match="never in the clear"):
+        load(Kept, tmp_path / "it", [])

@@ -46,7 +46,7 @@ def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_pa
     ("words", "says"),
     [
         (["issue", "regional", "paris"], "farhop certs init"),
-        (["issue", "engine", "paris"], "give global or regional"),
+        (["issue", "engine", "paris"], "give global, regional or operator"),
         (["issue", "regional", "no region"], "REGION"),
         (["issue", "regional", "Paris"], "REGION"),
         (["init", "--trust-domain", "Not A Domain"], "--trust-domain"),
@@ -84,3 +84,13 @@ def test_keys_of_the_hop_token(cli: Any, tmp_path: Path) -> None:
         (["--root", str(root), "--from", "tokyo", "--regions", "paris, tokyo"], "--regions: ' tokyo'"),
     ):
         assert says in cli.failed(cli.run("certs", "hop-key", *words), 2)
+
+
+def test_an_operators_certificate_names_the_operator_and_no_host(cli: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path / "certs")
+    assert cli.run("certs", "init", "--dir", folder).exit_code == 0
+    assert cli.run("certs", "issue", "operator", "alice", "--dir", folder).exit_code == 0
+    der = x509.load_pem_x509_certificate((tmp_path / "certs" / "operator-alice.pem").read_bytes())
+    names = certificate_names.uris(der.public_bytes(Encoding.DER))
+    assert certificate_names.operator(names, certificate_names.TRUST_DOMAIN) == "alice"
+    assert certificate_names.read(names, certificate_names.TRUST_DOMAIN) is None  # no balancer believes it to be one

@@ -74,3 +74,157 @@ def test_a_file_without_the_usual_ending_is_read(cli, tmp_path):
     path = tmp_path / "world"
     path.write_bytes(shipped("three-regions").read_bytes())
     assert cli.run("check", str(path)).exit_code == 0
+
+
+CONFIGURATION = """
+region: virginia
+instance: env:POD_NAME
+admin: {port: 8082}
+hop: {keys: {k1: env:HOP_KEY}, active: k1}
+etcd: {endpoints: ["127.0.0.1:2379"]}
+"""
+REGIONAL = """
+tier: {port: 9000}
+control: {port: 9001}
+replicas: [{url: "http://127.0.0.1:8000", models: []}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("tier", "more"),
+    [("global", "listen: {port: 8080}"), ("regional", REGIONAL)],
+)
+def test_a_balancers_configuration_is_checked_as_at_its_start(cli, tmp_path, monkeypatch, tier, more):
+    path = tmp_path / "balancer.yaml"
+    path.write_text(f"{CONFIGURATION}{more}\n")
+    monkeypatch.setenv("POD_NAME", f"{tier}-7c9f")
+    monkeypatch.delenv("HOP_KEY", raising=False)
+    result = cli.run("check", str(path))
+    assert result.exit_code == 1
+    assert "hop.keys.k1: environment variable HOP_KEY is not set" in result.stderr
+    monkeypatch.setenv("HOP_KEY", "x" * 32)
+    result = cli.run("check", str(path))
+    assert (result.exit_code, result.stderr) == (0, "")
+    expected = f"fine ({tier}, region virginia, instance {tier}-7c9f, topology three-regions, hubs main)"
+    assert expected in " ".join(result.stdout.split())
+    told = json.loads(cli.run("check", str(path), "--json").stdout)
+    assert told == {
+        "ok": True, "source": str(path), "tier": tier, "region": "virginia", "instance": f"{tier}-7c9f",
+        "hubs": ["main"],
+    }  # fmt: skip
+
+
+def test_a_configuration_of_a_region_that_is_not_on_the_map(cli, tmp_path, monkeypatch):
+    path = tmp_path / "balancer.yaml"
+    path.write_text(f"{CONFIGURATION.replace('virginia', 'mars')}listen: {{port: 8080}}\n")
+    monkeypatch.setenv("POD_NAME", "global-0")
+    monkeypatch.setenv("HOP_KEY", "x" * 32)
+    result = cli.run("check", str(path), "--json")
+    assert result.exit_code == 1
+    assert "mars" in json.loads(result.stdout)["problems"][0]
+
+
+# -- several files
+
+
+MAP = """
+name: two
+epoch: 3
+countries: [{name: fr}, {name: us}]
+hubs: {main: ["127.0.0.1:2379"]}
+regions:
+  - {name: paris, country: fr, latitude: 48.9, longitude: 2.4, hub: main}
+  - {name: virginia, country: us, latitude: 39.0, longitude: -77.5, hub: main}
+rtt_ms: {paris: {virginia: 80}}
+tenants: [{name: acme, residency: {processing: {allow: [world]}}}]
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path, monkeypatch):
+    """Writes files, each a document with changes; gives their paths."""
+    monkeypatch.setenv("HOP_KEY", "x" * 32)
+    monkeypatch.setenv("OTHER_KEY", "y" * 32)
+    (tmp_path / "world.yaml").write_text(MAP)
+    common = {"topology": str(tmp_path / "world.yaml"), "hop": {"keys": {"k1": "env:HOP_KEY"}, "active": "k1"}}
+    above = {"region": "paris", "instance": "g1", "admin": {"port": 1}, "listen": {"port": 2}, **common}
+    below = {
+        "region": "paris", "instance": "r1", "admin": {"port": 3}, "tier": {"port": 4}, "control": {"port": 5},
+        "replicas": [{"url": "http://127.0.0.1:6", "models": []}], **common,
+    }  # fmt: skip
+    law = {"tenants": [{"name": "acme", "residency": {"processing": {"allow": ["fr"]}}}]}
+
+    def write(**changes):
+        documents = {"above": above, "below": below, "law": law}
+        for name, document in documents.items():
+            (tmp_path / f"{name}.yaml").write_text(json.dumps(document | changes.get(name, {})))
+        return [str(tmp_path / f"{name}.yaml") for name in ("world", *documents)]
+
+    return write
+
+
+def test_a_whole_fleets_files_are_fine_together(cli, fleet):
+    result = cli.run("check", *fleet())
+    assert (result.exit_code, result.stderr) == (0, "")
+    said = " ".join(result.stdout.split())
+    assert "law.yaml: fine (a law for 1 tenants)" in said
+    assert said.endswith("together: fine")
+
+
+TOGETHER = {
+    "law": ({"law": {"tenants": [{"name": "a", "residency": {"processing": {"allow": ["mars"]}}}]}},
+            'law.yaml: tenants[0].residency.processing.allow[0]: unknown place "mars"'),
+    "region": ({"below": {"region": "mars"}}, "below.yaml: region: 'mars' is not in topology 'two'"),
+    "route": ({"above": {"routes": [{"policy": "failover", "regions": ["rome"]}]}}, "no region 'rome' in the topology"),
+    "key id": ({"above": {"hop": {"keys": {"k2": "env:HOP_KEY"}, "active": "k2"}}}, "hop.active: k2 is not among"),
+    "secret": ({"below": {"hop": {"keys": {"k1": "env:OTHER_KEY"}, "active": "k1"}}}, "hop.keys.k1: not the secret"),
+    "another map": ({"below": {"topology": "three-regions", "region": "tokyo", "etcd": {"endpoints": ["127.0.0.1:1"]}}},
+                    "below.yaml: topology: another map or law than that of"),
+    "trust": ({"below": {"trust_domain": "other.internal"}}, "trust_domain: other.internal, and"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_what_does_not_go_together_names_file_and_field(cli, fleet, case):
+    changes, says = TOGETHER[case]
+    result = cli.run("check", *fleet(**changes))
+    assert result.exit_code == 1
+    assert says in " ".join(result.stderr.split())
+    assert "x" * 8 not in result.stderr + result.stdout
+    told = json.loads(cli.run("check", *fleet(**changes), "--json").stdout)
+    assert told["ok"] is False
+
+
+def test_one_name_twice_is_told(cli, fleet, tmp_path):
+    paths = fleet()
+    (tmp_path / "again.yaml").write_text((tmp_path / "below.yaml").read_text())
+    result = cli.run("check", *paths, str(tmp_path / "again.yaml"))
+    assert "again.yaml: instance: r1 is also that of" in " ".join(result.stderr.split())
+
+
+def test_a_law_needs_a_map(cli, fleet):
+    assert "a law is checked for a map" in cli.failed(cli.run("check", fleet()[-1]), 2)
+
+
+def test_without_secrets_what_is_not_here_is_named_and_the_rest_checked(cli, fleet, monkeypatch):
+    monkeypatch.delenv("HOP_KEY")
+    tls = {"cert_file": "/nowhere/a.crt", "key_file": "/nowhere/a.key"}
+    paths = fleet(above={"listen": {"port": 2, "tls": tls}})
+    assert cli.run("check", *paths).exit_code == 1
+    result = cli.run("check", *paths, "--no-secrets")
+    assert (result.exit_code, result.stderr) == (0, "")
+    said = " ".join(result.stdout.split())
+    assert "not checked, as it is not here: environment variable HOP_KEY is not set" in said
+    assert "/nowhere/a.crt: No such file or directory" in said
+    wrong = cli.run("check", *fleet(above={"listen": {"port": 70000}}), "--no-secrets")
+    assert wrong.exit_code == 1
+    assert "listen.port" in wrong.stderr
+
+
+def test_what_names_nobody_is_a_note(cli, fleet):
+    more = {"routes": [{"tenant": "nobody"}], "region_hosts": {"rome": ["10.0.0.0/8"]}}
+    result = cli.run("check", *fleet(above=more))
+    said = " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    assert "routes[0].tenant: the law knows no tenant nobody" in said
+    assert "region_hosts: rome is no region of two" in said

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from topology import policy
-from topology.load import load, shipped, shipped_names
+from topology.load import load, of, shipped, shipped_names
 from topology.problems import TopologyError
 
 WORLD = load(shipped("three-regions"))
@@ -137,3 +137,10 @@ def test_what_changed_between_two_laws():
     assert policy.changed(WORLD, changed) == {
         "added": ["acme"], "removed": ["not-us"], "changed": [tenants[1]["name"]], "models": ["export-controlled-70b"],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_map_told_and_read_again_is_the_same_world(name):
+    world = load(shipped(name))
+    told = json.loads(json.dumps({**policy.map_of(world), **policy.document_of(world)}))
+    assert of(told, name) == world

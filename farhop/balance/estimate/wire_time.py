@@ -32,6 +32,12 @@ class WireTime:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
         self._moving = False
 
+    def assume(self, initial_ms: float) -> None:
+        """This stands where no ping says otherwise; what pings said stays."""
+        if not self._samples:
+            self._estimate_ms = initial_ms
+        self._initial_ms = initial_ms
+
     @property
     def rtt_ms(self) -> float:
         """The estimate as of the last ping, in milliseconds."""

@@ -46,6 +46,10 @@ class HotGuard:
         self._used_at = -inf
         self._ramp_from: float | None = None  # None: no ramp, the whole share
 
+    def configure(self, config: GuardConfig) -> None:
+        """By these bounds from now on; where it stands it stays until it is used."""
+        self._config = config
+
     @property
     def hot(self) -> bool:
         """Whether it is over its threshold now."""

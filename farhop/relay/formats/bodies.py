@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.balance import outcome
-from farhop.relay.formats import audio, kserve, openai, ranking, shape
+from farhop.relay.formats import audio, kserve, messages, openai, ranking, responses, shape, wishes
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind
-from farhop.relay.formats.prompt import BodyError
+from farhop.relay.formats.prompt import NO_WISHES, BodyError, invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farhop.relay.formats.field_guard import Guard, Reader
     from farhop.relay.formats.prompt import Prompt
 
@@ -23,10 +26,15 @@ __all__ = ["BodyError", "read"]
 
 _READERS: dict[Kind, Reader] = {
     Kind.CHAT: openai.chat,
+    Kind.MESSAGES: messages.messages,
+    Kind.COUNT_TOKENS: messages.count_tokens,
+    Kind.RESPONSES: responses.responses,
+    Kind.CHAT_BATCH: openai.chat_batch,
     Kind.COMPLETION: openai.completion,
     Kind.EMBEDDINGS: openai.embeddings,
     Kind.RERANK: ranking.rerank,
     Kind.SCORE: ranking.score,
+    Kind.GENERATIVE_SCORE: ranking.generative_score,
     Kind.TOKENIZE: ranking.tokenize,
     Kind.DETOKENIZE: ranking.detokenize,
     Kind.TRANSCRIPTION: audio.read,
@@ -38,10 +46,15 @@ _READERS: dict[Kind, Reader] = {
 # Those that are JSON from end to end, and the member that may hold many numbers.
 _JSON: dict[Kind, str] = {
     Kind.CHAT: "",
+    Kind.MESSAGES: "",
+    Kind.COUNT_TOKENS: "",
+    Kind.RESPONSES: "",
+    Kind.CHAT_BATCH: "",
     Kind.COMPLETION: "prompt",
     Kind.EMBEDDINGS: "input",
     Kind.RERANK: "",
     Kind.SCORE: "",
+    Kind.GENERATIVE_SCORE: "items",
     Kind.TOKENIZE: "",
     Kind.DETOKENIZE: "tokens",
     Kind.GENERATE: "",
@@ -49,22 +62,45 @@ _JSON: dict[Kind, str] = {
 }
 
 
-def read(kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"", guard: Guard = DEFAULT) -> Prompt:
+def _none() -> str:
+    return ""
+
+
+def read(
+    kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"", guard: Guard = DEFAULT,
+    default_model: Callable[[], str] = _none,
+) -> Prompt:  # fmt: skip
     """Read a request's body: `path` is without its query, `headers` are its header lines ready to be sent on,
-    `guard` says what engines may be told.
+    `guard` says what engines may be told, `default_model` which model is meant where none is named, "" if that cannot
+    be told.
 
     Raises BodyError naming the field.
     """
     try:
+        wished = NO_WISHES
         if (numeric := _JSON.get(kind)) is not None:
-            guard.fields(shape.check(body, numeric))
-        return _READERS[kind](body, path, headers, guard)
+            fields = shape.check(body, numeric)
+            guard.fields(fields)
+            wished = wishes.read(fields)
+        prompt = _READERS[kind](body, path, headers, guard)
+        if prompt.model and wished is NO_WISHES:
+            return prompt
+        if wished is not NO_WISHES:
+            prompt = replace(prompt, wishes=wished)
+        return prompt if prompt.model else _of(prompt, default_model())
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise BodyError(outcome.INVALID_JSON, f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BodyError(outcome.INVALID_JSON, "the body is nested too deeply") from None
+
+
+def _of(prompt: Prompt, model: str) -> Prompt:
+    """A prompt whose body names no model."""
+    if not model:
+        raise invalid("model", "`model` is missing: name one of those that `GET /v1/models` lists")
+    return replace(prompt, model=model, lacks_model=True)
 
 
 def _invalid_field(text: str) -> BodyError:

@@ -47,6 +47,8 @@ _FIELDS: dict[str, str] = {
     "rid": _OTHERS,  # SGLang, the same
     "session_params": _OTHERS,  # SGLang: goes on from another request
     "previous_response_id": _OTHERS,
+    "mcp_servers": _HOSTS,  # Anthropic's: whose tools to use
+    "server_url": _HOSTS,  # of a tool in OpenAI's Responses
     "file_id": _OTHERS,
     "uuid": _OTHERS,  # vLLM: a medium that another request brought
 }
@@ -61,6 +63,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 # Members whose own members an engine takes for its arguments.
 _NESTED = frozenset(("vllm_xargs", "extra_args", "extra_body", "sampling_params", "nvext", "parameters"))
+_TOPMOST = frozenset(("inference_geo", "data_residency"))  # that bind whoever routes: nobody looks for them deeper
 _TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 _TEMPLATE_REFUSED = frozenset(("chat_template", "tokenize", "return_tensors", "return_dict"))  # of transformers' call
 
@@ -68,26 +71,33 @@ _TEMPLATE_REFUSED = frozenset(("chat_template", "tokenize", "return_tensors", "r
 KNOWN = frozenset(
     (
         "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "audio", "bad_words", "best_of",
-        "cache_salt", "chat_template_kwargs",
+        "apply_softmax", "background", "cache_salt", "chat_template_kwargs", "client_metadata", "container",
+        "context_management", "conversation", "data_residency",
         "continue_final_message", "custom_params", "data_1", "data_2", "detokenize", "dimensions", "documents",
         "early_stopping", "echo", "embed_dtype", "encoding_format", "end_id", "extra_args", "extra_body",
         "extra_key", "file", "frequency_penalty", "function_call", "functions", "guided_choice",
         "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern",
-        "id", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "input", "input_type", "inputs",
+        "id", "ignore_eos", "include", "include_reasoning", "include_stop_str_in_output", "inference_geo", "input",
+        "input_type", "inputs", "instructions", "item_first", "items", "label_token_ids", "max_output_tokens",
+        "max_tool_calls",
         "json_schema", "language", "length_penalty", "log_probs", "logit_bias", "logprob_token_ids", "logprobs",
         "lora_name", "max_completion_tokens", "max_num_results", "max_tokens", "max_tokens_per_doc",
         "media_io_kwargs", "messages", "metadata", "min_p", "min_tokens", "mm_processor_kwargs", "modalities",
-        "model", "n", "no_repeat_ngram_size", "no_stop_trim", "normalize", "nvext", "outputs", "pad_id",
+        "model", "n", "no_repeat_ngram_size", "no_stop_trim", "normalize", "nvext", "output_config", "outputs",
+        "pad_id",
         "parallel_tool_calls", "parameters", "presence_penalty", "priority", "prompt", "prompt_cache_key",
         "prompt_cache_retention", "prompt_ignore_length", "prompt_logprobs", "prompt_truncate_thresh",
         "queries", "query", "rank_fields", "reasoning", "reasoning_effort", "regex", "repetition_penalty",
         "response_format", "return_cached_tokens_details", "return_documents", "return_hidden_states",
         "return_token_ids", "return_token_strs", "return_tokens_as_token_ids", "safety_identifier", "seed",
         "separate_reasoning", "service_tier", "skip_special_tokens", "spaces_between_special_tokens", "stop",
-        "stop_regex", "stop_token_ids", "store", "stream", "stream_continuous_usage_stats",
-        "stream_include_usage", "stream_options", "stream_reasoning", "structured_outputs", "suffix",
-        "temperature", "text_1", "text_2", "text_input", "timestamp_granularities", "timestamp_granularities[]",
+        "stop_regex", "stop_sequences", "stop_token_ids", "speed", "store", "stream",
+        "stream_continuous_usage_stats",
+        "stream_include_usage", "stream_options", "stream_reasoning", "structured_outputs", "suffix", "system",
+        "temperature", "text", "text_1", "text_2", "text_input", "thinking", "timestamp_granularities",
+        "timestamp_granularities[]",
         "to_language", "tokens", "tool_choice", "tools", "top_k", "top_logprobs", "top_n", "top_p", "truncate",
+        "truncation",
         "truncate_prompt_tokens", "typical_p", "use_activation", "use_beam_search", "user", "verbosity",
         "vllm_xargs",
     )
@@ -102,8 +112,8 @@ _NAME_CHARS = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 # A client's headers that engines may see. Cookies, request ids, ranks and whatever else is for the balancers alone.
 _HEADERS = frozenset(
     (
-        b"accept", b"accept-language", b"content-language", b"content-type", b"endpoint-load-metrics-format",
-        b"inference-header-content-length", b"user-agent",
+        b"accept", b"accept-language", b"anthropic-beta", b"anthropic-version", b"content-language", b"content-type",
+        b"endpoint-load-metrics-format", b"inference-header-content-length", b"user-agent",
     )
 )  # fmt: skip
 
@@ -117,6 +127,10 @@ class Guard:
     def __init__(self, media_hosts: Iterable[str] = (), *, refuse_unknown: bool = False) -> None:
         self.media_hosts, self.refuses_unknown = frozenset(media_hosts), refuse_unknown
         self.unknown: Counter[str] = Counter()
+
+    def adopt(self, other: Guard) -> None:
+        """Allow what another does from now on."""
+        self.media_hosts, self.refuses_unknown = other.media_hosts, other.refuses_unknown
 
     def fields(self, fields: Any) -> None:
         """A JSON body's own members, and those that are arguments, as read. Raises BodyError."""
@@ -223,6 +237,8 @@ def arguments(name: str, given: Any) -> None:
             family = family_of(inner)
             if family is not None and said is not None:
                 raise _refused(inner, family, f"{name}.")
+            if inner in _TOPMOST and said is not None:
+                raise invalid(inner, f"`{name}.{inner}` is not read there: it must be a member of the body itself")
 
 
 def _template(given: Any) -> None:

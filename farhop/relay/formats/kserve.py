@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from farhop.relay.formats import paths, shape
+from farhop.relay.formats import paths, shape, wishes
 from farhop.relay.formats.field_guard import arguments
 from farhop.relay.formats.prompt import PAIR, Prompt, header, invalid, output_limit, texts
 
@@ -59,7 +59,8 @@ _data = msgspec.json.Decoder(str | _Nested)
 def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
     said = memoryview(body)[: _json_bytes(body, headers)]
-    guard.fields(shape.check(said, "inputs"))
+    fields = shape.check(said, "inputs")
+    guard.fields(fields)
     document = _infer.decode(said)
     for tensor in (*document.inputs, *(document.outputs or ())):
         arguments("parameters", tensor.parameters)
@@ -69,7 +70,7 @@ def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
         if bytes(memoryview(tensor.shape)[:1]) != b"[":
             raise invalid(f"inputs[{i}].shape", "`shape` must be a list of numbers")
     spelled = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
-    return Prompt(paths.model_in(path), PAIR.join(spelled))
+    return Prompt(paths.model_in(path), PAIR.join(spelled), wishes=wishes.read(fields))
 
 
 def _json_bytes(body: bytes, headers: bytes) -> int:

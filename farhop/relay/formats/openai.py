@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats.field_guard import json_reader
@@ -37,7 +38,9 @@ _SAID_IN_CHAT = Said("content", ITEM + b"assistant" + FIELD)  # a message of its
 _SAID_ON = Said("content", b"")  # the last message goes on
 _SAID_IN_COMPLETION = Said("text", b"")
 # Of these it is known that engines take a salt.
-_SALTED = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.EMBEDDINGS))
+_SALTED = frozenset(
+    (Kind.CHAT, Kind.CHAT_BATCH, Kind.COMPLETION, Kind.EMBEDDINGS, Kind.RESPONSES, Kind.GENERATIVE_SCORE, Kind.MESSAGES)
+)
 _SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
 
@@ -57,7 +60,7 @@ class Message(msgspec.Struct):
 
 
 class _Body(msgspec.Struct, kw_only=True):
-    model: str
+    model: str | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: int | None = None
@@ -73,6 +76,13 @@ class _Chat(_Body, kw_only=True):
     continue_final_message: Any = None
 
 
+class _Batch(_Body, kw_only=True):
+    """vLLM's: chats side by side, each answered once, and nothing else in common than how."""
+
+    messages: list[list[Message]]
+    max_completion_tokens: int | None = None
+
+
 class _Completion(_Body, kw_only=True):
     prompt: msgspec.Raw
     echo: Any = None
@@ -81,7 +91,7 @@ class _Completion(_Body, kw_only=True):
 class _Embeddings(msgspec.Struct, kw_only=True):
     """vLLM takes a chat, too, in place of the input."""
 
-    model: str
+    model: str | None = None
     input: msgspec.Raw = msgspec.Raw(b"null")
     messages: list[Message] | None = None
     cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -103,6 +113,22 @@ def _read_chat(body: _Chat, guard: Guard) -> Prompt:
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     return _prompt(body, canonical, limit, param, media_bytes, _said_in(body))
+
+
+def _read_batch(body: _Batch, guard: Guard) -> Prompt:
+    if not body.messages or not all(body.messages):
+        raise invalid("messages", "`messages` must hold at least one chat, each with at least one message")
+    if body.stream:
+        raise invalid("stream", "a batch of chats is answered in one piece: leave `stream` out")
+    spelled = []
+    for chat in body.messages:
+        _check_media(chat, guard)
+        spelled.append(spell(chat, None))
+    limit, param = body.max_completion_tokens, "max_completion_tokens"
+    if limit is None:
+        limit, param = body.max_tokens, "max_tokens"
+    canonical, media_bytes = ITEM.join(text for text, _ in spelled), sum(size for _, size in spelled)
+    return _prompt(body, canonical, limit, param, media_bytes, None, divisible=False)
 
 
 def _check_media(messages: list[Message], guard: Guard) -> None:
@@ -161,6 +187,10 @@ def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
 
 def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
     prompt = texts(body.prompt, "prompt")
+    if body.max_tokens == NO_OUTPUT and body.echo:  # what the prompt itself scores
+        unspelled_bytes = -prompt.surplus_bytes
+        scored = _prompt(body, prompt.canonical, None, "max_tokens", unspelled_bytes, None, divisible=False)
+        return replace(scored, max_tokens=NO_OUTPUT)
     said = _SAID_IN_COMPLETION if prompt.is_text else None  # not of token ids
     divisible = prompt.one and not body.echo
     surplus = -prompt.surplus_bytes
@@ -182,7 +212,7 @@ def _prompt(
     stream = bool(body.stream)
     divisible = divisible and body.n in (None, 1) and body.prompt_logprobs is None
     return Prompt(
-        model=body.model,
+        model=body.model or "",
         canonical=canonical,
         stream=stream,
         hide_usage=stream and not (options and options.include_usage),
@@ -206,7 +236,7 @@ def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
         given = texts(body.input, "input")
         canonical, unspelled_bytes = given.canonical, -given.surplus_bytes
     return Prompt(
-        body.model,
+        body.model or "",
         canonical,
         max_tokens=NO_OUTPUT,
         has_salt=body.cache_salt is not msgspec.UNSET,
@@ -216,6 +246,7 @@ def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
 
 
 chat = json_reader(_Chat, _read_chat)
+chat_batch = json_reader(_Batch, _read_batch)
 completion = json_reader(_Completion, _read_completion)
 embeddings = json_reader(_Embeddings, _read_embeddings)
 
@@ -248,12 +279,12 @@ _NONE = Change()
 
 
 def change(body: bytes, prompt: Prompt, salt: str) -> Change:
-    """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one. `prompt` is what was
-    read of the body."""
-    asks = prompt.hide_usage
-    if not (asks or salt):
+    """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one; the model, where the
+    body names none. `prompt` is what was read of the body."""
+    asks, lacks = prompt.hide_usage, prompt.lacks_model
+    if not (asks or salt or lacks):
         return _NONE
-    if (asks and prompt.has_options) or (salt and prompt.has_salt):
+    if (asks and prompt.has_options) or (salt and prompt.has_salt) or (lacks and b'"model"' in body):
         # The rare case: the member is there, if only as null. Every other value is kept as it was written.
         document = _raw.decode(body)
         if asks:
@@ -262,10 +293,14 @@ def change(body: bytes, prompt: Prompt, salt: str) -> Change:
             document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
         if salt:
             document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
+        if lacks:
+            document["model"] = msgspec.Raw(msgspec.json.encode(prompt.model))
         return Change(whole=msgspec.json.encode(document))
     added = b'"stream_options":{"include_usage":true},' if asks else b""
     if salt:
         added += b'"cache_salt":"%b",' % salt.encode()
+    if lacks:
+        added += b'"model":%b,' % msgspec.json.encode(prompt.model)
     return Change(body.index(b"{") + 1, added)
 
 
@@ -280,8 +315,24 @@ class _Choice(msgspec.Struct):
     text: str | None = None
 
 
+class _Block(msgspec.Struct):
+    """Of an answer to Anthropic's API, or of a message in one to OpenAI's Responses."""
+
+    type: str = ""
+    text: str | None = None
+
+
+class _Item(msgspec.Struct):
+    """Of an answer to OpenAI's Responses."""
+
+    type: str = ""
+    content: list[_Block] | None = None
+
+
 class _Document(msgspec.Struct):
     choices: list[_Choice] = []
+    content: list[_Block] = []
+    output: list[_Item] = []
 
 
 _document = msgspec.json.Decoder(_Document)
@@ -290,11 +341,13 @@ _document = msgspec.json.Decoder(_Document)
 def said_in(document: bytes) -> bytes:
     """The text of the answer in a document that is not a stream; b"" where there is none, or more than one."""
     try:
-        choices = _document.decode(document).choices
+        said = _document.decode(document)
     except UNREADABLE:
         return b""
+    choices = said.choices
     if len(choices) != 1:
-        return b""
+        blocks = said.content or [block for item in said.output for block in item.content or ()]
+        return "".join(b.text for b in blocks if b.text and b.type in ("text", "output_text")).encode()
     text = choices[0].message.content if choices[0].message is not None else choices[0].text
     return text.encode() if text else b""
 
@@ -304,8 +357,9 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """Chats and embeddings name their tokens prompt and completion, transcriptions input and output; a ranking may
-    tell their total only, and generates nothing."""
+    """Chats and embeddings name their tokens prompt and completion, transcriptions and Responses input and output; a
+    ranking may tell their total only, and generates nothing. Of Anthropic's input tokens those that were cached, or
+    are now, are counted apart."""
 
     prompt_tokens: int | None = None
     input_tokens: int | None = None
@@ -313,30 +367,52 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
     output_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
+    input_tokens_details: _PromptDetails | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Within(msgspec.Struct):
+    """What an event of a stream tells a part of."""
+
+    usage: _Usage | None = None
 
 
 class _Answer(msgspec.Struct):
+    """`response` is of the last event of Responses, `message` of the first of Anthropic's."""
+
     usage: _Usage | None = None
+    response: _Within | None = None
+    message: _Within | None = None
 
 
 _answer = msgspec.json.Decoder(_Answer)
 
 
-def usage_of(document: bytes | memoryview) -> Usage | None:
-    """The usage in an answer or a stream's chunk; None where there is none, or it makes no sense."""
+def usage_of(document: bytes | memoryview, before: Usage | None = None) -> Usage | None:
+    """The usage in an answer or a stream's chunk; None where there is none, or it makes no sense. `before` is what an
+    earlier chunk told, since the last of Anthropic's may tell of the output alone."""
     try:
-        usage = _answer.decode(document).usage
+        answer = _answer.decode(document)
     except UNREADABLE:
         return None
+    within = answer.response or answer.message
+    usage = answer.usage or (within.usage if within is not None else None)
     if usage is None:
         return None
     output = usage.completion_tokens or usage.output_tokens or 0
     prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    read, created = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+    if prompt is not None and usage.prompt_tokens is None and (read or created):
+        prompt += (read or 0) + (created or 0)
+    if prompt is None and before is not None and usage.total_tokens is None:
+        prompt, read = before.prompt_tokens, before.cached_tokens
     if prompt is None and usage.total_tokens is not None:
         prompt = usage.total_tokens - output
     if prompt is None or not (0 <= prompt <= _USAGE_TOKENS_MAX and 0 <= output <= _USAGE_TOKENS_MAX):
         return None
-    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    cached = details.cached_tokens if details is not None else read
     if cached is not None and not 0 <= cached <= prompt:
         cached = None
     return Usage(prompt, output, cached)

@@ -23,10 +23,15 @@ class Kind(StrEnum):
     """
 
     CHAT = "chat"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+    RESPONSES = "responses"
+    CHAT_BATCH = "chat_batch"
     COMPLETION = "text_completion"
     EMBEDDINGS = "embeddings"
     RERANK = "rerank"
     SCORE = "score"
+    GENERATIVE_SCORE = "generative_score"
     TRANSCRIPTION = "transcription"
     TRANSLATION = "translation"
     TOKENIZE = "tokenize"
@@ -35,8 +40,14 @@ class Kind(StrEnum):
     GENERATE = "generate"
     GENERATE_STREAM = "generate_stream"
     MODELS = "models"
+    VERSION = "version"
 
     __hash__ = str.__hash__  # Enum's own is Python, and every request looks its reader up
+
+    @property
+    def operation(self) -> str:
+        """The operation's name on spans."""
+        return "chat" if self in _CHATS else self.value
 
 
 class PathRefusal(msgspec.Struct, frozen=True):
@@ -50,11 +61,18 @@ class PathRefusal(msgspec.Struct, frozen=True):
 _PATHS: dict[bytes, tuple[bytes, Kind]] = {
     b"/v1/chat/completions": (b"POST", Kind.CHAT),
     b"/v1/completions": (b"POST", Kind.COMPLETION),
+    b"/v1/messages": (b"POST", Kind.MESSAGES),
+    b"/v1/messages/count_tokens": (b"POST", Kind.COUNT_TOKENS),
+    b"/v1/responses": (b"POST", Kind.RESPONSES),
     b"/v1/models": (b"GET", Kind.MODELS),
+    b"/version": (b"GET", Kind.VERSION),
     b"/v1/embeddings": (b"POST", Kind.EMBEDDINGS),
     b"/v1/audio/transcriptions": (b"POST", Kind.TRANSCRIPTION),
     b"/v1/audio/translations": (b"POST", Kind.TRANSLATION),
-    # vLLM's own: the same under the names of Jina's and Cohere's APIs.
+    # vLLM's own: several chats at once, and how likely each item is of a few labels.
+    b"/v1/chat/completions/batch": (b"POST", Kind.CHAT_BATCH),
+    b"/generative_scoring": (b"POST", Kind.GENERATIVE_SCORE),
+    # The same under the names of Jina's and Cohere's APIs.
     b"/v1/rerank": (b"POST", Kind.RERANK),
     b"/v2/rerank": (b"POST", Kind.RERANK),
     b"/rerank": (b"POST", Kind.RERANK),
@@ -70,7 +88,15 @@ _SEGMENT = rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MODEL_PATH = re.compile(rb"/v2/models/(%b)(?:/versions/%b)?/(infer|generate|generate_stream)" % (_SEGMENT, _SEGMENT))
 
 # APIs that keep state on one server: a balancer that may send the next request elsewhere cannot honour them.
-_STATEFUL = (b"/v1/files", b"/v1/batches", b"/v1/responses", b"/v1/assistants", b"/v1/threads", b"/v1/vector_stores")
+_STATEFUL = (
+    b"/v1/files", b"/v1/batches", b"/v1/responses/", b"/v1/messages/batches", b"/v1/conversations", b"/v1/assistants",
+    b"/v1/threads", b"/v1/vector_stores",
+)  # fmt: skip
+
+_CHATS = frozenset((Kind.CHAT, Kind.MESSAGES, Kind.RESPONSES, Kind.CHAT_BATCH))
+# Paths that not every engine of those we know speaks: its plain 404 says that, and nothing of the request.
+_OPTIONAL = frozenset((b"/v1/messages", b"/v1/messages/count_tokens", b"/v1/responses", b"/v1/chat/completions/batch",
+    b"/generative_scoring"))  # fmt: skip
 
 _ALLOWED = ", ".join(
     [path.decode() for path in _PATHS] + ["/v2/models/MODEL[/versions/N]/infer|generate|generate_stream"]
@@ -89,6 +115,9 @@ def classify(method: bytes, path: bytes) -> Kind | PathRefusal:
     return kind
 
 
+HEALTH, READY = b"/health", b"/ready"
+"""For cloud load balancers, where clients come: they tell yes or no and nothing else, and nobody need say who asks."""
+
 ROUTE = b"/v1/route"
 
 
@@ -100,6 +129,11 @@ def advised(path: bytes) -> bytes | None:
     if not asked:
         return b"/v1/chat/completions"
     return asked if asked.startswith(b"/") else None
+
+
+def optional(path: bytes) -> bool:
+    """Whether there are engines, of those we know, that do not have this path."""
+    return path in _OPTIONAL
 
 
 def model_in(path: bytes) -> str:
@@ -115,7 +149,7 @@ def _of_a_model(path: bytes) -> tuple[bytes, Kind] | None:
 
 def _unknown(path: bytes) -> PathRefusal:
     if path.startswith(_STATEFUL):
-        detail = "stateful APIs (files, batches, responses, ...) are not routed: their state would live in one region"
+        detail = "stateful APIs (files, batches, stored responses) are not routed: their state would live in one region"
     else:
         detail = f"only inference paths pass here, written exactly so: {_ALLOWED}"
     return PathRefusal(outcome.PATH_NOT_ALLOWED, detail)

@@ -40,6 +40,23 @@ class Said(msgspec.Struct, frozen=True):
     opening: bytes
 
 
+class Wishes(msgspec.Struct, frozen=True):
+    """What a body says beside its prompt that bears on where it goes (farhop.relay.formats.wishes).
+
+    `residency` are words for where to stay, in lower case, with the fields they stand in; `geo` is the one that the
+    answer's usage says again. `cache_key` and `user` may name a session; `tier` is a tier of service by its name.
+    """
+
+    residency: tuple[tuple[str, str], ...] = ()
+    geo: str = ""
+    cache_key: str = ""
+    user: str = ""
+    tier: str = ""
+
+
+NO_WISHES = Wishes()
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """What routing needs of a body.
 
@@ -50,7 +67,8 @@ class Prompt(msgspec.Struct, frozen=True):
     of its stream, so that we ask (`openai.change`) and keep the answer to ourselves. `divisible`: one prompt and
     one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `said` is None where
     it cannot be told how the next turn's text will go on from this one. `has_options` and `has_salt`: the body may have
-    a member `stream_options`, `cache_salt`.
+    a member `stream_options`, `cache_salt`; `lacks_model`: it names no model, and `model` is the one that it gets.
+    `wishes` is what it says beside its prompt.
     """
 
     model: str
@@ -64,6 +82,8 @@ class Prompt(msgspec.Struct, frozen=True):
     said: Said | None = None
     has_options: bool = True
     has_salt: bool = True
+    lacks_model: bool = False
+    wishes: Wishes = NO_WISHES
 
 
 def invalid(param: str, detail: str) -> BodyError:

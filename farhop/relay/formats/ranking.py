@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from farhop.relay.formats.field_guard import json_reader
-from farhop.relay.formats.prompt import ITEM, NO_OUTPUT, PAIR, Prompt, invalid, medium
+from farhop.relay.formats.prompt import ITEM, NO_OUTPUT, PAIR, Prompt, invalid, medium, texts
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
@@ -22,7 +22,7 @@ Passages: TypeAlias = Passage | list[Passage]
 
 
 class _Rerank(msgspec.Struct, kw_only=True):
-    model: str
+    model: str | None = None
     query: Passage
     documents: Passages
 
@@ -30,7 +30,7 @@ class _Rerank(msgspec.Struct, kw_only=True):
 class _Score(msgspec.Struct, kw_only=True):
     """vLLM has had three pairs of names for the two sides."""
 
-    model: str
+    model: str | None = None
     text_1: Passages | None = None
     text_2: Passages | None = None
     queries: Passages | None = None
@@ -39,26 +39,35 @@ class _Score(msgspec.Struct, kw_only=True):
     data_2: Passages | None = None
 
 
+class _GenerativeScore(msgspec.Struct, kw_only=True):
+    """vLLM's: how likely labels are behind the query and each item."""
+
+    model: str | None = None
+    query: msgspec.Raw
+    items: msgspec.Raw
+    cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
 class _Tokenize(msgspec.Struct, kw_only=True):
-    model: str
+    model: str | None = None
     prompt: str | None = None
     messages: list[Any] | None = None
 
 
 class _Detokenize(msgspec.Struct, kw_only=True):
-    model: str
+    model: str | None = None
     tokens: msgspec.Raw
 
 
 def _read_rerank(body: _Rerank, guard: Guard) -> Prompt:
-    return _pairs(body.model, [body.query], _listed(body.documents), ("query", "documents"), guard)
+    return _pairs(body.model or "", [body.query], _listed(body.documents), ("query", "documents"), guard)
 
 
 def _read_score(body: _Score, guard: Guard) -> Prompt:
     for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
         left, right = (getattr(body, name) for name in names)
         if left is not None and right is not None:
-            return _pairs(body.model, _listed(left), _listed(right), names, guard)
+            return _pairs(body.model or "", _listed(left), _listed(right), names, guard)
         if left is not None or right is not None:
             missing = names[left is not None]
             raise invalid(missing, f"`{missing}` is missing: a score needs both sides")
@@ -98,22 +107,36 @@ def _spell(passage: Passage) -> tuple[bytes, int]:
     return (text.encode(), 0) if isinstance(text, str) and len(passage) == 1 else medium(passage)
 
 
+def _read_generative_score(body: _GenerativeScore, _guard: Guard) -> Prompt:
+    query, items = texts(body.query, "query"), texts(body.items, "items")
+    count = items.canonical.count(ITEM) + 1
+    return Prompt(
+        body.model or "",
+        query.canonical + PAIR + items.canonical,
+        max_tokens=NO_OUTPUT,
+        has_salt=body.cache_salt is not msgspec.UNSET,
+        cache_salt=body.cache_salt or "",
+        unspelled_bytes=len(query.canonical) * (count - 1) - query.surplus_bytes - items.surplus_bytes,
+    )
+
+
 def _read_tokenize(body: _Tokenize, guard: Guard) -> Prompt:
     for message in body.messages or ():
         if isinstance(message, dict):
             guard.media(message.get("content"), "messages")
     if body.prompt is None and body.messages is None:
         raise invalid("prompt", "`prompt` is missing: give a text, or `messages`")
-    return Prompt(body.model, b"", max_tokens=NO_OUTPUT)
+    return Prompt(body.model or "", b"", max_tokens=NO_OUTPUT)
 
 
 def _read_detokenize(body: _Detokenize, _guard: Guard) -> Prompt:
     if bytes(body.tokens)[:1] != b"[":
         raise invalid("tokens", "`tokens` must be a list of token ids")
-    return Prompt(body.model, b"", max_tokens=NO_OUTPUT)
+    return Prompt(body.model or "", b"", max_tokens=NO_OUTPUT)
 
 
 rerank = json_reader(_Rerank, _read_rerank)
 score = json_reader(_Score, _read_score)
+generative_score = json_reader(_GenerativeScore, _read_generative_score)
 tokenize = json_reader(_Tokenize, _read_tokenize)
 detokenize = json_reader(_Detokenize, _read_detokenize)

@@ -26,6 +26,8 @@ SAID_BYTES_MAX = 64 * 1024  # as JSON writes them
 # (`"content":[` in logprobs) and as null it is not what is looked for.
 _STRING = rb'''": ?"([^"\\]*+(?:\\.[^"\\]*+)*+)"'''
 _PIECES = {key: re.compile(b'"' + key.encode() + _STRING).findall for key in ("content", "text")}
+# Of Responses more than one kind of event has a member of this name, and the text comes again whole at the end.
+_PIECES["delta"] = re.compile(rb'event: ?response\.output_text\.delta\r?\ndata: ?\{[^\r\n]*?"delta' + _STRING).findall
 
 _string = msgspec.json.Decoder(str)
 

@@ -144,6 +144,7 @@ class Exchange:
     def reply(self, reply: Reply) -> None:
         """Answer whole from here."""
         self.started = True
+        reply = answers.in_dialect(reply, answers.dialect(self.head.path))
         extra = reply.extra
         if self._connection.is_hop and reply.outcome is not outcome.SERVED:
             extra += answers.hop_outcome(reply.outcome, reply.wait_ms)

@@ -26,6 +26,7 @@ _OURS = frozenset(
         b"content-encoding",
         b"expect",
         b"authorization",
+        b"x-api-key",
         b"proxy-authorization",
         b"accept-encoding",  # answers are read as they pass: no compression between us and an engine
         b"traceparent",

@@ -92,6 +92,12 @@ class Listener:
         chosen: int = self._server.sockets[0].getsockname()[1]
         return chosen
 
+    def bound(self, limits: ClientLimits) -> None:
+        """By these limits from now on: connections that are there keep to those that they came under."""
+        self._limits = limits
+        if not self.stopping:
+            self._rest_s = limits.idle_s
+
     def _connection(self) -> ClientConnection:
         return ClientConnection(self, self._handler, self._limits, self._budget)
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from farhop.balance import machine, outcome
 from farhop.balance.health.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.relay import answers
+from farhop.relay.formats import paths
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.upstream import engine_faults
-from farhop.relay.upstream.tap import BodyTap, StreamTap
+from farhop.relay.upstream.tap import BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +96,7 @@ class AttemptRun:
         self._status = 0
         self._onward = b""
         self._length: int | None = None
-        self._tap: StreamTap | BodyTap | engine_faults.FaultTap | None = None
+        self._tap: StreamTap | BodyTap | engine_faults.FaultTap | engine_faults.UnspokenTap | None = None
         self._transcript = Transcript(active.continuation) if active.continuation is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
@@ -137,14 +138,22 @@ class AttemptRun:
             if version := known.get(b"x-farhop-version"):
                 self._onward += b"x-farhop-version: " + version + b"\r\n"
         content_type = known.get(b"content-type", b"").lower()
-        if engine_faults.looks_at(answer.status) and not self.owner.upstream_is_tier:
+        if answer.status in (404, 405) and self._may_be_unspoken():
+            self._tap = engine_faults.UnspokenTap()
+        elif engine_faults.looks_at(answer.status) and not self.owner.upstream_is_tier:
             self._tap, self._length = engine_faults.FaultTap(), answer.length
         elif content_type.startswith(b"text/event-stream"):
-            self._tap = StreamTap(self.active.hide_usage, self._transcript)
+            self._tap = StreamTap(self.active.hide_usage, self._transcript, self.active.geo)
+        elif content_type.startswith(b"application/json") and self.active.geo and answer.status < 400:
+            self._tap = EchoTap(self.active.geo, self._transcript)  # it becomes longer by what is said again
         elif content_type.startswith(b"application/json"):
             self._tap, self._length = BodyTap(self._transcript), answer.length
         else:
             self._length = answer.length
+
+    def _may_be_unspoken(self) -> bool:
+        """Whether the path is one that not every engine has."""
+        return not self.owner.upstream_is_tier and paths.optional(self.active.exchange.head.path)
 
     def received(self, data: bytes) -> None:
         """Pass body bytes on."""
@@ -154,7 +163,8 @@ class AttemptRun:
         if self._tap is not None:
             data = self._tap.feed(data)
         if not self.began:
-            self._begin(data)
+            if data or not isinstance(self._tap, engine_faults.UnspokenTap):
+                self._begin(data)
         elif data:
             self.active.exchange.write(data)
 
@@ -167,6 +177,9 @@ class AttemptRun:
             self.owner.refused(self, *self._refusal)
             return
         rest = self._tap.rest() if self._tap is not None else b""
+        if isinstance(self._tap, engine_faults.UnspokenTap) and self._tap.unspoken:
+            self.owner.failed(self, outcome.PATH_UNSPOKEN)
+            return
         if not self.began:
             self._length = len(rest)
             self._begin(rest)

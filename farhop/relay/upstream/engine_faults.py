@@ -16,6 +16,7 @@ from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 
 BODY_BYTES_MAX = 16 * 1024
+UNSPOKEN_BYTES_MAX = 512
 
 # As PyTorch, CUDA, ROCm's HIP, cuBLAS and TensorRT-LLM word it, and engines pass it on.
 _MEMORY = re.compile(
@@ -60,6 +61,53 @@ def in_event(event: bytes) -> Outcome | None:
     if found is None and isinstance(code, int) and code >= 500:
         return outcome.ENGINE_ERROR
     return found
+
+
+# What web frameworks of engines say where they have no such path; whoever has it says more of what was not found.
+_NOWHERE = (
+    {"detail": "Not Found"}, {"detail": "Method Not Allowed"}, {"error": "Not Found"}, {"error": {"code": 404}},
+)  # fmt: skip
+
+
+class UnspokenTap:
+    """For the body of a 404 or 405 to a path that not every engine has: held until it shows whether that is meant.
+    `unspoken`: it is. What is longer than such a body passes as it is."""
+
+    __slots__ = ("_kept", "_passes", "unspoken")
+
+    usage = fault = None
+
+    def __init__(self) -> None:
+        self._kept, self._passes, self.unspoken = b"", False, False
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of the answer now."""
+        return len(self._kept)
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes in, nothing out, or all of them."""
+        if self._passes:
+            return data
+        self._kept += data
+        if len(self._kept) <= UNSPOKEN_BYTES_MAX:
+            return b""
+        self._passes, data, self._kept = True, self._kept, b""
+        return data
+
+    def rest(self) -> bytes:
+        """What was held; b"" where it means that there is no such path."""
+        kept, self._kept = self._kept, b""
+        if self._passes:
+            return b""
+        try:
+            said: Any = msgspec.json.decode(kept) if kept else {}
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            said = kept.strip() in (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
+        self.unspoken = said is True or said == {} or said in _NOWHERE
+        if isinstance(said, dict) and isinstance(error := said.get("error"), dict):  # llama.cpp's, and vLLM's own
+            self.unspoken = error.get("message") in ("Not Found", "File Not Found")
+        return b"" if self.unspoken else kept
 
 
 class FaultTap:

@@ -1,8 +1,9 @@
 """Listening to an answer as it passes: whole events, the engine's usage, and whether it ends in an engine's error.
 
-Payload passes as received. Two things are held: an event not yet complete (so that a broken stream ends between
-events), and the usage chunk that only we asked for. A transcript, where there is one, gets whole events or the body.
-Never keeps an answer beyond what finding its usage needs.
+Payload passes as received, but for the residency that a client named by Anthropic's `inference_geo`: its usage says it
+again. Two things are held: an event not yet complete (so that a broken stream ends between events), and the usage chunk
+that only we asked for. A transcript, where there is one, gets whole events or the body. Never keeps an answer beyond
+what finding its usage needs.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ _END = b"\n\n"
 _ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
 _ERROR = b'"error"'
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_FIRST = b'"message_start"'  # of Anthropic's events: the usage in it is that of the whole answer
 
 
 class StreamTap:
-    """For `text/event-stream`. `hide_usage`: the client did not ask for the usage chunk, so it does not see it.
+    """For `text/event-stream`. `hide_usage`: the client did not ask for the usage chunk, so it does not see it. `geo`
+    is what the usage is to say again, "" for nothing.
 
     `fault`, at the end, is what an error event said of the engine (farhop.relay.upstream.engine_faults). Such an event
     is the last but
     for `[DONE]`, so the last two segments' events are kept and looked at then: searching each would cost every chunk.
     """
 
-    __slots__ = ("_before", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage")
+    __slots__ = ("_before", "_geo", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage")
 
-    def __init__(self, hide_usage: bool, transcript: Transcript | None = None) -> None:
-        self._hide, self._transcript = hide_usage, transcript
+    def __init__(self, hide_usage: bool, transcript: Transcript | None = None, geo: str = "") -> None:
+        self._hide, self._transcript, self._geo = hide_usage, transcript, geo
         self._tail = bytearray()
         self._searched = 0  # of it: no event ends before here
         self._before = self._last = b""
@@ -82,7 +85,11 @@ class StreamTap:
             events.append(self._drain())
             if self._transcript is not None:
                 self._transcript.miss()
-        return b"".join(event for event in events if not self._is_ours(event))
+        passed = [event for event in events if not self._is_ours(event)]
+        return b"".join(passed if not self._geo else map(self._echoed, passed))
+
+    def _echoed(self, event: bytes) -> bytes:
+        return _with_geo(event, self._geo, _USAGE.search(event)) if _FIRST in event else event
 
     def _drain(self) -> bytes:
         tail, self._tail, self._searched = bytes(self._tail), bytearray(), 0
@@ -92,7 +99,7 @@ class StreamTap:
         if not _has_usage(event):
             return False
         start = event.find(b"{")
-        usage = usage_of(event[start:].rstrip()) if start >= 0 else None
+        usage = usage_of(event[start:].rstrip(), self.usage) if start >= 0 else None
         if usage is None:
             return False
         self.usage = usage
@@ -112,6 +119,15 @@ class StreamTap:
 def _has_usage(data: bytes) -> bool:
     """Some engines write `"usage":null` into every chunk: that is none."""
     return b'"usage"' in data and _USAGE.search(data) is not None
+
+
+def _with_geo(document: bytes, geo: str, usage: re.Match[bytes] | None) -> bytes:
+    """The document, whose usage begins there, with this residency in it."""
+    if usage is None:
+        return document
+    empty = document[usage.end() :].lstrip()[:1] == b"}"
+    said = b'"inference_geo":"%b"%b' % (geo.encode(), b"" if empty else b",")  # its letters need no escapes
+    return document[: usage.end()] + said + document[usage.end() :]
 
 
 class BodyTap:
@@ -153,3 +169,29 @@ class BodyTap:
                 self._transcript.read(document)
             self.usage = usage_of(document)
         return b""
+
+
+class EchoTap(BodyTap):
+    """The same where its usage is to say a residency again: it is held until it is whole, or longer than that may be.
+    Then it passes as it is."""
+
+    __slots__ = ("_geo",)
+
+    def __init__(self, geo: str, transcript: Transcript | None = None) -> None:
+        super().__init__(transcript)
+        self._geo = geo
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes in, nothing out; all of them once they are too many."""
+        before, held = self._size, bytes(self._kept)
+        super().feed(data)
+        if self._size <= BODY_BYTES_MAX:
+            return b""
+        return data if before > BODY_BYTES_MAX else held + data
+
+    def rest(self) -> bytes:
+        """The answer, if it was held."""
+        document = bytes(self._kept) if self._size <= BODY_BYTES_MAX else b""
+        super().rest()
+        # The last one: what stands in a text is escaped, and arguments of tools come before.
+        return _with_geo(document, self._geo, next(reversed(list(_USAGE.finditer(document))), None))

@@ -79,7 +79,8 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     `clock_ms` is the sender's own monotonic clock in ms. `accepted_bytes` maps a global balancer to the prompt bytes of
     its requests that this instance has accepted since it started (bytes, since both tiers count them alike).
     `client_url` is where clients that are redirected find this instance; "" where none are. `law_epoch` is that of the
-    law in force there; 0: an older build, which does not say.
+    law in force there; 0: an older build, which does not say. `admin_address` is where operators' commands reach its
+    admin port, with TLS if `admin_tls`; "" where it offers none.
     """
 
     region: str
@@ -95,6 +96,7 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     accepted_bytes: dict[str, float] = {}
     client_url: str = ""
     law_epoch: int = 0
+    admin_tls: bool = False
 
 
 _DECODER = msgspec.json.Decoder(RegionReport)

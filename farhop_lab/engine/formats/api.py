@@ -120,7 +120,8 @@ class CompletionBody(_Body):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted.
+    """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted,
+    each behind `echo`.
 
     `fetch`: where the prompt's KV may be fetched from; `bootstrap`: where it must be, by those who divide work so.
     """
@@ -133,6 +134,7 @@ class Call(msgspec.Struct, frozen=True):
     n: int = 1
     fetch: Transfer | None = None
     bootstrap: Bootstrap | None = None
+    echo: str = ""
 
 
 _T = TypeVar("_T")
@@ -154,7 +156,25 @@ def parse_chat(body: bytes) -> Call:
         )
     role = "assistant" if chat.add_generation_prompt else chat.messages[-1].role
     asked = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
-    return _call(chat, render_chat(chat), asked, role)
+    return call_of(chat, render_chat(chat), asked, role)
+
+
+class ChatsBody(ChatBody):
+    """POST /v1/chat/completions/batch."""
+
+    messages: list[list[Message]] = msgspec.field(default_factory=list)  # type: ignore[assignment]
+
+
+_CHATS = msgspec.json.Decoder(ChatsBody)
+
+
+def parse_chats(body: bytes) -> list[Call]:
+    """Chats of one body, each answered once. RefusedError as for one."""
+    asked = decoded(_CHATS, body)
+    if not asked.messages or asked.stream or asked.tools:
+        raise refusal("messages", "give a list of chats, and neither tools nor stream")
+    each = {name: getattr(asked, name) for name in ChatBody.__struct_fields__ if name != "messages"}
+    return [parse_chat(msgspec.json.encode(ChatBody(messages=chat, **each))) for chat in asked.messages]
 
 
 def parse_completion(body: bytes) -> Call:
@@ -162,12 +182,17 @@ def parse_completion(body: bytes) -> Call:
     completion = decoded(_COMPLETION, body)
     if completion.logprobs is not None:
         raise refusal("logprobs", "this engine has none; leave it out")
-    if completion.echo:
-        raise refusal("echo", "this engine does not echo; leave it out")
+    if completion.echo and (completion.stream or _is_ids(completion.prompt)):
+        raise refusal("echo", "this engine echoes texts, in answers of one piece; leave it out, or `stream`")
     if completion.suffix:
         raise refusal("suffix", "suffix is not currently supported")
     asked = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    call = _call(completion, prompt := prompt_bytes(completion.prompt), asked, None)
+    scores = bool(completion.echo) and asked == 0  # one pass over the prompt, and no answer
+    call = call_of(completion, prompt := prompt_bytes(completion.prompt), None if scores else asked, None)
+    if completion.echo:
+        call = replace(call, echo=prompt.decode("utf-8", "replace"))
+    if scores:
+        call = replace(call, wanted=replace(call.wanted, generates=False))
     return replace(call, wanted=replace(call.wanted, ids=prompt)) if _is_ids(completion.prompt) else call
 
 
@@ -224,7 +249,8 @@ def _is_ids(prompt: str | list[Any]) -> bool:
     return isinstance(prompt, list) and not isinstance(prompt[0], str)
 
 
-def _call(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) -> Call:
+def call_of(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None) -> Call:
+    """The request of a body whose prompt is rendered; `role` as in Call. RefusedError."""
     n = 1 if body.n is None else body.n
     if not 1 <= n <= ANSWERS_MAX:
         raise refusal("n", f"n must be at least 1 and at most {ANSWERS_MAX}, got {n}.")

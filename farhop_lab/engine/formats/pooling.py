@@ -52,6 +52,17 @@ class ScoreBody(msgspec.Struct):
     model: str | None = None
 
 
+class GenerativeBody(msgspec.Struct):
+    """POST /generative_scoring."""
+
+    query: str
+    items: list[str]
+    label_token_ids: list[int]
+    model: str | None = None
+    item_first: bool = False
+    cache_salt: str | None = None
+
+
 class TokenizeBody(msgspec.Struct):
     """POST /tokenize."""
 
@@ -86,6 +97,7 @@ class Pooled(msgspec.Struct, frozen=True):
 _EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
 _RERANK = msgspec.json.Decoder(RerankBody)
 _SCORE = msgspec.json.Decoder(ScoreBody)
+_GENERATIVE = msgspec.json.Decoder(GenerativeBody)
 _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
@@ -121,6 +133,16 @@ def parse_score(body: bytes) -> Pooled:
     left, right = ([text] if isinstance(text, str) else text for text in (asked.text_1, asked.text_2))
     pairs = _pairs(left, right, "text_2")
     return Pooled(asked.model, [a + b for a, b in pairs], pairs=pairs)
+
+
+def parse_generative(body: bytes) -> Pooled:
+    """RefusedError where it is malformed."""
+    asked = decoded(_GENERATIVE, body)
+    if not asked.label_token_ids:
+        raise refusal("label_token_ids", "it is empty; name the tokens whose probabilities are wanted")
+    pairs = _pairs([asked.query], asked.items, "items")
+    texts = [b + a if asked.item_first else a + b for a, b in pairs]
+    return Pooled(asked.model, texts, asked.cache_salt or "", pairs=pairs)
 
 
 def _pairs(left: list[str], right: list[str], param: str) -> list[tuple[bytes, bytes]]:
@@ -183,6 +205,11 @@ def scores(asked: Pooled, head: dict[str, Any], prompt_tokens: int) -> dict[str,
     """The answer, in the order of the pairs."""
     data = [{"index": i, "object": "score", "score": similarity(a, b)} for i, (a, b) in enumerate(asked.pairs)]
     return {**head, "object": "list", "data": data, "usage": usage(prompt_tokens)}
+
+
+def generative_scores(asked: Pooled, head: dict[str, Any], prompt_tokens: int) -> dict[str, Any]:
+    """The answer, in the order of the items: how like the query each is, for want of a model's probabilities."""
+    return scores(asked, head, prompt_tokens)
 
 
 def usage(prompt_tokens: int) -> dict[str, Any]:

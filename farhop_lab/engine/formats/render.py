@@ -49,7 +49,7 @@ def usage(*sequences: Sequence) -> dict[str, Any]:
 class Rendering(Protocol):
     """How one request's tokens become bytes."""
 
-    def opening(self) -> bytes:
+    def opening(self, sequence: Sequence) -> bytes:
         """What comes before the first token of a stream."""
 
     def token(self, text: str) -> bytes:
@@ -63,17 +63,27 @@ class Rendering(Protocol):
 
 
 class Answer:
-    """How one request is answered. `role` None: a completion, else a chat in which that role speaks.
+    """How one request is answered. `role` None: a completion, else a chat in which that role speaks; `echo` is said
+    before a completion that comes whole.
 
     `beside` gives the renderings of its further answers; the stream ends with the last of them to end.
     """
 
     __slots__ = (
-        "_created", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_open", "_role", "_tail",
+        "_created", "_echo", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_open", "_role", "_tail",
         "kv_transfer_params",
     )  # fmt: skip
 
-    def __init__(self, id: str, model: str, created: int, role: str | None, index: int = 0) -> None:  # noqa: A002
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        model: str,
+        created: int,
+        role: str | None,
+        index: int = 0,
+        echo: str = "",
+    ) -> None:
+        self._echo = echo
         self._id, self._model, self._created, self._role, self._index = id, model, created, role, index
         self._ended: list[Sequence] = []
         self.kv_transfer_params: dict[str, Any] | None = None  # where another engine finds the prompt's KV
@@ -86,12 +96,12 @@ class Answer:
 
     def beside(self, index: int) -> Answer:
         """How another answer to the same prompt is rendered, in the same stream."""
-        other = Answer(self._id, self._model, self._created, self._role, index)
+        other = Answer(self._id, self._model, self._created, self._role, index, self._echo)
         other._ended, other._open = self._ended, self._open
         self._open[0] += 1
         return other
 
-    def opening(self) -> bytes:
+    def opening(self, sequence: Sequence) -> bytes:  # noqa: ARG002
         """What comes before the first token: a chat says who speaks."""
         if self._role is None:
             return b""
@@ -137,7 +147,7 @@ class Answer:
             message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None, "tool_calls": []}
             choice["message"] = message | {"reasoning_content": None}
         else:
-            choice["text"] = text
+            choice["text"] = self._echo + text
         return choice | {"logprobs": None, "finish_reason": sequence.finished, "stop_reason": sequence.stop_reason}
 
     def _choice(self, text: str, finished: str | None, stop_reason: str | None) -> dict[str, Any]:

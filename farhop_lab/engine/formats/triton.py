@@ -99,7 +99,7 @@ class Generated:
     def __init__(self, model: str) -> None:
         self._model = model
 
-    def opening(self) -> bytes:
+    def opening(self, sequence: Sequence) -> bytes:  # noqa: ARG002
         """Nothing comes before the first token."""
         return b""
 

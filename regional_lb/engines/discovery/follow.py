@@ -73,6 +73,14 @@ class Discovery:
         if self._sources:
             self._tasks.start(self._announcing(), "announce what is discovered")
 
+    def fix(self, replicas: Sequence[ReplicaConfig]) -> None:
+        """The configuration's replicas are these from now on: announced at once where nothing else is to be asked."""
+        self._roster.fix(replicas)
+        if self._sources:
+            self._changed.set()
+        else:
+            self._announce(replicas)
+
     async def close(self) -> None:
         """Ask no more. What was announced stands."""
         await self._tasks.close()

@@ -45,6 +45,10 @@ class Roster:
         self._fixed = Found("configuration", tuple(fixed))
         self._said = {source: _Said() for source in sources}
 
+    def fix(self, replicas: Sequence[ReplicaConfig]) -> None:
+        """The configuration's are these from now on."""
+        self._fixed = Found("configuration", tuple(replicas))
+
     def take(self, step: Found | Failed) -> bool:
         """A source spoke. Whether the list may be another one now."""
         said = self._said[step.source]

@@ -84,6 +84,7 @@ class Policies:
 
     def __init__(self, configured: Mapping[str, PolicyConfig] | None = None) -> None:
         self._configured = {"": PolicyConfig(), **(configured or {})}
+        self._changes: Mapping[str, PolicyConfig] = {}
         self._choices: dict[str, PolicyConfig] = {}
         self._by_model: dict[str, Policy] = {}
         self._names: tuple[str, ...] = ()
@@ -99,9 +100,15 @@ class Policies:
         for policy in self._by_model.values():
             policy.adopt(names)
 
+    def configure(self, configured: Mapping[str, PolicyConfig]) -> None:
+        """From now on these are what is configured; what goes before them goes on doing so."""
+        self._configured = {"": PolicyConfig(), **configured}
+        self.override(self._changes)
+
     def override(self, choices: Mapping[str, PolicyConfig]) -> None:
         """From now on these go before what is configured, and nothing else does. One not heard of till now begins
         with nothing counted; one that stays goes on."""
+        self._changes = choices
         chosen = {**self._configured, **choices}
         kept = {model: self._by_model[model] for model, choice in chosen.items() if self._choices.get(model) == choice}
         fresh = {model: made(choice) for model, choice in chosen.items() if model not in kept}

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import logging
+import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+import structlog
 from inprocess import MODEL, Both, Engine, both, chat, send, streaming, topology, until
 
 from farhop.relay.http.listener import PortTakenError
+from farhop.relay.http.tls import ListenerTls
+from farhop.service import admin as admin_module
+from farhop.service import certificates
 from farhop.service.admin import AdminServer
+from farhop.service.clock import wall
 from farhop.service.decisions import Decisions
+from farhop.service.operators import Operators, digest_of
+from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
+from farhop_lab.world.certs import Authority, Pair
+from topology import load
 
 
 @pytest.fixture
@@ -156,7 +171,7 @@ async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.Client
         ({}, "missing required field `body`"),
         ({"body": {}}, "missing required field `tenant`"),
         ({"body": {}, "tenant": 5}, "Expected `str`"),
-        (_question(body={}), "missing required field `model`"),
+        (_question(body={}), "missing required field `messages`"),
         (_question(body="text"), "Expected `object`"),
         (_question(path="/v1/models"), "answers GET only"),
         (_question(path="/flush_cache"), "inference paths"),
@@ -189,3 +204,161 @@ async def test_a_taken_port_is_named(up: Both, engine: Engine) -> None:
     with pytest.raises(PortTakenError, match=rf"admin: cannot listen on 127.0.0.1:{up.entry}: .*; choose another port"):
         await admin.open("127.0.0.1", up.entry)
     await admin.close()
+
+
+# -- who may
+
+
+TOKENS = {who: (digest_of(who * 8), right) for who, right in (("mm", "metrics"), ("rr", "read"), ("aa", "act"))}
+ASKED = [
+    *(("GET", path) for path in ("/metrics", "/status", "/law", "/topology", "/config", "/decisions", "/decisions/0")),
+    ("POST", "/explain"),
+    ("POST", "/log-level"),
+]
+
+
+class _Desk:
+    """A tier that tells nothing."""
+
+    stopping = False
+
+    def ready(self) -> bool:
+        return True
+
+    def notice(self) -> str:
+        return "hub etcd-1.internal is silent"
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+    law = topology = status
+
+
+@asynccontextmanager
+async def desk(operators: Operators, tls: ListenerTls | None = None) -> AsyncIterator[str]:
+    admin = AdminServer(_Desk(), TierMetrics("global", "paris", "g1"), Decisions(), tls, operators)  # type: ignore[arg-type]
+    port = await admin.open("127.0.0.1", 0)
+    try:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+    finally:
+        await admin.close()
+
+
+async def _statuses(http: aiohttp.ClientSession, base: str, who: str) -> list[int]:
+    headers = {"Authorization": f"Bearer {who * 8}"} if who else {}
+    found = []
+    for method, path in ASKED:
+        async with http.request(method, base + path, headers=headers, data=b"{}" if method == "POST" else None) as one:
+            found.append(one.status)
+            assert one.status != 401 or one.headers["www-authenticate"].startswith("Bearer ")
+    return found
+
+
+async def test_each_route_needs_its_right_and_health_none(http: aiohttp.ClientSession) -> None:
+    async with desk(Operators(TOKENS)) as base:
+        for path in ("/healthz", "/readyz"):
+            async with http.get(base + path) as answer:
+                assert answer.status == 200
+                assert "etcd-1" not in await answer.text()  # what names hosts is for who may read
+        for who in ("", "xx"):
+            assert await _statuses(http, base, who) == [401] * 9
+        assert await _statuses(http, base, "mm") == [200] + [403] * 8
+        assert await _statuses(http, base, "rr") == [200, 200, 200, 200, 200, 200, 404, 400, 403]
+        assert await _statuses(http, base, "aa") == [200, 200, 200, 200, 200, 200, 404, 400, 400]
+        async with http.get(f"{base}/metrics", headers={"Authorization": f"Bearer {'mm' * 8}"}) as answer:
+            page = await answer.text()
+        assert re.search(r'admin_requests_refused_total{[^}]*reason="unknown"[^}]*} 18', page)
+        assert re.search(r'admin_requests_refused_total{[^}]*reason="right"[^}]*} 9', page)
+
+
+async def test_off_loopback_without_a_question_nobody_acts(http: aiohttp.ClientSession) -> None:
+    async with desk(Operators(anybody="read")) as base:
+        assert await _statuses(http, base, "") == [200, 200, 200, 200, 200, 200, 404, 400, 403]
+
+
+async def test_a_certificate_of_the_authority_reads_and_a_named_operator_acts(tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    own = authority.issue("own")
+    context = certificates.load(
+        certificates.Files(True, own.cert_file, own.key_file, authority.ca_file), wall()
+    ).context
+    refused: list[str] = []
+    listener = ListenerTls(lambda: context, 5.0, refused.append)
+    operators = Operators(named={"alice": "act"}, trust_domain="ex.org", certified=True)
+
+    async def ask(base: str, pair: Pair | None) -> list[int]:
+        files = certificates.Files(False, pair and pair.cert_file, pair and pair.key_file, authority.ca_file)
+        spoken = certificates.load(files, wall()).context
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=spoken)) as http:
+            return await _statuses(http, base, "")
+
+    async with desk(operators, listener) as base:
+        alice, bob = (authority.issue(n, (f"spiffe://ex.org/farhop/operator/{n}",)) for n in ("alice", "bob"))
+        assert await ask(base, alice) == [200, 200, 200, 200, 200, 200, 404, 400, 400]
+        assert await ask(base, bob) == [200, 200, 200, 200, 200, 200, 404, 400, 403]
+        for pair in (None, stranger.issue("mallory", ("spiffe://ex.org/farhop/operator/alice",))):
+            with pytest.raises(aiohttp.ClientError):
+                await ask(base, pair)
+    assert refused
+
+
+async def test_who_acts_changes_the_log_level_and_is_named_in_the_log(http: aiohttp.ClientSession) -> None:
+    out = io.StringIO()
+    before = structlog.get_config()
+    try:
+        logs.configure("global", "paris", "g1", "warning", out)
+        async with desk(Operators(TOKENS)) as base:
+            headers = {"Authorization": f"Bearer {'aa' * 8}"}
+            for level, status in (("loud", 400), ("debug", 200)):
+                async with http.post(f"{base}/log-level", json={"level": level}, headers=headers) as answer:
+                    assert answer.status == status
+            logs.get("x").debug("now it is told")
+    finally:
+        structlog.configure(**before)
+        logging.getLogger().handlers.clear()
+    assert "now it is told" in out.getvalue()
+    assert '"operator":"token aa"' in out.getvalue()
+    assert "aaaa" not in out.getvalue()
+
+
+async def test_connections_and_what_is_slow_are_bounded(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_module, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(admin_module, "HEAD_S", 0.2)
+    async with desk(Operators(TOKENS)) as base:
+        port = int(base.rpartition(":")[2])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for reader, _ in silent:  # the third at once, the others once they have said nothing for long enough
+            async with asyncio.timeout(10.0):
+                assert await reader.read(1) == b""
+        async with http.get(f"{base}/healthz") as answer:
+            assert answer.status == 200
+        for _, writer in silent:
+            writer.transport.abort()
+
+
+async def test_a_body_that_does_not_come_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_module, "BODY_S", 0.1)
+    async with desk(Operators()) as base:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
+        writer.write(b"POST /explain HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        async with asyncio.timeout(10.0):
+            assert (await reader.readline()).split()[1] == b"408"
+        writer.transport.abort()
+
+
+async def test_the_last_decisions_are_listed_newest_first(up: Both, http: aiohttp.ClientSession) -> None:
+    sent = [(await send(up.entry, chat())).headers["x-farhop-decision"] for _ in range(3)]
+    for url in _urls(up, "/decisions?most=2"):
+        async with http.get(url) as answer:
+            told = await _json(answer)
+        assert [one["decision"] for one in told["decisions"]] == sent[:0:-1]
+    async with http.get(_urls(up, "/decisions?most=x")[0]) as answer:
+        assert answer.status == 400
+
+
+async def test_the_topology_told_is_the_one_gone_by(up: Both, http: aiohttp.ClientSession) -> None:
+    for url, flow in zip(_urls(up, "/topology"), (up.global_.flow, up.regional.flow), strict=True):
+        async with http.get(url) as answer:
+            assert load.of(await _json(answer), url) == flow.law.topology

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from farhop.config import ConfigError, load, problems_of
 from farhop.service import config
-from farhop.service.config import Entry, Limits, Process
+from farhop.service.config import Admin, Entry, Limits, Process
+from farhop_lab.world.certs import Authority
 
 SECRET = "correct-horse-battery-staple"
 
@@ -169,3 +170,77 @@ def test_a_key_that_cannot_be_one_is_told_with_its_path(key: dict[str, Any], mes
     [line] = problems_of(caught.value)
     assert line.startswith("keys.ops")
     assert message in line
+
+
+# -- the admin port
+
+
+@pytest.fixture
+def admin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("FARHOP_TEST_TOKEN", "t" * 32)
+    monkeypatch.setenv("FARHOP_TEST_SHORT", "short")
+    monkeypatch.setenv("FARHOP_TEST_SPACED", "two words that are long")
+    authority = Authority(tmp_path)
+    own = authority.issue("own")
+    tls = {"cert_file": own.cert_file, "key_file": own.key_file}
+
+    def make(**fields: Any) -> Admin:
+        if fields.get("tls") == "mutual":
+            fields["tls"] = {**tls, "client_ca_file": authority.ca_file}
+        elif fields.get("tls"):
+            fields["tls"] = tls
+        return Admin.model_validate({"port": 9000, **fields})
+
+    return make
+
+
+OUTSIDE = {"host": "0.0.0.0"}
+TOKEN = {"token": "env:FARHOP_TEST_TOKEN"}
+
+
+def test_an_admin_port_off_loopback_asks_who_comes(admin: Any) -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        assert admin(host=host).made("ex.org").of(None, None).may == "act"
+    with pytest.raises(ValidationError, match=r"(?s)tokens.*client_ca_file.*127\.0\.0\.1.*insecure: true"):
+        admin(**OUTSIDE, tls=True)
+    with pytest.raises(ValidationError, match=r"tls: is not given"):
+        admin(**OUTSIDE, tokens={"a": TOKEN})
+    assert admin(**OUTSIDE, tls=True, tokens={"a": TOKEN}).made("ex.org").of(None, None).may == ""
+    assert admin(**OUTSIDE, tls="mutual").made("ex.org").of(None, None).may == ""
+    assert admin(**OUTSIDE, insecure=True).made("ex.org").of(None, None).may == "read"  # nobody acts unasked
+    assert admin(tokens={"a": TOKEN}).made("ex.org").of(None, None).may == ""  # on loopback, too, once tokens are given
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tokens": {"a": {"token": "env:FARHOP_TEST_SHORT"}}}, "16 or more"),
+        ({"tokens": {"a": {"token": "env:FARHOP_TEST_SPACED"}}}, "no space"),
+        ({"tokens": {"a": {"token": "in-the-clear-it-stands"}}}, "never in the clear"),
+        ({"tokens": {"a": {**TOKEN, "may": "everything"}}}, "'metrics', 'read' or 'act'"),
+        ({"operators": {"alice": "act"}}, "client_ca_file"),
+        ({"advertise": "no host"}, "pattern"),
+    ],
+)
+def test_what_cannot_be_an_admin_port_is_named(admin: Any, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says) as caught:
+        admin(**fields)
+    assert "t" * 32 not in str(problems_of(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("fields", "host", "reached"),
+    [
+        ({}, "", "127.0.0.1:9"),
+        ({}, "127.0.0.1", "127.0.0.1:9"),
+        ({}, "10.1.0.7", ""),  # others reach the process elsewhere, and this only here
+        ({"host": "::1"}, "", "[::1]:9"),
+        ({**OUTSIDE, "insecure": True}, "10.1.0.7", "10.1.0.7:9"),
+        ({**OUTSIDE, "insecure": True}, "", ""),
+        ({"host": "10.9.9.9", "insecure": True}, "10.1.0.7", "10.9.9.9:9"),
+        ({"advertise": "ops.example"}, "10.1.0.7", "ops.example:9"),
+        ({"advertise": "[fd00::7]:8443"}, "", "[fd00::7]:8443"),
+    ],
+)
+def test_where_operators_reach_it(admin: Any, fields: dict[str, Any], host: str, reached: str) -> None:
+    assert admin(**fields).reached_at(9, host) == reached

@@ -4,11 +4,13 @@ Through restarts and wipes, too: it is kept on disk, hubs that lack it are given
 """
 
 import asyncio
+import itertools
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
 import pytest
+import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -21,7 +23,9 @@ from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from topology import policy
 from topology.law import Law
-from topology.load import load, shipped
+from topology.load import load, parse, shipped
+from topology.model import Topology
+from topology.problems import TopologyError
 
 WORLD = load(shipped("three-regions"))  # of epoch 1
 
@@ -178,6 +182,91 @@ def test_listed_anew_it_is_no_news_and_back_again_no_trouble(stage):
     stage.tell(put(document(3), 12))
     assert (stage.book.status()["trouble"], stage.book.status()["revision"]) == ([], 12)
     assert stage.refused == ["law_gone"]
+
+
+# -- another map
+
+
+def world(**changes) -> Topology:
+    """The default one with other regions: `name=None` takes one away, `name={...}` changes or adds one."""
+    raw = yaml.safe_load(shipped("three-regions").read_text())
+    regions = {one["name"]: one for one in raw["regions"]}
+    top = {name: changes.pop(name) for name in ("epoch", "tenants", "countries") if name in changes}
+    for name, change in changes.items():
+        if change is None:
+            del regions[name]
+        else:
+            regions[name] = {
+                **regions.get(name, {"latitude": 0.0, "longitude": 0.0, "hub": "main"}),
+                "name": name,
+                **change,
+            }
+    raw["regions"] = list(regions.values())
+    pairs = itertools.combinations(regions, 2)
+    raw["rtt_ms"] = {}
+    for a, b in pairs:
+        raw["rtt_ms"].setdefault(a, {})[b] = 100.0
+    return parse(yaml.safe_dump(raw | top), "another.yaml")
+
+
+def remap(stage, other) -> list[str]:
+    """Take it; why not, if it was refused. Then nothing has changed."""
+    swapped, before = [], (stage.book.law, stage.book.status())
+    try:
+        asyncio.run(stage.book.remap(other, swapped.append))
+    except TopologyError as error:
+        assert not swapped
+        assert (stage.book.law, stage.book.status()) == before
+        return [str(problem) for problem in error.problems]
+    assert len(swapped) == 1
+    return []
+
+
+def test_a_map_is_taken_under_the_law_in_force(stage):
+    stage.tell(snapshot(document(3)))
+    assert remap(stage, world(paris={"country": "fr"}, virginia=None)) == []
+    assert stage.lawful() == {"frankfurt", "paris"}
+    assert set(stage.book.law.topology.regions) == {"frankfurt", "tokyo", "paris"}
+    assert stage.book.status()["epoch"] == 3
+    assert stage.tell(put(document(4, "fr"), 6)) == [4]
+    assert stage.lawful() == {"paris"}
+
+
+def test_a_map_that_the_law_does_not_fit_changes_nothing(stage):
+    stage.tell(snapshot(document(3, "world", models={"m": {"deny": ["virginia"]}})))
+    [problem] = remap(stage, world(virginia=None))
+    assert problem.startswith('models.m.deny[0]: unknown place "virginia"')
+
+
+def test_a_map_that_would_widen_changes_nothing_until_a_later_law_says_so(stage):
+    stage.tell(snapshot(document(3)))
+    [problem] = remap(stage, world(virginia={"country": "de"}))
+    assert problem.startswith('regions.virginia: lies in "de" now and did not')
+    assert remap(stage, world(virginia=None)) == []
+    [problem] = remap(stage, world(virginia={"country": "de"}))  # nor by going and coming back
+    assert "virginia" in problem
+    assert remap(stage, world(virginia={"country": "us"})) == []
+    assert remap(stage, world(virginia={"country": "de"}, epoch=4)) == []
+    assert stage.book.law.epoch == 4
+    assert stage.lawful("eu-only") == {"frankfurt", "virginia"}
+
+
+def test_a_files_own_law_changes_under_a_later_epoch_alone(stage):
+    tenants = [{"name": "acme", "residency": {"processing": {"allow": ["jp"]}}}]
+    assert remap(stage, world(tenants=tenants))[0].startswith("epoch: `tenants` or `models` changed")
+    assert remap(stage, world(tenants=tenants, epoch=2)) == []
+    assert stage.lawful() == {"tokyo"}
+    assert remap(stage, world(tenants=tenants, epoch=1))[0].startswith("epoch: was 2 and is 1")
+    stage.tell(snapshot(document(3)))
+    assert remap(stage, world(tenants=tenants, epoch=3))[0].startswith("epoch: another law of this epoch is in force")
+    assert stage.lawful() == {"frankfurt"}
+
+
+def test_what_did_not_fit_the_map_before_is_looked_at_again(stage):
+    assert stage.tell(snapshot(document(3, "paris"))) == []
+    assert remap(stage, world(paris={"country": "fr"})) == []
+    assert stage.book.law.epoch == 3
+    assert stage.lawful() == {"paris"}
 
 
 def test_other_keys_are_none_of_it(stage):

@@ -49,9 +49,9 @@ async def test_it_asks_the_kernel_to_the_nanosecond_and_the_loops_timers_for_not
     asked = divmod(int(due * 1e9), 1_000_000_000)
     assert set_ == [asked]
     await asyncio.wait_for(rung.wait(), 10)
-    # A kernel whose timers and clock disagree rings too soon: then the same moment is asked for again.
+    # Some kernels ring before the moment, or once more after being disarmed. Then the same is asked for again.
     assert set_[-1] == (0, 0), "nobody waits any more: it is disarmed"
-    assert set(set_[:-1]) == {asked}
+    assert set(set_) == {asked, (0, 0)}
     alarm.close()
 
 

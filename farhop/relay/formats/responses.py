@@ -1,0 +1,109 @@
+"""Reading bodies of OpenAI's Responses API, as far as nothing of them is to be kept: each becomes the chat that it
+stands for.
+
+What would need state of an earlier request, or leave some, is refused with the reason, and so are tools by which an
+engine would connect to hosts that a client names. Never changes a body.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop.relay.formats.field_guard import json_reader
+from farhop.relay.formats.openai import Message, spell
+from farhop.relay.formats.prompt import FIELD, ITEM, Prompt, Said, invalid, output_limit
+
+if TYPE_CHECKING:
+    from farhop.relay.formats.field_guard import Guard
+
+_SAID = Said("delta", ITEM + b"assistant" + FIELD)
+_STATEFUL = ("conversation", "prompt")
+_STORED = "responses are not stored here, since their state would live in one region: say `store: false`"
+_PARTS = ("input_text", "output_text", "text", "refusal")
+
+
+class _Response(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def _read(body: _Response, guard: Guard) -> Prompt:
+    if body.store is not False:
+        raise invalid("store", _STORED)
+    if body.background:
+        raise invalid("background", "an answer in the background would have to be kept here: leave `background` out")
+    for name in _STATEFUL:
+        if getattr(body, name) is not None:
+            raise invalid(name, f"`{name}` names what is stored elsewhere: send the whole conversation as `input`")
+    for tool in body.tools or ():
+        if tool.get("type") not in ("function", "custom"):
+            raise invalid("tools", "`tools` of type function pass: what an engine itself would fetch or run does not")
+    messages = _chat(body)
+    if not messages:
+        raise invalid("input", "`input` says nothing: give a text")
+    for message in messages:
+        guard.media(message.content, "input")
+    canonical, media_bytes = spell(messages, body.tools)
+    return Prompt(
+        model=body.model or "",
+        canonical=canonical,
+        stream=bool(body.stream),
+        max_tokens=output_limit(body.max_output_tokens, "max_output_tokens"),
+        cache_salt=body.cache_salt or "",
+        unspelled_bytes=media_bytes,
+        said=_SAID,
+        has_options=False,
+        has_salt=body.cache_salt is not msgspec.UNSET,
+    )
+
+
+def _chat(body: _Response) -> list[Message]:
+    said = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*said, Message("user", body.input)] if body.input else said
+    for item in body.input:
+        match item.get("type", "message"):
+            case "message":
+                said.append(Message(str(item.get("role") or "user"), _content(item.get("content"))))
+            case "function_call":
+                called = {"name": str(item.get("name") or ""), "arguments": str(item.get("arguments") or "")}
+                call = {"id": str(item.get("call_id") or ""), "type": "function", "function": called}
+                said.append(Message("assistant", tool_calls=[call]))
+            case "function_call_output":
+                said.append(Message("tool", _content(item.get("output")), tool_call_id=str(item.get("call_id") or "")))
+            case "item_reference":
+                raise invalid("input", "`item_reference` names what is stored elsewhere: send the item itself")
+            case "reasoning":
+                pass  # templates leave out what was thought before the last turn
+            case _:
+                said.append(Message("user", [item]))
+    return said
+
+
+def _content(content: Any) -> str | list[dict[str, Any]]:
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    parts = [part for part in content if isinstance(part, dict)]
+    texts = [_text(part) for part in parts]
+    if len(parts) == 1 and texts[0] is not None:
+        return texts[0]
+    return [part if text is None else {"type": "text", "text": text} for part, text in zip(parts, texts, strict=True)]
+
+
+def _text(part: dict[str, Any]) -> str | None:
+    text = part.get("text")
+    return text if part.get("type") in _PARTS and isinstance(text, str) else None
+
+
+responses = json_reader(_Response, _read)

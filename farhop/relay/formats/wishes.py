@@ -1,0 +1,42 @@
+"""What a body says beside its prompt that bears on where it goes: residency, the session's name, a tier of service.
+
+Only read here, never judged: which places there are is the law's to say, and what a tier is worth the tenant's policy.
+A residency that cannot be read is an error and never left out, as it would widen what the client asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farhop.relay.formats.prompt import NO_WISHES, Wishes, invalid
+
+GEO = "inference_geo"  # Anthropic's: the answer's usage says it again
+RESIDENCY = (GEO, "data_residency")  # OpenAI's is the second
+WORD_CHARS_MAX = 64
+NAME_CHARS_MAX = 256
+_TIER = "service_tier"
+_READ = frozenset((*RESIDENCY, "prompt_cache_key", "user", _TIER))
+
+
+def read(fields: Any) -> Wishes:
+    """Of a body's own members, or a form's. Raises BodyError."""
+    if not isinstance(fields, dict) or _READ.isdisjoint(fields):
+        return NO_WISHES
+    residency = tuple((name, _word(name, said)) for name in RESIDENCY if (said := fields.get(name)) is not None)
+    return Wishes(
+        residency,
+        next((word for name, word in residency if name == GEO), ""),
+        _name(fields.get("prompt_cache_key")),
+        _name(fields.get("user")),
+        _name(fields.get(_TIER)),
+    )
+
+
+def _word(name: str, said: Any) -> str:
+    if not isinstance(said, str) or not 0 < len(said) <= WORD_CHARS_MAX or not (said.isascii() and said.isprintable()):
+        raise invalid(name, f"`{name}` must be the name of a place, such as eu, or global")
+    return said.strip().lower()
+
+
+def _name(said: Any) -> str:
+    return said[:NAME_CHARS_MAX] if isinstance(said, str) else ""

@@ -1,0 +1,63 @@
+"""Tells the service manager how a process is: ready, alive, stopping (systemd's sd_notify protocol).
+
+Where none asked ($NOTIFY_SOCKET is not set) it does nothing. The watchdog's message comes from the event loop, so that
+a loop which stands still is silent, too. Never delays or ends what it tells of: a manager that cannot be reached is
+not told, and its own timeouts decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+_SHARE = 3  # messages per watchdog interval: one may be late
+
+
+class Notifier:
+    """The service manager of this process. `environment` is what it was started with."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self._interval_s = _watchdog_s(environment) / _SHARE
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ready(self, loop: asyncio.AbstractEventLoop, status: str) -> None:
+        """It serves; `status` is a line for `systemctl status`. From now on the watchdog is fed, if there is one."""
+        self._tell(f"READY=1\nSTATUS={status}")
+        if self._address and self._interval_s > 0.0:
+            self._feed(loop)
+
+    def stopping(self) -> None:
+        """It drains. The watchdog is fed on: a drain may take long, and a loop that stands still meanwhile is found."""
+        self._tell("STOPPING=1\nSTATUS=draining")
+
+    def close(self) -> None:
+        """Tell no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _feed(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._tell("WATCHDOG=1")
+        self._timer = loop.call_later(self._interval_s, self._feed, loop)
+
+    def _tell(self, message: str) -> None:
+        if not self._address:
+            return
+        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address  # @: abstract
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
+            way.setblocking(False)
+            way.sendto(message.encode(), address)
+
+
+def _watchdog_s(environment: Mapping[str, str]) -> float:
+    """How often the manager wants to hear of this process; 0: it does not."""
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return 0.0
+    given = environment.get("WATCHDOG_USEC", "")
+    return int(given) / 1e6 if given.isascii() and given.isdigit() else 0.0

@@ -1,0 +1,92 @@
+"""Who asks at an admin port, and what they may: by a token, by a certificate, or nobody need say.
+
+Three rights, each of which includes the one before: to scrape `metrics`, to `read` all that is told, to `act`.
+Invariants: a token is kept as its hash and compared in constant time, with all of them, whichever fits; nothing that
+was presented is ever in a message. Never decides what a request needs: that stands with the route.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from farhop.identity import certificate_names
+
+Right = Literal["metrics", "read", "act"]
+RIGHTS: tuple[Right, ...] = ("metrics", "read", "act")
+TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 16, 4096
+_SCHEME = "bearer "
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """Who asks, for the log, and what they may; "" may nothing."""
+
+    name: str
+    may: Right | Literal[""]
+
+    def may_do(self, needed: Right) -> bool:
+        """Whether this right includes the one needed."""
+        return self.may != "" and RIGHTS.index(self.may) >= RIGHTS.index(needed)
+
+
+class Operators:
+    """Those of one port.
+
+    `tokens` are SHA-256 digests with a right, by name. `certified`: the connection proved a certificate, which gives
+    `read`, or what `named` says for the operator that it names in the trust domain. Without either of them `anybody`
+    has the right given.
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, tuple[bytes, Right]] | None = None,
+        named: Mapping[str, Right] | None = None,
+        trust_domain: str = certificate_names.TRUST_DOMAIN,
+        *,
+        certified: bool = False,
+        anybody: Right = "act",
+    ) -> None:
+        self._tokens, self._named, self._trust_domain = dict(tokens or {}), dict(named or {}), trust_domain
+        self._certified, self._anybody = certified, anybody
+
+    @property
+    def asks(self) -> bool:
+        """Whether anybody must say who they are."""
+        return self._certified or bool(self._tokens)
+
+    def of(self, authorization: str | None, certificate: bytes | None) -> Operator:
+        """Who that is: by the `Authorization` of the request and the certificate (DER) of its connection."""
+        if not self.asks:
+            return Operator("anybody", self._anybody)
+        found = [self._by_token(authorization), self._by_certificate(certificate)]
+        return max(found, key=lambda one: -1 if one.may == "" else RIGHTS.index(one.may))
+
+    def _by_token(self, authorization: str | None) -> Operator:
+        given = authorization or ""
+        if given[: len(_SCHEME)].lower() != _SCHEME or len(given) > TOKEN_CHARS_MAX:
+            return _NOBODY
+        digest = hashlib.sha256(given[len(_SCHEME) :].strip().encode("utf-8", "replace")).digest()
+        found = _NOBODY
+        for name, (known, may) in self._tokens.items():  # all of them, so that the time tells nothing
+            if hmac.compare_digest(known, digest):
+                found = Operator(f"token {name}", may)
+        return found
+
+    def _by_certificate(self, certificate: bytes | None) -> Operator:
+        if not self._certified or certificate is None:
+            return _NOBODY
+        name = certificate_names.operator(certificate_names.uris(certificate), self._trust_domain)
+        return Operator(f"operator {name}" if name else "a certificate", self._named.get(name, "read"))
+
+
+_NOBODY = Operator("nobody", "")
+OPEN = Operators()
+
+
+def digest_of(token: str) -> bytes:
+    """As a token is kept."""
+    return hashlib.sha256(token.encode()).digest()

@@ -1,0 +1,58 @@
+"""What a global balancer says of itself in etcd: that it is there, and where its admin port is.
+
+For operators' commands alone: no balancer goes by it, and nothing is routed by it. Fields that are not known are
+ignored: newer balancers may add some.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farhop.store.documents.document import DocumentError, check_size, check_text, read
+from farhop.store.documents.report import check_address
+
+DOCUMENT_LIMIT_BYTES = 16 * 1024
+TEXT_LIMIT = 256  # characters
+
+
+class EntryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One global balancer instance. `admin_address` is where operators' commands reach its admin port, host:port, with
+    TLS if `admin_tls`; "" where it offers none. `version` is that of its build.
+    """
+
+    region: str
+    instance: str
+    admin_address: str = ""
+    admin_tls: bool = False
+    version: str = ""
+
+
+_DECODER = msgspec.json.Decoder(EntryReport)
+
+
+def encode(report: EntryReport) -> bytes:
+    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    check(report)
+    document = msgspec.json.encode(report)
+    check_size(len(document), DOCUMENT_LIMIT_BYTES)
+    return document
+
+
+def decode(document: bytes) -> EntryReport:
+    """The report in a JSON document. Raises DocumentError, naming the field."""
+    report = read(_DECODER, document, "report", DOCUMENT_LIMIT_BYTES)
+    check(report)
+    return report
+
+
+def check(report: EntryReport) -> None:
+    """Raise DocumentError at the first field outside its domain."""
+    for field in ("region", "instance"):
+        text = getattr(report, field)
+        check_text(field, text, TEXT_LIMIT)
+        if "/" in text:
+            raise DocumentError(field, "must hold no '/'")
+    if report.admin_address:
+        check_address("admin_address", report.admin_address)
+    if report.version:
+        check_text("version", report.version, TEXT_LIMIT)

@@ -1,0 +1,224 @@
+"""Anthropic's Messages API as vLLM speaks it: a body becomes a chat, and its answer blocks, events and usage.
+
+Pure. vLLM drops the line in which Claude Code says who pays, puts results of tools before what the user says beside
+them, and takes no `cache_salt` here. Its errors are Anthropic's in form, with types of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from farhop_lab.engine.core.text import token_count
+from farhop_lab.engine.formats.api import (
+    Call,
+    ChatBody,
+    Message,
+    Part,
+    RefusedError,
+    StreamOptions,
+    call_of,
+    decoded,
+    refusal,
+    render_chat,
+)
+from farhop_lab.engine.formats.render import frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequence_
+
+    from farhop_lab.engine.core.sequence import Sequence
+
+_BILLING = "x-anthropic-billing-header"
+_STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_encode = msgspec.json.encode
+
+
+class Turn(msgspec.Struct):
+    """One message."""
+
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class Tool(msgspec.Struct):
+    """One tool."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+
+class CountBody(msgspec.Struct):
+    """POST /v1/messages/count_tokens."""
+
+    model: str
+    messages: list[Turn]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = False
+    stop_sequences: list[str] | None = None
+
+
+class AnthropicRefusedError(RefusedError):
+    """The same refusal, as Anthropic's clients read it."""
+
+    def body(self) -> bytes:
+        """The error as vLLM words it here."""
+        return _encode({"type": "error", "error": {"type": self.kind, "message": self.message}})
+
+
+_MESSAGES = msgspec.json.Decoder(MessagesBody)
+_COUNT = msgspec.json.Decoder(CountBody)
+
+
+def parse(body: bytes) -> Call:
+    """A request for an answer. RefusedError where it is malformed or asks for what there is not."""
+    asked = decoded(_MESSAGES, body)
+    if asked.max_tokens < 1:
+        raise refusal("max_tokens", "max_tokens must be positive")
+    chat = _chat(asked)
+    chat.stream, chat.stop = asked.stream, asked.stop_sequences
+    chat.stream_options = StreamOptions(include_usage=True) if asked.stream else None
+    return replace(call_of(chat, render_chat(chat), asked.max_tokens, "assistant"), model=asked.model)
+
+
+def counted(body: bytes) -> tuple[str, bytes]:
+    """Model and rendered prompt of a request to count tokens."""
+    asked = decoded(_COUNT, body)
+    return asked.model, render_chat(_chat(asked))
+
+
+def count(prompt: bytes) -> bytes:
+    """The answer to that."""
+    return _encode({"input_tokens": token_count(prompt)})
+
+
+def _chat(asked: CountBody) -> ChatBody:
+    if not asked.messages:
+        raise refusal("messages", "it is missing or empty; give at least one message")
+    messages: list[Message] = []
+    if system := _texts(asked.system):
+        messages.append(Message("system", system))
+    for turn in asked.messages:
+        messages += _of_turn(turn)
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": t.name, "description": t.description, "parameters": t.input_schema},
+        }
+        for t in asked.tools or ()
+    ]
+    return ChatBody(messages=messages, tools=tools or None)
+
+
+def _texts(system: str | list[dict[str, Any]] | None) -> str:
+    if isinstance(system, str) or system is None:
+        return system or ""
+    texts = [str(block.get("text") or "") for block in system if block.get("type") == "text"]
+    return "".join(text for text in texts if not text.startswith(_BILLING))
+
+
+def _of_turn(turn: Turn) -> list[Message]:
+    if isinstance(turn.content, str):
+        return [Message(turn.role, turn.content)]
+    results: list[Message] = []
+    parts: list[Part] = []
+    calls: list[Any] = []
+    for block in turn.content:
+        kind = block.get("type")
+        if kind == "text" and block.get("text"):
+            parts.append(Part("text", str(block["text"])))
+        elif kind == "image":
+            parts.append(Part("image_url", image_url={"url": block.get("source")}))
+        elif kind == "tool_use":
+            said = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+            calls.append({"id": block.get("id"), "type": "function", "function": said})
+        elif kind == "tool_result":
+            results.append(Message("tool", _result(block.get("content"))))
+        elif kind not in ("text", "thinking", "redacted_thinking"):
+            raise refusal("messages", f"a block of type {kind!r} is not supported")
+    content: str | list[Part] | None = parts or None
+    if len(parts) == 1 and parts[0].type == "text":
+        content = parts[0].text
+    return [*results, Message(turn.role, content, calls or None)] if content or calls else results
+
+
+def _result(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else []
+    return "\n".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
+
+
+def usage(sequence: Sequence) -> dict[str, int]:
+    """As Anthropic counts: what was cached stands apart from the other input."""
+    return {
+        "input_tokens": sequence.prompt_tokens - sequence.cached_tokens,
+        "output_tokens": sequence.output_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": sequence.cached_tokens,
+    }
+
+
+class MessageAnswer:
+    """How one request is answered: one block of text."""
+
+    __slots__ = ("_head", "_id", "_model", "_tail")
+
+    def __init__(self, id: str, model: str) -> None:  # noqa: A002
+        self._id, self._model = id, model
+        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "\0"}}
+        self._head, self._tail = _event(delta).split(_encode("\0")[1:-1])
+
+    def opening(self, sequence: Sequence) -> bytes:
+        """The message begins, and its only block."""
+        told = {"input_tokens": sequence.prompt_tokens, "output_tokens": 0}
+        message = {**self._message([], None, None), "usage": told}
+        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        return frame(_event({"type": "message_start", "message": message})) + frame(_event(block))
+
+    def token(self, text: str) -> bytes:
+        """The chunk of one token. Its text needs no escaping (see text.py)."""
+        return frame(self._head + text.encode("ascii") + self._tail)
+
+    def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:  # noqa: ARG002 - always told
+        """The chunk of the last token, and the events that end the message."""
+        delta = {"stop_reason": _STOPS.get(sequence.finished or "stop", "end_turn"), "stop_sequence": None}
+        ends = (
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": delta, "usage": usage(sequence)},
+            {"type": "message_stop"},
+        )
+        return self.token(text) + b"".join(frame(_event(end)) for end in ends)
+
+    def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
+        """See Rendering."""
+        ((text, sequence),) = answers
+        reason = _STOPS.get(sequence.finished or "stop", "end_turn")
+        content = [{"type": "text", "text": text}] if text else []
+        return _encode({**self._message(content, reason, None), "usage": usage(sequence)})
+
+    def _message(self, content: list[dict[str, Any]], reason: str | None, at: str | None) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "content": content,
+            "model": self._model,
+            "stop_reason": reason,
+            "stop_sequence": at,
+        }
+
+
+def _event(said: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(said["type"]).encode(), _encode(said))

@@ -1,0 +1,155 @@
+"""OpenAI's Responses API as vLLM speaks it without a store: a body becomes a chat, and its answer items and events.
+
+Pure. Nothing is kept: what names an earlier response is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from farhop_lab.engine.formats.api import Call, ChatBody, Message, Part, call_of, decoded, refusal, render_chat
+from farhop_lab.engine.formats.render import frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequence_
+
+    from farhop_lab.engine.core.sequence import Sequence
+
+_encode = msgspec.json.encode
+
+
+class ResponsesBody(msgspec.Struct, kw_only=True):
+    """POST /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    tools: list[Any] | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = False
+    previous_response_id: str | None = None
+    cache_salt: str | None = None
+
+
+_BODY = msgspec.json.Decoder(ResponsesBody)
+
+
+def parse(body: bytes) -> Call:
+    """A request for an answer. RefusedError where it is malformed or asks for what there is not."""
+    asked = decoded(_BODY, body)
+    if asked.previous_response_id is not None:
+        raise refusal("previous_response_id", "no response is stored here")
+    messages = [Message("system", asked.instructions)] if asked.instructions else []
+    if isinstance(asked.input, str):
+        messages.append(Message("user", asked.input))
+    else:
+        messages += [_message(item) for item in asked.input if item.get("type") != "reasoning"]
+    chat = ChatBody(messages=messages, tools=asked.tools, stream=asked.stream, cache_salt=asked.cache_salt)
+    return replace(call_of(chat, render_chat(chat), asked.max_output_tokens, "assistant"), model=asked.model)
+
+
+def _message(item: dict[str, Any]) -> Message:
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        return Message("assistant", None, [{"name": item.get("name"), "arguments": item.get("arguments")}])
+    if kind == "function_call_output":
+        return Message("tool", str(item.get("output") or ""))
+    if kind != "message":
+        raise refusal("input", f"an item of type {kind!r} is not supported")
+    content = item.get("content")
+    if isinstance(content, list):
+        return Message(str(item.get("role")), [Part("text", str(part.get("text") or "")) for part in content])
+    return Message(str(item.get("role")), content)
+
+
+def usage(sequence: Sequence) -> dict[str, Any]:
+    """Input and output, and what of the input was cached."""
+    return {
+        "input_tokens": sequence.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": sequence.cached_tokens},
+        "output_tokens": sequence.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": sequence.total_tokens,
+    }
+
+
+class ResponseAnswer:
+    """How one request is answered: one message of one text."""
+
+    __slots__ = ("_created", "_id", "_model", "_number", "_text")
+
+    def __init__(self, id: str, model: str, created: int) -> None:  # noqa: A002
+        self._id, self._model, self._created = id, model, created
+        self._number, self._text = 0, ""
+
+    def opening(self, sequence: Sequence) -> bytes:  # noqa: ARG002
+        """The response begins, its message, and the text in that."""
+        started = self._response("in_progress", [], None)
+        return (
+            self._event("response.created", {"response": started})
+            + self._event("response.in_progress", {"response": started})
+            + self._event("response.output_item.added", {"output_index": 0, "item": self._item("", "in_progress")})
+            + self._event("response.content_part.added", {**self._where, "part": _part("")})
+        )
+
+    def token(self, text: str) -> bytes:
+        """The chunk of one token."""
+        self._text += text
+        return self._event("response.output_text.delta", {**self._where, "delta": text, "logprobs": []})
+
+    def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:  # noqa: ARG002 - always told
+        """The chunk of the last token, and the events that end all that began."""
+        last, whole = self.token(text), self._text
+        done = self._item(whole, "completed")
+        return (
+            last
+            + self._event("response.output_text.done", {**self._where, "text": whole, "logprobs": []})
+            + self._event("response.content_part.done", {**self._where, "part": _part(whole)})
+            + self._event("response.output_item.done", {"output_index": 0, "item": done})
+            + self._event("response.completed", {"response": self._response(_status(sequence), [done], sequence)})
+        )
+
+    def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
+        """See Rendering."""
+        ((text, sequence),) = answers
+        return _encode(self._response(_status(sequence), [self._item(text, "completed")], sequence))
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": f"msg_{self._id}", "output_index": 0, "content_index": 0}
+
+    def _item(self, text: str, status: str) -> dict[str, Any]:
+        content = [_part(text)] if status == "completed" else []
+        return {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _response(self, status: str, output: list[dict[str, Any]], sequence: Sequence | None) -> dict[str, Any]:
+        short = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "incomplete_details": short,
+            "model": self._model,
+            "output": output,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": usage(sequence) if sequence is not None else None,
+        }
+
+    def _event(self, name: str, said: dict[str, Any]) -> bytes:
+        event = {"type": name, "sequence_number": self._number, **said}
+        self._number += 1
+        return frame(b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(event)))
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _status(sequence: Sequence) -> str:
+    return "incomplete" if sequence.finished == "length" else "completed"

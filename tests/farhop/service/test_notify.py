@@ -1,0 +1,92 @@
+"""What a service manager is told, over a real datagram socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farhop.service.notify import Notifier
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(5.0)
+        yield listening
+
+
+def told(manager: socket.socket) -> str:
+    return manager.recv(4096).decode()
+
+
+async def test_nobody_asked() -> None:
+    notifier = Notifier({})
+    notifier.ready(asyncio.get_running_loop(), "here")
+    notifier.stopping()
+    notifier.close()
+
+
+async def test_ready_and_stopping_are_told(manager: socket.socket) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
+    notifier.ready(asyncio.get_running_loop(), "region paris: clients on 0.0.0.0:443")
+    assert told(manager) == "READY=1\nSTATUS=region paris: clients on 0.0.0.0:443"
+    notifier.stopping()
+    assert told(manager) == "STOPPING=1\nSTATUS=draining"
+    notifier.close()
+
+
+async def test_the_watchdog_is_fed_from_the_loop_until_the_end(manager: socket.socket) -> None:
+    environment = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid())}
+    notifier = Notifier(environment)
+    notifier.ready(asyncio.get_running_loop(), "here")
+    manager.setblocking(False)
+    heard = [told(manager), told(manager)]
+    while len(heard) < 5:
+        await asyncio.sleep(0.01)
+        try:
+            heard.append(told(manager))
+        except BlockingIOError:
+            continue
+    assert heard == ["READY=1\nSTATUS=here", *["WATCHDOG=1"] * 4]
+    notifier.close()
+    await asyncio.sleep(0.05)
+    with pytest.raises(BlockingIOError):
+        for _ in range(10):
+            told(manager)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_USEC": ""}],
+)
+async def test_no_watchdog_that_is_for_another_or_makes_no_sense(
+    manager: socket.socket, environment: dict[str, str]
+) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname(), **environment})
+    notifier.ready(asyncio.get_running_loop(), "here")
+    assert told(manager).startswith("READY=1")
+    await asyncio.sleep(0.02)
+    manager.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        told(manager)
+
+
+async def test_a_manager_that_is_gone_or_full_ends_nothing(tmp_path: Path, manager: socket.socket) -> None:
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready(asyncio.get_running_loop(), "here")
+    notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
+    for _ in range(2000):
+        notifier.stopping()  # far beyond what a socket holds
+
+
+async def test_an_abstract_socket() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(f"\0farhop-test-{os.getpid()}")
+        listening.settimeout(5.0)
+        Notifier({"NOTIFY_SOCKET": f"@farhop-test-{os.getpid()}"}).stopping()
+        assert told(listening).startswith("STOPPING=1")

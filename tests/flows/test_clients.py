@@ -1,0 +1,156 @@
+"""What clients of today say, through both tiers in one process: paths that not every engine has, keys by another
+header, residency in their words, probes of load balancers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from inprocess import HOP_KEY, MODEL, Answer, Engine, both, chat, head, send, tenant, topology
+
+MESSAGES = "/v1/messages"
+
+
+@pytest.fixture(autouse=True)
+def _hop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+def message(text: str = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": text}], **more}
+
+
+async def asked(port: int, path: str, body: Any, key: str = "sk-farhop-anywhere", **headers: str) -> Answer:
+    return await send(port, chat(key, body, path, **headers))
+
+
+async def test_a_path_that_no_engine_has_is_said_to_be_so() -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        answer = await asked(up.entry, MESSAGES, message())
+        assert answer.status == 501
+        assert answer.json["type"] == "error"
+        assert answer.json["error"]["code"] == "path_not_spoken_by_engine"
+        assert "/v1/chat/completions" in answer.json["error"]["message"]
+        assert (await asked(up.client, MESSAGES, message())).status == 501
+        # That says nothing of the engine's health, nor of other paths.
+        assert (await asked(up.entry, "/v1/chat/completions", None)).status == 200
+        await up.at_rest()
+
+
+async def test_a_key_by_the_other_header_never_goes_on() -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        sent = chat(None, None, x_api_key="sk-farhop-anywhere", anthropic_version="2023-06-01")
+        assert (await send(up.entry, sent)).status == 200
+        headers, _ = engine.seen[-1]
+        assert "x-api-key" not in headers
+        assert headers["anthropic-version"] == "2023-06-01"
+        wrong = await send(up.entry, chat("sk-wrong", None, x_api_key="sk-farhop-anywhere"))
+        assert wrong.status == 401
+
+
+@pytest.mark.parametrize("field", ["inference_geo", "data_residency"])
+async def test_residency_in_a_body_narrows_and_is_refused_where_unknown(field: str) -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+        for port in (up.entry, up.client):
+            assert (await asked(port, "/v1/chat/completions", {**body, field: "us"})).status == 200
+            assert (await asked(port, "/v1/chat/completions", {**body, field: "GLOBAL"})).status == 200
+            away = await asked(port, "/v1/chat/completions", {**body, field: "eu"})
+            assert (away.status, away.code) == (
+                (503, "no_region_serving") if port == up.entry else (451, "unlawful_here")
+            )
+            unknown = await asked(port, "/v1/chat/completions", {**body, field: "mars"})
+            assert (unknown.status, unknown.json["error"]["param"]) == (400, field)
+            for wrong in (7, "", ["eu"], "e" * 65, "eu\n"):
+                assert (await asked(port, "/v1/chat/completions", {**body, field: wrong})).status == 400
+        assert len(engine.seen) == 4
+        await up.at_rest()
+
+
+async def test_a_large_body_is_bound_as_a_small_one_is() -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello " * 60_000}], "inference_geo": "eu"}
+        assert (await asked(up.entry, "/v1/chat/completions", body)).status == 503
+        assert (await asked(up.client, "/v1/chat/completions", body)).status == 451
+        assert not engine.seen
+        assert (await asked(up.entry, "/v1/chat/completions", {**body, "inference_geo": "us"})).status == 200
+        assert (await asked(up.entry, "/v1/chat/completions", {**body, "inference_geo": "mars"})).status == 400
+        await up.at_rest()
+
+
+@pytest.mark.parametrize("nested", ["extra_body", "nvext", "vllm_xargs"])
+async def test_residency_that_nobody_would_read_is_refused(nested: str) -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], nested: {"inference_geo": "eu"}}
+        refused = await asked(up.entry, "/v1/chat/completions", body)
+        assert (refused.status, refused.json["error"]["param"]) == (400, "inference_geo")
+        assert not engine.seen
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("us.llm.example", 200), ("US.llm.example:8443", 200), ("eu.llm.example", 451), ("ae.api.llm.example", 400),
+     ("jp.api.llm.example", 451), ("jp.llm.example", 200), ("eurosport.example", 200), ("eu", 200)],
+)  # fmt: skip
+async def test_a_host_name_stands_for_a_residency(host: str, status: int) -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        for port in (up.entry, up.client):
+            answer = await send(port, chat().replace(b"host: farhop", b"host: " + host.encode()))
+            assert answer.status == status
+        assert len(engine.seen) == (2 if status == 200 else 0)
+
+
+async def test_one_model_need_not_be_named() -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        assert (await asked(up.entry, "/v1/chat/completions", body)).status == 200
+        assert engine.seen[-1][1]["model"] == MODEL
+        assert (await asked(up.entry, "/v1/chat/completions", {**body, "model": None})).status == 200
+        assert engine.seen[-1][1]["model"] == MODEL
+        large = {"messages": [{"role": "user", "content": "hello " * 60_000}]}
+        assert (await asked(up.entry, "/v1/chat/completions", large)).status == 200
+        assert engine.seen[-1][1]["model"] == MODEL
+
+
+async def test_of_several_models_one_must_be_named() -> None:
+    replica = {"models": [MODEL, "other"], "name": "one"}
+    async with Engine().running() as engine:
+        replica["url"] = f"http://{engine.address}"
+        async with both(engine, topology(), regional={"replicas": [replica]}) as up:
+            body = {"messages": [{"role": "user", "content": "hello"}]}
+            refused = await asked(up.entry, "/v1/chat/completions", body)
+            assert (refused.status, refused.json["error"]["param"]) == (400, "model")
+
+
+async def test_probes_tell_nothing_but_yes_and_no() -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        for port in (up.entry, up.client):
+            for path in ("/health", "/ready"):
+                answer = await send(port, head("GET", path))
+                assert (answer.status, answer.body) == (200, b"")
+                assert not any(name.startswith("x-farhop") for name in answer.headers)
+            assert (await send(port, head("POST", "/health"))).status == 405
+        up.global_.tier_admin.stopping = up.regional.tier_admin.stopping = True
+        for port in (up.entry, up.client):
+            assert (await send(port, head("GET", "/ready"))).status == 503
+            assert (await send(port, head("GET", "/health"))).status == 200
+        assert (await send(up.tier, head("GET", "/health"))).status == 404
+        assert up.global_.metrics.in_flight == 0
+
+
+async def test_an_entry_that_leads_nowhere_lawful_is_not_ready() -> None:
+    world = topology(tenant("only", residency={"processing": {"allow": ["jp"]}}))
+    tenants = {"only": world.tenants["only"]}
+    from dataclasses import replace
+
+    async with Engine().running() as engine, both(engine, replace(world, tenants=tenants)) as up:
+        assert (await send(up.entry, head("GET", "/ready"))).status == 503
+        assert (await send(up.entry, head("GET", "/health"))).status == 200
+
+
+async def test_the_version_is_told_to_who_may_ask() -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        assert (await send(up.entry, head("GET", "/version"))).status == 401
+        told = await send(up.entry, head("GET", "/version", authorization="Bearer sk-farhop-anywhere"))
+        assert told.status == 200
+        assert told.json["version"]
