@@ -165,7 +165,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     11: _fields(machine.LawChanged, "law"),
     12: _fields(machine.Usage, "prompt_tokens completion_tokens cached_tokens"),
     13: _fields(machine.HeaderMatch, "kind name value"),
-    14: _fields(machine.Tokens, "ids cache_salt"),
+    14: _fields(machine.Tokens, "ids cache_salt shape"),
     15: _fields(machine.Address, "host port via tls"),
     16: (outcome.Outcome, Tag(("reason",), lambda it: (it.reason,), outcome.by_reason)),
     17: _fields(machine.Prefill, "target address bootstrap_port room"),
@@ -225,7 +225,10 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         "name address models gpu slots kv_tokens prefill_tokens_max prefill_ms_per_token tpot_ms draining missing "
         "kv_ranks adapters sample version role handover bootstrap_port lineage",
     ),
-    52: _fields(regional_view.Sample, "at waiting running kv_usage kv_tokens prefix_queries prefix_hits lora queued"),
+    52: _fields(
+        regional_view.Sample,
+        "at waiting running kv_usage kv_tokens prefix_queries prefix_hits lora queued started_at",
+    ),
     53: _fields(regional_view.Lora, "max running waiting"),
     54: _fields(regional_view.ReplicaSampled, "target sample"),
     55: _fields(regional_view.ReplicaProbed, "target ok fault ready strain"),

@@ -307,7 +307,9 @@ class RegionalBalancer:
             counter(
                 "untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason"
             )
-            counter("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.guard.miscounts)
+            counter(
+                "miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.guard.miscounts
+            )
             counter(
                 "mispredicted_prompts",
                 "Prompts of which an engine found other tokens cached than by its own word it held.",

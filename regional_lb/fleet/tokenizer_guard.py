@@ -84,7 +84,7 @@ class TokenizerGuard:
             self._settle(shape, doubt)
 
     def _doubt(self, shape: Shape) -> _Doubt:
-        doubt = self._doubts[shape] = self._doubts.pop(shape, None) or _Doubt()
+        doubt = self._doubts[shape] = self._doubts.pop(shape, _Doubt())
         if len(self._doubts) > _SHAPES_MAX:
             del self._doubts[next(iter(self._doubts))]
         return doubt
