@@ -16,7 +16,6 @@ from farhop.balance.machine import Address, Event
 from regional_lb.fleet.kv_events import Change
 from topology.lineage import Bases
 
-
 _START_SLACK_S = 0.5  # a process has one beginning, but some work it out anew with each page
 
 

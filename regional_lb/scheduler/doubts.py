@@ -46,7 +46,7 @@ class Doubts:
         if self.due == inf:
             self.due, self._asked_at = now + LOOK_S, now
 
-    def began(self, replica: str, elapsed_ms: float, expected_ms: float) -> None:
+    def began(self, elapsed_ms: float, expected_ms: float) -> None:
         """An answer began after so long."""
         late = log((elapsed_ms + _NOISE_MS) / (expected_ms + _NOISE_MS))
         self._late += _WEIGHT * (late - self._late)

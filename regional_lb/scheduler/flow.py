@@ -211,7 +211,7 @@ class RegionalFlow:
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
-                self._doubts.began(state.replica, elapsed_ms, self._due_ms(state, chosen))
+                self._doubts.began(elapsed_ms, self._due_ms(state, chosen))
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)

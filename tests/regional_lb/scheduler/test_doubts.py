@@ -17,7 +17,7 @@ def looked(doubts: Doubts, begin: float, until: float) -> tuple[float, list[tupl
 
 def measured(doubts: Doubts) -> None:
     for n in range(400):
-        doubts.began("r2", 100.0 if n % 2 else 130.0, 100.0)
+        doubts.began(100.0 if n % 2 else 130.0, 100.0)
 
 
 def test_what_is_never_begun_is_doubted_by_what_was_expected() -> None:
