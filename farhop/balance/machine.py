@@ -52,7 +52,7 @@ class Request(msgspec.Struct, frozen=True):
     that the client asks for, `header_matches` are those of the rules' that it bears: both empty where nothing asks for
     them. `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
     prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
-    queues of other regions that let it go.
+    queues of other regions that let it go. `recomputed`: an engine computes the whole prompt, whatever it has cached.
     """
 
     id: str
@@ -78,6 +78,7 @@ class Request(msgspec.Struct, frozen=True):
     divisible: bool = False
     body_hash: int = 0
     waited_s: float = 0.0
+    recomputed: bool = False
 
 
 class Address(msgspec.Struct, frozen=True):

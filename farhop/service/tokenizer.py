@@ -3,7 +3,8 @@
 A prompt that cannot be read so (a picture, a template's error, too long, too many at once) is counted by reason and
 goes on without: then the byte chain decides. Invariants: nothing is fetched, tokenizer and template are files of this
 machine; the ids are those an engine with the same files computes (vLLM's defaults: a chat is rendered as
-farhop.service.chat_form has it and adds no special tokens but its template's, a completion adds the tokenizer's); a template is run in Jinja's sandbox. Never changes a body.
+farhop.service.chat_form has it and adds no special tokens but its template's, a completion adds the tokenizer's); a
+template is run in Jinja's sandbox. Never changes a body.
 Needs the extra `tokenizer`.
 """
 

@@ -72,11 +72,8 @@ class TokenizerGuard:
 
         If it found more than expected and its word has it by now, it was only late.
         """
-        if told > expected + _BLOCK_TOKENS:
-            wrong = told > held + _BLOCK_TOKENS
-        else:
-            wrong = told + _BLOCK_TOKENS < expected
-        if wrong:
+        more, less = told > expected + _BLOCK_TOKENS, told + _BLOCK_TOKENS < expected
+        if less or (more and told > held + _BLOCK_TOKENS):
             self.mispredictions += 1
             self._doubt(shape).mispredicted += 1
         elif told and (doubt := self._doubts.get(shape)) is not None:
