@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
-from farhop.config import load
+from farhop.config import load, told
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
@@ -147,7 +147,7 @@ class GlobalBalancer:
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
-            config.admin.made(config.trust_domain),
+            config.admin.made(config.trust_domain), lambda: told(self.config),
         )  # fmt: skip
         self._gauges()
 

@@ -16,6 +16,7 @@ from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
+from global_lb.app.receipt import receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,11 +124,12 @@ class GlobalTier(InstrumentedTier):
         return next((i.clock_offset_ms for i in instances if i.tier == forward.address), 0.0)
 
     def answer_headers(self, active: ActiveRequest) -> bytes:
-        """Where it was served, and under which decision."""
+        """Where it was served, under which decision, and why, for a client that asks and may know."""
         context: RequestContext = active.context
         forward = active.forward
         region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
-        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n"
+        told = receipt(active.exchange.head, active.request, active.reasons, self._flow.law.topology)
+        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told
 
 
 class DecisionReasons:
@@ -165,7 +167,7 @@ class DecisionReasons:
             "policy": decision.route.policy.name,
             "unit": decision.route.policy.unit,
             "notes": list(decision.notes),
-            "policy_epoch": decision.verdict.epoch,
+            "law_epoch": decision.verdict.epoch,
             "entry_region": self._entry_region,
             "spilled_from": decision.spilled_from,
             "ties": dict(decision.ties),
@@ -258,7 +260,7 @@ class GlobalAdmin:
             "region": flow.config.region,
             "instance": self._instance,
             "version": version(),
-            "policy_epoch": flow.law.epoch,
+            "law_epoch": flow.law.epoch,
             "law": self._laws.status(),
             "configuration": self._configuration(),
             "kept": self.kept(),

@@ -19,7 +19,7 @@ def healthy(world, made):
 
 
 async def test_all_is_well(healthy, cli):
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     assert not result.stderr
     views = [line.split() for line in result.stdout.splitlines() if "why up" in line]
@@ -31,21 +31,23 @@ async def test_all_is_well(healthy, cli):
 
 async def test_a_region_that_is_down_is_code_1(healthy, cli, made):
     healthy.status["frankfurt", "global_admin"] = made.global_status(virginia="up", tokyo="down", frankfurt="suspect")
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert cli.failed(result, 1) == "farhop: down: tokyo\n"
     assert "why down" in result.stdout
 
 
 async def test_a_suspect_or_draining_region_is_not_down(healthy, cli, made):
     healthy.status["tokyo", "global_admin"] = made.global_status(virginia="suspect", frankfurt="draining")
-    assert (await cli.in_thread("status")).exit_code == 0
+    assert (await cli.in_thread("status", "--wide")).exit_code == 0
 
 
 @pytest.mark.parametrize("role", ["global_admin", "regional_admin"])
 async def test_a_silent_balancer_is_a_row(healthy, cli, role):
     healthy.silent.add(("tokyo", role))
-    result = await cli.in_thread("status")
-    assert "down: tokyo" in cli.failed(result, 1)
+    result = await cli.in_thread("status", "--wide")
+    said = cli.failed(result, 3)
+    assert said.startswith("farhop: 5 of 6 balancers answered: http://127.0.0.1:")
+    assert "cannot be reached" in said
     row = next(line for line in result.stdout.splitlines() if "unreachable" in line)
     assert row.split()[0] == "tokyo"
     assert "virginia-0" in result.stdout
@@ -55,8 +57,10 @@ async def test_json_is_all_there_is(healthy, cli):
     healthy.silent.add(("tokyo", "regional_admin"))
     result = await cli.in_thread("status", "--json")
     told = json.loads(result.stdout)
-    assert result.exit_code == 1
-    assert told["down"] == ["tokyo"]
+    assert result.exit_code == 3
+    assert told["down"] == []
+    assert "cannot be reached" in told["unreachable"][0]
+    assert told["summary"]["answered"] == 5
     assert [one["region"] for one in told["global"]] == list(REGIONS)
     assert told["regional"][2]["status"] is None
     assert told["regional"][2]["error"]
@@ -67,16 +71,16 @@ async def test_what_another_version_leaves_out_is_a_dash(healthy, cli):
     for name in REGIONS:
         healthy.status[name, "global_admin"] = {"regions": [{"region": name}, 5]}
         healthy.status[name, "regional_admin"] = {}
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     assert "–" in result.stdout
 
 
 async def test_splits_are_a_table_where_there_are_any(healthy, cli):
-    assert "traffic split" not in (await cli.in_thread("status")).stdout
+    assert "traffic split" not in (await cli.in_thread("status", "--wide")).stdout
     split = {"weights": {"v1": 95.0, "v2": 5.0}, "rules": ["tenant acme: v1"], "sticky": "session", "unserved": ["v2"]}
     healthy.status["tokyo", "regional_admin"] |= {"splits": {"llama": split, "odd": {}, "none": 5}}
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines() if " llama " in line]
     assert rows == [["tokyo", "llama", "v1=95", "v2=5", "1", "session", "v2"]]
@@ -90,7 +94,7 @@ async def test_each_hub_is_a_row_and_says_what_was_not_believed(healthy, cli):
         {"hub": "odd", "refused": ["?"]},
         "nonsense",
     ]
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.split()[1:2] in (["atlantic"], ["pacific"], ["odd"])]
     first, second, third = (line.split() for line in rows)
@@ -106,11 +110,12 @@ async def test_of_a_fleet_at_work_one_global_balancer_tells(healthy, cli, tmp_pa
         f"{{region: tokyo, instance: g1, listen: {{port: 0}}, admin: {{port: {port}}}, "
         'etcd: {endpoints: ["127.0.0.1:1"]}, hop: {keys: {k1: "env:FARHOP_TEST_HOP"}, active: k1}}\n'
     )
-    result = await cli.in_thread("status", "--config", str(tmp_path / "global.yaml"))
+    result = await cli.in_thread("status", "--wide", "--config", str(tmp_path / "global.yaml"))
     assert (result.exit_code, result.stdout.count("why up")) == (0, 3)
     assert "regional balancers" not in result.stdout
     healthy.silent.add(("tokyo", "global_admin"))
-    assert "down: tokyo" in cli.failed(await cli.in_thread("status", "--config", str(tmp_path / "global.yaml")), 1)
+    said = cli.failed(await cli.in_thread("status", "--config", str(tmp_path / "global.yaml")), 2)
+    assert f"http://127.0.0.1:{port} cannot be reached" in said
 
 
 def test_no_world(cli, tmp_path):
@@ -122,11 +127,11 @@ def test_no_world(cli, tmp_path):
 async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made):
     for name in REGIONS:
         told = healthy.status[name, "global_admin"]
-        told |= {"trie_nodes": 1234, "policy_epoch": 7}
+        told |= {"trie_nodes": 1234, "law_epoch": 7}
         for region in told["regions"]:
             believed = {"prefix_nodes": 77, "predicted_hit_tokens": 110.0, "actual_hit_tokens": 100.0}
             region |= {"used_share": 0.5, "headroom_foreign_tokens": 40, "prefix_stream": "connected", **believed}
-        figures = {"predicted_hit_tokens": 45.0, "actual_hit_tokens": 50.0, "policy_epoch": 6}
+        figures = {"predicted_hit_tokens": 45.0, "actual_hit_tokens": 50.0, "law_epoch": 6}
         healthy.status[name, "regional_admin"] |= figures
         healthy.pages[name, "global_admin"] = (
             "# TYPE farhop_spill counter\n"
@@ -135,7 +140,7 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
         )
     late = healthy.status["tokyo", "global_admin"]["regions"][0]
     late |= {"prefix_stream": "behind", "prefix_behind_s": 12.34}
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["virginia", "tokyo", "up", "9.2", "1.5", "50", "%", "40", "512", "3", "0.25", "why", "up"] in rows
     assert ["tokyo", "answers", "7", "–", "5", "9", "1,234"] in rows
@@ -147,16 +152,16 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
 
 async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
     plain = {"tenant": "", "model": "", "policy": "predictive", "answer": "proxy", "usd_weight_ms": 0.0}
-    assert "routes that" not in (await cli.in_thread("status")).stdout
+    assert "routes that" not in (await cli.in_thread("status", "--wide")).stdout
     for name in REGIONS:
         healthy.status[name, "global_admin"]["routes"] = [plain]
-    assert "routes that" not in (await cli.in_thread("status")).stdout
+    assert "routes that" not in (await cli.in_thread("status", "--wide")).stdout
     dear = {"egress_usd_per_hour": 0.5, "egress_spent_usd": 0.000002, "foreign_quota": 0.25}
     healthy.status["tokyo", "global_admin"] |= {
         "routes": [plain, {**plain, "tenant": "acme", "answer": "redirect", "redirect_bytes": 4096, **dear}],
         "routes_signed": {"author": "ann", "why": "streams"},
     }
-    rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines()]
+    rows = [line.split() for line in (await cli.in_thread("status", "--wide")).stdout.splitlines()]
     said = ["ann:", "streams"]
     figures = ["redirect", "from", "4,096", "B", "2", "500,000", "25", "%"]
     assert ["tokyo", "acme", "any", "predictive", *figures, *said] in rows
@@ -167,7 +172,7 @@ async def test_operators_words_are_told_once(healthy, cli):
     for name in REGIONS[1:]:
         region = healthy.status[name, "global_admin"]["regions"][2]
         region |= {"state": "draining", "forced": True, "share": 0.25, "override": word}
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
     said = ["tokyo", "drain", "ann@ops", "2026-05-01T12:30:00", "1.5", "new", "racks"]
@@ -183,7 +188,7 @@ async def test_biases_and_pins_are_told_once(healthy, cli):
     ]
     for name in REGIONS[1:]:
         healthy.status[name, "global_admin"]["operator_overrides"] = words
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
     end = "ann@ops 2026-05-01T12:30:00 1.5 new link"
@@ -195,7 +200,7 @@ async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
     healthy.status["tokyo", "global_admin"]["regions"][2]["admitted_share"] = 0.4
     healthy.status["virginia", "global_admin"]["regions"][2]["admitted_share"] = 0.0
     healthy.status["frankfurt", "global_admin"]["regions"][2]["admitted_share"] = 1.0
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     assert result.stdout.count("up (40 % back)") == 1
     assert result.stdout.count("up (hot)") == 1
@@ -211,7 +216,7 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
         "epoch": 4, "source": "etcd", "revision": 17, "author": "ann", "why": "audit", "trouble": ["not JSON: x"],
         "etcd_out_of_reach": None, "signed_by": None, "kept_on_disk": False,
     }  # fmt: skip
-    assert "the law that each" not in (await cli.in_thread("status")).stdout
+    assert "the law that each" not in (await cli.in_thread("status", "--wide")).stdout
     healthy.status["tokyo", "global_admin"] |= {"law": law}
     frozen = {
         **law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6, "signed_by": "ops",
@@ -219,7 +224,7 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
     }  # fmt: skip
     healthy.status["tokyo", "regional_admin"] |= {"law": frozen}
     healthy.status["virginia", "regional_admin"] |= {"law": 5}
-    rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines() if " audit " in line]
+    rows = [line.split() for line in (await cli.in_thread("status", "--wide")).stdout.splitlines() if " audit " in line]
     assert rows[0] == ["tokyo", "global", "4", "etcd", "17", "ann", "audit", "unsigned", "no", "not", "JSON:", "x"]
     assert rows[1][:7] == ["tokyo", "regional", "4", "etcd", "17", "ann", "audit"]
     said = " ".join(rows[1][7:])
