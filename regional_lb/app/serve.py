@@ -307,6 +307,7 @@ class RegionalAdmin:
             "engine_running": sample.running if sample is not None else None,
             "engine_kv_usage": sample.kv_usage if sample is not None else None,
             "engine_hit_share": sample.hit_share if sample is not None else None,
+            "tells_cached_tokens": flow.tells_cached_tokens(name),
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),

@@ -87,6 +87,7 @@ class WaitEstimate:
             path=path,
             deadline=request.deadline,
             line=request.model,
+            recomputed=request.recomputed,
         )
 
     def _path(self, request: Request) -> Path | None:
@@ -101,6 +102,8 @@ class WaitEstimate:
 
         Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
         """
+        if need.recomputed:
+            return (), NOTHING
         hits = self._fleet.mirror.hits(need.chain, some)
         return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
 
