@@ -369,8 +369,7 @@ def _balancer(one: Seen) -> list[str]:
     if status is None:
         return [one.region, "unreachable", *[show.NONE] * 8, one.error]
     figures = (
-        number(status.get(f), 0)
-        for f in ("law_epoch", "under_way", "queued_requests", "queued_tokens", "trie_nodes")
+        number(status.get(f), 0) for f in ("law_epoch", "under_way", "queued_requests", "queued_tokens", "trie_nodes")
     )
     return [one.region, "answers", *figures, *_error(status), ""]
 

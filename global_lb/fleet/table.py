@@ -212,8 +212,8 @@ class Table:
         self.token_least_ms = 0.0
 
     def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
-        """These regions are so now; of others the wait, the slots left and the cache-hit calibration changed (`sent`: they
-        do with every request). The decisions that look at the block of before go on seeing that."""
+        """These regions are so now; of others the wait, the slots left and the cache-hit calibration changed (`sent`:
+        they do with every request). The decisions that look at the block of before go on seeing that."""
         block, token_moved = self.block.copy(), False
         places: list[int] = []
         figures: list[tuple[float, ...]] = []
