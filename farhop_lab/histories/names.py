@@ -528,7 +528,7 @@ def reading_writes(flow: Any, now: float) -> bool:
     """Whether whoever reads a regional machine now (a report, `explain`) changes what it remembers: who is eased in is
     written anew by whoever looks first when that is due. For recording alone, as it looks inside."""
     fleet = flow._fleet
-    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.view.by_line))
+    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.view.by_variant))
 
 
 def of_region(region: str, law: Law, seed: str) -> tuple[Any, ...]:

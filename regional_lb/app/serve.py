@@ -263,7 +263,7 @@ class RegionalAdmin:
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "configuration": self._configuration(),
             "policies": flow.policies.status(),
-            "splits": flow.splits.status(flow.view.by_line),
+            "splits": flow.splits.status(flow.view.by_variant),
             "overrides": {one.what: one.status() for one in self._overrides},
             "kept": self.kept(),
             "under_way": flow.under_way,
