@@ -52,6 +52,7 @@ def put(
     where: Where,
     notes: Sequence[str] = (),
     warnings: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None,
+    effects: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None,
 ) -> int:
     """Put `says(what is said for whom, None if nothing is)` in its place, and leave the rest; the exit code."""
     here = where.fleet(region)
@@ -67,6 +68,7 @@ def put(
     asked = Change(
         _key(noun, region), region, whom, make, notes=notes,
         warnings=None if warnings is None else lambda: warnings(here),
+        effects=None if effects is None else lambda _: effects(here),
     )  # fmt: skip
     return standing.change(noun, here, asked, where)
 

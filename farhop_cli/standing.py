@@ -150,6 +150,7 @@ class Change:
     """What to do to a key: `make` gives the new document, or None to take the key away, from what stands there.
 
     `check` ends the command where it may not be, before anything is written. `notes` are told people once it stands.
+    `effects` is asked in a dry run: whom it would strand, what would move.
     """
 
     key: str
@@ -160,6 +161,7 @@ class Change:
     check: Callable[[Store], Awaitable[None]] | None = None
     notes: Sequence[str] = ()
     warnings: Callable[[], Awaitable[Sequence[str]]] | None = None
+    effects: Callable[[Store], Awaitable[Sequence[str]]] | None = None
 
 
 def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
@@ -180,7 +182,8 @@ def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
             else:
                 await store.put(asked.key, document, expect_revision=revision, ttl_s=asked.ttl_s)
             aware = await settled(lambda: noun.followed(here, asked.region, before, after), of)
-        _tell(noun, asked, before, after, where, (aware, of))
+        effects = await asked.effects(store) if asked.effects is not None and where.dry_run else ()
+        _tell(noun, asked, before, after, where, (aware, of), effects)
         if asked.warnings is not None and not where.dry_run:
             for text in await asked.warnings():
                 warn(text)
@@ -190,7 +193,13 @@ def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
 
 
 def _tell(
-    noun: Noun, asked: Change, before: Standing | None, after: Standing | None, where: Where, known: tuple[int, int]
+    noun: Noun,
+    asked: Change,
+    before: Standing | None,
+    after: Standing | None,
+    where: Where,
+    known: tuple[int, int],
+    effects: Sequence[str],
 ) -> None:
     now = [item for item in after.items if item.whom == asked.whom] if after is not None else []
     left = [item.whom for item in after.items if not now] if after is not None else []
@@ -201,7 +210,8 @@ def _tell(
             "set": [after.row(item) for item in now] if after is not None else [],
             "was": [before.row(item) for item in was] if before is not None else [],
         }
-        show.json({"noun": noun.name, **rows, "dry_run": where.dry_run, "balancers": known[1], "aware": known[0]})
+        dry_run = {"dry_run": where.dry_run, **({"effects": list(effects)} if where.dry_run else {})}
+        show.json({"noun": noun.name, **rows, **dry_run, "balancers": known[1], "aware": known[0]})
         return
     dry = "dry run, nothing is written: " if where.dry_run else ""
     for item in now:
@@ -214,6 +224,8 @@ def _tell(
         show.line(f"{dry}what stood there could not be read", "yellow")
     for note in asked.notes:
         show.line(note)
+    for effect in effects:
+        show.line(effect, "yellow" if effect.startswith("strands") else None)
     tell_known(*known)
 
 

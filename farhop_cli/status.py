@@ -367,7 +367,7 @@ def _global(one: Seen, upper: list[Seen]) -> list[str]:
     received = [seen.spills.get(one.region, 0) for seen in upper if seen.spills is not None]
     sent = sum(one.spills.values()) if one.spills is not None else None
     figures = (
-        status.get("policy_epoch"),
+        status.get("law_epoch"),
         status.get("under_way"),
         sent,
         sum(received) if received else None,
@@ -456,8 +456,7 @@ def _balancer(one: Seen) -> list[str]:
     if status is None:
         return [one.name, "unreachable", *[show.NONE] * 8, one.error]
     figures = (
-        number(status.get(f), 0)
-        for f in ("policy_epoch", "under_way", "queued_requests", "queued_tokens", "trie_nodes")
+        number(status.get(f), 0) for f in ("law_epoch", "under_way", "queued_requests", "queued_tokens", "trie_nodes")
     )
     return [one.name, "answers", *figures, *_error(status), ""]
 

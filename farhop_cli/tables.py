@@ -161,7 +161,7 @@ def show_world(world: WorldFile) -> None:
 
 
 def _under(reasons: Record) -> str:
-    return f"policy {word(reasons.get('policy'))}, law of epoch {word(reasons.get('policy_epoch'))}"
+    return f"policy {word(reasons.get('policy'))}, law of epoch {word(reasons.get('law_epoch'))}"
 
 
 def _attempts(record: Record) -> None:

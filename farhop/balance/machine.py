@@ -34,10 +34,12 @@ class HeaderMatch(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """A prompt as its model's tokenizer reads it: `ids`, four bytes each, least first. `cache_salt` is the client's."""
+    """A prompt as its model's tokenizer reads it: `ids`, four bytes each, least first. `cache_salt` is the client's.
+    `shape`: of all ways in which a body may be rendered, which this was; one of few words."""
 
     ids: bytes
     cache_salt: str = ""
+    shape: str = ""
 
 
 class Request(msgspec.Struct, frozen=True):

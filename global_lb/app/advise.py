@@ -100,7 +100,7 @@ def _reasons(decision: Decision) -> dict[str, Any]:
     return {
         "policy": decision.route.policy.name,
         "unit": decision.route.policy.unit,
-        "policy_epoch": decision.verdict.epoch,
+        "law_epoch": decision.verdict.epoch,
         "notes": list(decision.notes),
         "spilled_from": decision.spilled_from,
         "chosen": _offer(chosen),

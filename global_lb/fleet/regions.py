@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from farhop.balance.health.region import LivenessConfig
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
-    from global_lb.fleet.table import Price, Remaining, Row, Scored
+    from global_lb.fleet.table import Price, Row, Scored
     from global_lb.fleet.view import Instance, Region
     from topology.lineage import Lineage
 
@@ -476,14 +476,14 @@ class Regions:
         if not stale:
             return
         rows: list[tuple[str, Row]] = []
-        sent: list[tuple[str, Remaining, float]] = []
+        sent: list[tuple[str, float, float, float]] = []
         for name, whole in stale.items():
             able = self._instances.able(name, model)
             if whole or len(self.view.regions[name].instances) > 1:  # another instance may be the better one now
                 rows.append((name, self._row(name, model, now)))
             else:
                 capacity, load = self._instances.capacity(able[0], model), self._loads[name, able[0].name]
-                sent.append((name, remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
+                sent.append((name, *remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
         table.write(rows, sent)
         stale.clear()
 
@@ -510,4 +510,4 @@ class Regions:
         if len(able) < 2:
             return able[0] if able else None
         capacity, loads = self._instances.capacity, self._loads
-        return min(able, key=lambda i: remaining(capacity(i, model), loads[region, i.name]).wait_ms)
+        return min(able, key=lambda i: remaining(capacity(i, model), loads[region, i.name])[0])

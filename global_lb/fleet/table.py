@@ -8,7 +8,7 @@ looked at long after it was taken; reading never writes. Never decides, and neve
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
@@ -83,22 +83,17 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     drift_use: float = 0.0
 
 
-class Remaining(NamedTuple):
-    """What an instance has left: its report, less what was sent since to all who share it (not acknowledged yet)."""
-
-    wait_ms: float
-    slots_left: float
-
-
-def remaining(capacity: ModelReport, load: Outstanding) -> Remaining:
-    """By its report, and what was sent since."""
+def remaining(capacity: ModelReport, load: Outstanding) -> tuple[float, float]:
+    """An instance's wait in ms and its slots left: its report, less what was sent since to all who share it and is not
+    acknowledged yet. A plain pair: a named one takes twice as long to make, and every request makes one.
+    """
     if not load.outstanding_bytes:
-        return Remaining(capacity.wait_ms, float(capacity.slots_free))
+        return capacity.wait_ms, float(capacity.slots_free)
     wait_ms, uncached_bytes = capacity.wait_ms, load.outstanding_uncached_bytes
     if uncached_bytes > 0.0:  # shared by as many replicas as are ready
         ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
         wait_ms += uncached_bytes / capacity.bytes_per_token * ms_per_token
-    return Remaining(wait_ms, capacity.slots_free - load.outstanding_requests)
+    return wait_ms, capacity.slots_free - load.outstanding_requests
 
 
 def row_of(
@@ -123,13 +118,12 @@ def row_of(
     batch = max(0, capacity.slots_total - capacity.slots_free) / max(1, capacity.replicas_ready)
     step_ms = capacity.tpot_ms * capacity.replicas_ready / max(1, capacity.slots_total)
     token_ms = cost.token_ms(capacity.tpot_ms, capacity.batch_interference_ms, batch)
-    to_there, back = (
-        (price_here.egress_usd_per_gb / 1e9, price.egress_usd_per_gb / 1e9) if price_here is not None else (0.0, 0.0)
-    )
     alone_ms = max(0.0, capacity.tpot_ms - capacity.batch_interference_ms * batch)
     return Row(  # in order: by name takes 8 us, and a report has a row for each model
         rtt_ms, wait_ms, prefill_ms_per_byte, token_ms,
-        usd_per_ms * prefill_ms_per_byte, usd_per_ms * step_ms, to_there, back,
+        usd_per_ms * prefill_ms_per_byte, usd_per_ms * step_ms,
+        price_here.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
+        price.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
         capacity.bytes_per_token, cache_hit_calibration,
         capacity.slots_free, capacity.slots_total, slots_left,
         headroom, capacity.used_share, float(headroom <= 0.0),
@@ -217,9 +211,9 @@ class Table:
         self.moving: set[str] = set()
         self.token_least_ms = 0.0
 
-    def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, Remaining, float]] = ()) -> None:
-        """These regions are so now; of others what remains and the cache-hit calibration changed (`sent`: they do with
-        every request). The decisions that look at the block of before go on seeing that."""
+    def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
+        """These regions are so now; of others the wait, the slots left and the cache-hit calibration changed (`sent`:
+        they do with every request). The decisions that look at the block of before go on seeing that."""
         block, token_moved = self.block.copy(), False
         places: list[int] = []
         figures: list[tuple[float, ...]] = []
@@ -232,9 +226,9 @@ class Table:
             (self.moving.add if row.drift_wait or row.drift_use else self.moving.discard)(name)
         if places:
             block[:, places] = np.array(figures).T
-        for name, offer, cache_hit_calibration in sent:
+        for name, wait_ms, slots_left, calibration in sent:
             place = self.at[name]
-            block[_WAIT, place], block[_LEFT, place], block[_CALIBRATION, place] = *offer, cache_hit_calibration
+            block[_WAIT, place], block[_LEFT, place], block[_CALIBRATION, place] = wait_ms, slots_left, calibration
         self.block = block
         if token_moved:
             self.token_least_ms = float(block[TOKEN].min())

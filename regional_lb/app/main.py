@@ -307,7 +307,14 @@ class RegionalBalancer:
             counter(
                 "untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason"
             )
-            counter("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
+            counter(
+                "miscounted_prompts", "Prompts whose tokens an engine counts otherwise.", lambda: flow.guard.miscounts
+            )
+            counter(
+                "mispredicted_prompts",
+                "Prompts of which an engine found other tokens cached than by its own word it held.",
+                lambda: flow.guard.mispredictions,
+            )
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
         gauge(
             "replica_kv_cache_usage_ratio",

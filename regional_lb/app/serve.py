@@ -259,7 +259,7 @@ class RegionalAdmin:
             "region": flow.config.region,
             "instance": self._instance,
             "version": version(),
-            "policy_epoch": flow.law.epoch,
+            "law_epoch": flow.law.epoch,
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "configuration": self._configuration(),
             "policies": flow.policies.status(),

@@ -35,7 +35,7 @@ from regional_lb.scheduler.policy import Policies, PoliciesChanged
 from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
 from regional_lb.scheduler.request_state import RequestState
 from regional_lb.scheduler.split import Splits, SplitsChanged
-from regional_lb.scheduler.wait_estimate import WaitEstimate
+from regional_lb.scheduler.wait_estimate import WaitEstimate, shape_of
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class RegionalFlow:
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
-        self.blocks, self.adapters = self._fleet.blocks, self._fleet.adapters
+        self.blocks, self.adapters, self.guard = self._fleet.blocks, self._fleet.adapters, self._fleet.mirror.guard
         self.queue = RequestQueue(config.queue.requests_max, config.queue.tokens_max, config.queue.starvation_s)
         self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law), rng)
         self.wait_estimate = WaitEstimate(
@@ -144,11 +144,6 @@ class RegionalFlow:
         if now >= self.speeds.due:
             self._fleet.age(now)
         return self._handlers[type(event)](event, now)
-
-    @property
-    def miscounts(self) -> int:
-        """Prompts of which an engine counted other tokens than the tokenizer here."""
-        return self._fleet.mirror.miscounts
 
     @property
     def under_way(self) -> int:
@@ -661,6 +656,9 @@ class RegionalFlow:
             lacks = not chosen.exact and self._fleet.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )
+            if chosen.exact and state.need.path is not None:
+                held = self.blocks.known(state.need.path).exact.get(state.replica, 0.0)
+                self.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
         if request.tokens is not None:
-            self._fleet.mirror.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
+            self.guard.counted(shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
         return lacks

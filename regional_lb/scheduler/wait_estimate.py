@@ -14,6 +14,7 @@ from farhop.balance.prefix import chain
 from regional_lb.fleet.blocks import Path
 from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.table import TOTAL
+from regional_lb.fleet.tokenizer_guard import Shape
 from regional_lb.fleet.view import line_of, model_of
 from regional_lb.scheduler import admission, pairs
 from regional_lb.scheduler.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 MARGIN = 1.25
 HOPELESS = 2.0  # times as long as it may: the expectation errs
 CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
+
+
+def shape_of(request: Request) -> Shape:
+    """What the rendering of a request's prompt depends on."""
+    words = request.tokens.shape if request.tokens is not None else ""
+    return Shape(request.model, request.key or request.tenant, words)
 
 
 class WaitEstimate:
@@ -82,7 +89,7 @@ class WaitEstimate:
 
     def _path(self, request: Request) -> Path | None:
         tokens = request.tokens
-        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.counts_right(request.model):
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.guard.believes(shape_of(request)):
             return None
         adapter = request.model if request.model in self._fleet.adapters.names else ""
         return Path(tokens.ids, adapter, tokens.cache_salt)

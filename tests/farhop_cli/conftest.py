@@ -198,7 +198,7 @@ class Made:
 
     def regions(self, chosen: str | None, candidates: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
-            "policy": "predictive", "policy_epoch": 7, "entry_region": "virginia", "chosen": chosen,
+            "policy": "predictive", "law_epoch": 7, "entry_region": "virginia", "chosen": chosen,
             "candidates": candidates, "not_serving": {}, "unlawful": {}, **more,
         }  # fmt: skip
 
@@ -320,7 +320,7 @@ class StandingWorld:
         ]
         route = stands.get(f"{ROOT}route/{own}")
         return {
-            "region": own, "regions": regions, "operator_overrides": words, "policy_epoch": self._epoch(stands),
+            "region": own, "regions": regions, "operator_overrides": words, "law_epoch": self._epoch(stands),
             "routes_signed": route and _signature(authored.routes_parted(route, 1 << 20)[1]),
         }  # fmt: skip
 
@@ -338,7 +338,7 @@ class StandingWorld:
         }
         overrides = {what: value and _signature(authored.parted(value)[1]) for what, value in said.items()}
         splits = {"llama": {"unserved": self.unserved}}
-        return {"overrides": overrides, "splits": splits, "policy_epoch": self._epoch(stands)}
+        return {"overrides": overrides, "splits": splits, "law_epoch": self._epoch(stands)}
 
 
 def _said(document: bytes | None) -> Any:

@@ -129,11 +129,11 @@ def test_no_world(cli, tmp_path):
 async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made):
     for name in REGIONS:
         told = healthy.status[name, "global_admin"]
-        told |= {"trie_nodes": 1234, "policy_epoch": 7}
+        told |= {"trie_nodes": 1234, "law_epoch": 7}
         for region in told["regions"]:
             believed = {"prefix_nodes": 77, "predicted_hit_tokens": 110.0, "actual_hit_tokens": 100.0}
             region |= {"used_share": 0.5, "headroom_foreign_tokens": 40, "prefix_stream": "connected", **believed}
-        figures = {"predicted_hit_tokens": 45.0, "actual_hit_tokens": 50.0, "policy_epoch": 6}
+        figures = {"predicted_hit_tokens": 45.0, "actual_hit_tokens": 50.0, "law_epoch": 6}
         healthy.status[name, "regional_admin"] |= figures
         healthy.pages[name, "global_admin"] = (
             "# TYPE farhop_spill counter\n"

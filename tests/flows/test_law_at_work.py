@@ -164,7 +164,7 @@ async def test_the_token_names_the_epoch_and_explain_says_whose_law_it_is(up: Bo
     assert (await admin(up.regional_admin, "/status"))["law"]["newest_named"] == 5
     await up.at_rest()
     record = await admin(up.global_admin, f"/decisions/{answer.headers['x-farhop-decision']}")
-    assert record["reasons"]["policy_epoch"] == 5
+    assert record["reasons"]["law_epoch"] == 5
     question = json.dumps({"tenant": "anywhere", "body": {"model": "llama-3.1-8b", "prompt": "x"},
                            "path": "/v1/completions"}).encode()  # fmt: skip
     for port in (up.global_admin, up.regional_admin):

@@ -9,7 +9,7 @@ from farhop.balance.ledger import Ledger, Load, Reservation
 
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
 TARGETS = st.sampled_from(["a", "b", "c"])
-TOKENS = st.integers(0, 10**6)
+TOKENS = st.sampled_from([0, 1]) | st.integers(0, 10**6)  # 0 and 1: where counting prefills begins
 # Marks as prompts have them: each names all before it, so that two prompts agree up to where they part.
 MARKS = st.lists(st.integers(0, 1), max_size=5).map(
     lambda turns: tuple(hash((0, *turns[: n + 1])) for n in range(len(turns)))
@@ -86,6 +86,24 @@ def test_a_request_holds_its_prefill_until_it_begins_and_its_kv_until_it_is_over
     assert ledger.release("r") == Reservation("a", 0, 1200)
     assert ledger.release("r") is None
     assert ledger.load("a") == Load()
+
+
+@pytest.mark.parametrize("prefill", [0, 1, 900])
+@pytest.mark.parametrize("began", [False, True])
+def test_what_is_released_leaves_the_load_of_the_others(prefill: int, began: bool) -> None:
+    changes: list[tuple[str, Load]] = []
+    ledger = Ledger(lambda target, load: changes.append((target, load)))
+    ledger.reserve("other", Reservation("a", 5, 7))
+    alone = ledger.load("a")
+    ledger.reserve("r", Reservation("a", prefill, 9))
+    assert ledger.load("a") == Load(2, 5 + prefill, 16, 1 + (prefill > 0))
+    if began:
+        ledger.began("r")
+    ledger.release("r")
+    assert ledger.load("a") == alone
+    assert changes[-1] == ("a", alone)
+    ledger.release("other")
+    assert changes[-1] == ("a", Load())
 
 
 @pytest.mark.parametrize(("prefill", "kv"), [(-1, 0), (0, -1)])

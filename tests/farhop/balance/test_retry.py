@@ -25,11 +25,11 @@ def test_every_outcome_keeps_the_rule(outcome: Outcome, attempts: int, transport
     for budget in (RetryBudget(), spent_budget()):
         may = may_redispatch(outcome, attempts, transport_retries, budget)
         if not outcome.retryable or attempts >= ATTEMPTS_MAX:
-            assert not may
+            assert may is False
         elif outcome.source is not Source.TRANSPORT or transport_retries == 0:
-            assert may
+            assert may is True
         else:
-            assert may == (transport_retries < TRANSPORT_RETRIES_MAX and budget.allows())
+            assert may is (transport_retries < TRANSPORT_RETRIES_MAX and budget.allows())
 
 
 def test_an_engines_own_answer_is_never_retried_even_if_it_claimed_to_be() -> None:

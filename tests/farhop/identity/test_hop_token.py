@@ -6,19 +6,21 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farhop.balance.outcome import HOP_EXPIRED, HOP_FORGED, HOP_MISADDRESSED, HOP_MISSING, HOP_USED, NO_BUFFER
 from farhop.identity.hop_token import (
     LAWFUL_MAX,
     LIFE_MAX_MS,
+    LIFE_MS,
     TOKEN_BYTES_MAX,
     HopClaims,
     HopError,
     HopSigner,
     HopVerifier,
     Uses,
+    request_line,
 )
 
 OLD, NEW = b"o" * 32, b"n" * 32
@@ -103,9 +105,19 @@ def test_every_single_byte_changed_is_refused():
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.binary(min_size=1, max_size=300) | st.binary(max_size=200).map(lambda tail: HEAD + tail))
-def test_garbage_is_forged_and_never_raises(token):
+@given(st.binary(max_size=200).map(lambda tail: HEAD + b"".join(tail.split(b"."))))
+def test_garbage_to_this_region_is_forged_and_never_raises(token):
     assert verifier().verify(token, NOW_MS) is HOP_FORGED
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.binary(min_size=1, max_size=300) | st.binary(max_size=200).map(lambda tail: HEAD + tail))
+@example(b"v2.2026a.\x00~\x00..")
+def test_garbage_is_forged_and_never_raises(token):
+    """The address stands in the clear: garbage may name another region. It names none without a known version, key."""
+    refused = verifier().verify(token, NOW_MS)
+    addressed = token.startswith(b"v2.2026a.") and b"~" in token.removeprefix(HEAD)
+    assert refused in ((HOP_FORGED, HOP_MISADDRESSED) if addressed else (HOP_FORGED,))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -174,6 +186,55 @@ def test_sets_past_their_bound_are_refused_on_both_sides():
         with pytest.raises(HopError, match="narrow"):
             signer().sign(deep)
         assert verifier().verify(forged_with_the_key(msgspec.msgpack.encode(deep)), NOW_MS) is HOP_FORGED
+
+
+@pytest.mark.parametrize(
+    ("field", "widest", "wider"),
+    [
+        ("lawful", ("r",) * 256, ("r",) * 257),
+        ("narrow", (("eu",),) * 8, (("eu",),) * 9),
+        ("narrow", (("eu",) * 64,), (("eu",) * 65,)),
+        ("key", "k" * 64, "k" * 65),
+        ("attempt", "a" * 64, "a" * 65),
+        ("body", b"b" * 32, b"b" * 33),
+        ("deadline_ms", 86_400_000.0, 86_400_000.5),
+        ("waited_ms", 86_400_000.0, 86_400_000.5),
+    ],
+)
+def test_every_bound_of_the_wire_is_read_to_its_end_and_no_further(field, widest, wider):
+    """In figures: two builds must agree on them, whatever their constants are called."""
+    allowed, refused = (msgspec.structs.replace(CLAIMS, **{field: value}) for value in (widest, wider))
+    assert verifier().verify(forged_with_the_key(msgspec.msgpack.encode(allowed)), NOW_MS) == allowed
+    assert verifier().verify(signer().sign(allowed), NOW_MS) == allowed
+    assert verifier().verify(forged_with_the_key(msgspec.msgpack.encode(refused)), NOW_MS) is HOP_FORGED
+
+
+def test_a_token_lives_ten_seconds_and_none_is_believed_that_says_more_than_thirty():
+    assert LIFE_MS == 10_000.0
+    for ahead_ms, verdict in ((30_000.0, None), (30_000.5, HOP_EXPIRED)):
+        claims = msgspec.structs.replace(CLAIMS, expires_ms=NOW_MS + ahead_ms)
+        assert verifier().verify(signer().sign(claims), NOW_MS) == (verdict or claims)
+
+
+def test_claims_that_an_older_build_does_not_send_mean_nothing_special():
+    sent = msgspec.structs.astuple(CLAIMS)[:10]
+    claims = verifier().verify(forged_with_the_key(msgspec.msgpack.encode(sent)), NOW_MS)
+    assert msgspec.structs.astuple(claims) == (*sent, None, (), "", b"", 0.0, "")
+
+
+def test_a_token_is_bound_to_method_target_and_length():
+    lines = {
+        request_line(method, target, body_bytes)
+        for method in (b"GET", b"POST")
+        for target in (b"/v1/models", b"/v1/chat/completions")
+        for body_bytes in (None, 0, 1, 2)
+    }
+    assert len(lines) == 16
+    assert request_line(b"POST", b"/v1/chat/completions", 12) == b"\nPOST /v1/chat/completions 12"
+    assert request_line(b"GET", b"/v1/models", None) == b"\nGET /v1/models -1"
+    token = signer().sign(CLAIMS, request_line(b"POST", b"/a", 1))
+    assert verifier().verify(token, NOW_MS, request_line(b"POST", b"/a", 1)) == CLAIMS
+    assert verifier().verify(token, NOW_MS, request_line(b"POST", b"/a", 2)) is HOP_FORGED
 
 
 def test_a_token_too_long_is_neither_made_nor_read():

@@ -171,7 +171,7 @@ async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.Client
         ({}, "missing required field `body`"),
         ({"body": {}}, "missing required field `tenant`"),
         ({"body": {}, "tenant": 5}, "Expected `str`"),
-        (_question(body={}), "missing required field `model`"),
+        (_question(body={}), "missing required field `messages`"),
         (_question(body="text"), "Expected `object`"),
         (_question(path="/v1/models"), "answers GET only"),
         (_question(path="/flush_cache"), "inference paths"),

@@ -48,7 +48,7 @@ async def test_it_tells_the_decision_and_sends_nothing(up: Both, engine: Engine,
     assert told["chosen"]["ttft_ms"] > 0
     assert told["runners_up"] == []
     assert told["expires_in_ms"] is None
-    assert told["policy_epoch"] == up.global_.flow.law.epoch
+    assert told["law_epoch"] == up.global_.flow.law.epoch
     assert (answer.headers["x-farhop-region"], answer.headers["x-farhop-decision"]) == ("virginia", told["decision"])
     assert f"127.0.0.1:{up.tier}" not in answer.body.decode(), "an address inside the fleet"
     assert up.global_.flow.ledger.load("virginia").in_flight == 0

@@ -155,7 +155,7 @@ def test_the_reasons_of_a_decision() -> None:
     decision = Decision(verdict, {"tokyo": "suspect: no recent report"}, (scored,), scored)
     reasons = DecisionReasons("virginia")
     record = reasons.record(decision)
-    assert (record["chosen"], record["policy_epoch"], record["entry_region"]) == ("tokyo", 7, "virginia")
+    assert (record["chosen"], record["law_epoch"], record["entry_region"]) == ("tokyo", 7, "virginia")
     assert record["unlawful"] == {"virginia": "tenant x allows only jp"}
     assert record["not_serving"] == {"tokyo": "suspect: no recent report"}
     assert reasons.attributes(decision)["farhop.region"] == "tokyo"
