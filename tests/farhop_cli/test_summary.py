@@ -26,10 +26,10 @@ def told(upper, lower=(), unreached=(), region=""):
 
 
 def test_where_all_is_well_it_says_so_and_where_the_load_is():
-    upper = [balancer("tokyo", policy_epoch=7, regions=[view("tokyo"), view("paris")])]
+    upper = [balancer("tokyo", law_epoch=7, regions=[view("tokyo"), view("paris")])]
     lower = [
-        balancer("tokyo", policy_epoch=7, under_way=90, queued_requests=4, replicas=replicas("up", "up")),
-        balancer("paris", policy_epoch=7, under_way=2, queued_requests=0, replicas=replicas("up")),
+        balancer("tokyo", law_epoch=7, under_way=90, queued_requests=4, replicas=replicas("up", "up")),
+        balancer("paris", law_epoch=7, under_way=2, queued_requests=0, replicas=replicas("up")),
     ]
     assert told(upper, lower) == [
         "prod: 2 regions (2 up), 3 of 3 balancers answered",
@@ -48,10 +48,10 @@ def test_what_is_wrong_comes_worst_first_and_no_more_of_it_than_fits():
     views += [view("paris", override=drain), view("rome", admitted_share=0.0)]
     law = {"epoch": 8, "author": "bob", "why": "audit", "signed_by": "ops", "trouble": ["refused: unsigned"]}
     upper = [
-        balancer("tokyo", policy_epoch=8, law=law, store_trouble="silent for 9 s", regions=views),
-        balancer("paris", policy_epoch=7, regions=[view("tokyo", "up")]),
+        balancer("tokyo", law_epoch=8, law=law, store_trouble="silent for 9 s", regions=views),
+        balancer("paris", law_epoch=7, regions=[view("tokyo", "up")]),
     ]
-    lower = [balancer("tokyo", policy_epoch=8, replicas=replicas("up", "down", "ejected"))]
+    lower = [balancer("tokyo", law_epoch=8, replicas=replicas("up", "down", "ejected"))]
     lines = told(upper, lower, ["http://h:1 cannot be reached: refused"])
     assert lines[0] == "prod: 4 regions (1 down, 1 suspect, 2 up), 3 of 3 balancers answered"
     assert lines[1] == "law: epoch 8 at tokyo; epoch 7 at paris, set by bob (signed by ops): audit"
@@ -69,7 +69,7 @@ def test_what_is_wrong_comes_worst_first_and_no_more_of_it_than_fits():
 
 
 FIELDS = (
-    "policy_epoch", "law", "regions", "region", "state", "why", "instances", "models", "m", "wait_ms", "used_share",
+    "law_epoch", "law", "regions", "region", "state", "why", "instances", "models", "m", "wait_ms", "used_share",
     "replicas", "replica", "under_way", "queued_requests", "store_trouble", "kept", "override", "trouble", "epoch",
     "from_disk", "author", "signed_by", "admitted_share",
 )  # fmt: skip
