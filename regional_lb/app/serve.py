@@ -16,11 +16,11 @@ from farhop.relay import answers
 from farhop.service.admin import composed
 from farhop.service.authenticator import Caller, narrowed, recorded
 from farhop.service.lawbook import LawBook
-from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
+from farhop.telemetry.release import release
 from regional_lb.app.redirect_token import RETRY_AFTER_S, vouched
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class RegionalAdmin:
             "tier": "regional",
             "region": flow.config.region,
             "instance": self._instance,
-            "version": version(),
+            "version": release(),
             "law_epoch": flow.law.epoch,
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "configuration": self._configuration(),
