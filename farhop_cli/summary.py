@@ -69,7 +69,7 @@ def of(
     told = [one for one in (*upper, *lower) if one.status is not None]
     epochs: dict[int, list[str]] = {}
     for one in told:
-        epoch = (one.status or {}).get("policy_epoch")
+        epoch = (one.status or {}).get("law_epoch")
         if isinstance(epoch, int):
             epochs.setdefault(epoch, []).append(one.name)
     wrong = [*(f"not reached: {why}" for why in unreached), *_wrong(upper, lower, views, epochs, region)]

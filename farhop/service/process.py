@@ -7,12 +7,10 @@ was opened is closed, and what closing meets never hides why it had to be.
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import resource
 import signal
 import sys
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
@@ -46,15 +44,6 @@ class Balancer(Protocol):
 
     def reload(self) -> None:
         """Read the configuration anew, soon: SIGHUP. Whatever it holds, nothing stops."""
-
-
-@functools.cache
-def version() -> str:
-    """Of this build; "" where it is not installed as a distribution."""
-    try:
-        return metadata.version("farhop")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def run(name: str, make: Callable[[], Balancer]) -> None:
