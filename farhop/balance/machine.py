@@ -61,7 +61,8 @@ class Request(msgspec.Struct, frozen=True):
     that the client asks for, `header_matches` are those of the rules' that it bears: both empty where nothing asks for
     them. `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
     prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
-    queues of other regions that let it go. `soft_session` is a hash of what a coding agent or another client calls its
+    queues of other regions that let it go. `recomputed`: an engine computes the whole prompt, whatever it has cached.
+    `soft_session` is a hash of what a coding agent or another client calls its
     session without anybody having asked for it, 0 without one, and `parent_session` of the one that it came from: they
     decide between equals and nothing else.
     """
@@ -91,6 +92,7 @@ class Request(msgspec.Struct, frozen=True):
     waited_s: float = 0.0
     soft_session: int = 0
     parent_session: int = 0
+    recomputed: bool = False
 
 
 class Address(msgspec.Struct, frozen=True):

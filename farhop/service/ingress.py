@@ -325,6 +325,7 @@ class Ingress:
             promised_ttft_ms=caller.promised_ttft_ms,
             waited_s=caller.waited_s,
             divisible=prompt.divisible,
+            recomputed=prompt.recomputed,
             session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
             version=header_matches.version(prompt.model, version) if header_matches is not None else "",
             header_matches=header_matches.header_matches(prompt.model, headers) if header_matches is not None else (),
