@@ -116,6 +116,7 @@ PLACES_OF_A_TOPOLOGY: dict[str, type[schema.Doc]] = {
     "`regions[]`": schema.RegionDoc,
     "`tenants[]`": schema.TenantDoc,
     "`tenants[].keys[]`": schema.KeyDoc,
+    "`tenants[].objectives[]`": schema.ObjectiveDoc,
     "`tenants[].residency`": schema.ResidencyDoc,
     "`tenants[].residency.processing`, `.entry`, `.logging`, `.hints`": schema.TenantRuleDoc,
     "`models.<name>`, `tenants[].models.<name>`": schema.ModelRuleDoc,
