@@ -1,4 +1,4 @@
-"""deploy/etcd/roles.sh against a real etcd: a region writes its own keys and nobody else's, and its balancer can work so."""
+"""deploy/etcd/roles.sh against a real etcd: a region writes its own keys alone, and its balancer can work with that."""
 
 from __future__ import annotations
 
