@@ -26,8 +26,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/farhop demo
 
-test: $(STAMP)
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))'
+# Each worker reads every test file, and pytest's own rewriting of them is most of that: it is done once and kept.
+TESTS_STAMP := $(VENV)/.tests-compiled
+$(TESTS_STAMP): $(STAMP) $(shell find tests -name '*.py')
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > /dev/null || true  # what is wrong is told below
+	@touch $@
+
+test: $(TESTS_STAMP)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))'
 
 # pytest ends with 5 where no test is marked so: then there is nothing to do.
 test-system: $(STAMP)

@@ -45,7 +45,7 @@ _REGIONAL = (
     "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
     ">error", "why",
 )  # fmt: skip
-_BUILDS = ("region", "tier", "instance", "version", "admin port")
+_BUILDS = ("region", "tier", "instance", "version", "admin port", ">configuration", "awaits restart", "last error")
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
     ">engine kv %", ">hit %", ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
@@ -210,7 +210,11 @@ def _tell(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
 
 def _build(tier: str, one: Seen) -> list[str]:
     status = one.status or {}
-    return [one.name, tier, *(word(status.get(field)) for field in ("instance", "version")), one.url or show.NONE]
+    found = status.get("configuration")
+    configuration: dict[str, Any] = found if isinstance(found, dict) else {}
+    told = [", ".join(map(str, configuration.get(name) or ())) or show.NONE for name in ("awaits_restart", "trouble")]
+    process = [word(status.get(field)) for field in ("instance", "version")]
+    return [one.name, tier, *process, one.url or show.NONE, word(configuration.get("generation")), *told]
 
 
 async def _ask_all(

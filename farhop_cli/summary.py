@@ -69,7 +69,7 @@ def of(
     told = [one for one in (*upper, *lower) if one.status is not None]
     epochs: dict[int, list[str]] = {}
     for one in told:
-        epoch = (one.status or {}).get("policy_epoch")
+        epoch = (one.status or {}).get("law_epoch")
         if isinstance(epoch, int):
             epochs.setdefault(epoch, []).append(one.name)
     wrong = [*(f"not reached: {why}" for why in unreached), *_wrong(upper, lower, views, epochs, region)]
@@ -245,6 +245,10 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
             yield f"{one.name}, law: {what}"
         if law.get("etcd_out_of_reach") and not trouble:
             yield f"{one.name}, law: frozen, etcd is out of reach: {law['etcd_out_of_reach']}"
+    for configuration in _dicts([status.get("configuration")]):
+        for what in (configuration.get("trouble") or ())[:1]:
+            stands = f"generation {configuration.get('generation')} stands"
+            yield f"{one.name}, configuration passed over ({stands}): {what}"
     for kept in _dicts(status.get("kept")):
         if kept.get("from_disk"):
             yield f"{one.name} started from what was kept on disk: hub {kept.get('hub')} is silent"

@@ -1,4 +1,4 @@
-"""deploy/etcd/roles.sh against a real etcd: a region writes its own keys alone, and its balancer can work with that."""
+"""deploy/etcd/roles.sh and a real etcd: a region writes its own keys, nobody else's, and its balancer can work so."""
 
 from __future__ import annotations
 

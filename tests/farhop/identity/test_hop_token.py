@@ -114,7 +114,7 @@ def test_garbage_to_this_region_is_forged_and_never_raises(token):
 @given(st.binary(min_size=1, max_size=300) | st.binary(max_size=200).map(lambda tail: HEAD + tail))
 @example(b"v2.2026a.\x00~\x00..")
 def test_garbage_is_forged_and_never_raises(token):
-    """The address stands in the clear: garbage may name another region. It names none without a known version, key."""
+    """The address stands in the clear: garbage may name another region, behind a known version and key alone."""
     refused = verifier().verify(token, NOW_MS)
     addressed = token.startswith(b"v2.2026a.") and b"~" in token.removeprefix(HEAD)
     assert refused in ((HOP_FORGED, HOP_MISADDRESSED) if addressed else (HOP_FORGED,))
