@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 ROOMS  := topology proto farhop regional_lb global_lb farhop_lab farhop_cli
 
 # Tests that need more than a plain machine are marked with what they need (tests/conftest.py).
-SYSTEM := docker or root or browser
+SYSTEM := docker or root or browser or history
 # Drills wait more than they work: one more than there are cores on the smallest machine this is for.
 WORKERS ?= 3
 
