@@ -12,7 +12,7 @@ SYSTEM := docker or root or browser
 # Drills wait more than they work: one more than there are cores on the smallest machine this is for.
 WORKERS ?= 3
 
-.PHONY: demo test test-system coverage mutants lint bench fuzz stubs clean
+.PHONY: demo test test-system coverage mutants lint bench fuzz stubs image dist deploy chart chart-tools clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -26,8 +26,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/farhop demo
 
-test: $(STAMP)
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not ($(SYSTEM))'
+# Each worker reads every test file, and pytest's own rewriting of them is most of that: it is done once and kept.
+TESTS_STAMP := $(VENV)/.tests-compiled
+$(TESTS_STAMP): $(STAMP) $(shell find tests -name '*.py')
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > /dev/null || true  # what is wrong is told below
+	@touch $@
+
+test: $(TESTS_STAMP)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))'
 
 # pytest ends with 5 where no test is marked so: then there is nothing to do.
 test-system: $(STAMP)
@@ -40,7 +46,7 @@ test-system: $(STAMP)
 coverage: TESTS ?= tests/topology tests/proto tests/farhop tests/global_lb tests/regional_lb tests/farhop_cli
 coverage: $(STAMP)
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup -m 'not ($(SYSTEM))' --ignore=tests/drills $(TESTS)
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))' --ignore=tests/drills $(TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered --skip-empty --sort=cover
 	@echo "Covered of what ships: $$($(BIN)/coverage report --format=total --omit='farhop_lab/*') % of lines and branches."
@@ -67,5 +73,28 @@ fuzz: $(STAMP)
 stubs: $(STAMP)
 	$(BIN)/python proto/generate.py
 
+# The container image of every role (deploy/image); needs Docker. BASE is an image with the Python that made $(VENV).
+image: $(STAMP)
+	$(BIN)/python deploy/image/build.py $(if $(BASE),--base $(BASE)) $(if $(EXTRAS),--extras $(EXTRAS)) --tag $(or $(TAG),farhop:latest)
+
+# Wheel and source distribution in dist/, their metadata checked, the wheel installed alone and a tier started from it.
+dist: $(STAMP)
+	$(BIN)/python deploy/dist.py
+
+# What in deploy/ is generated from the metrics that there are: dashboards, and the rules in the chart.
+deploy: $(STAMP)
+	$(BIN)/python deploy/grafana/generate.py
+
+# The plain manifest, rendered from the chart. Its tools stand in an environment of their own, as they are large.
+CHART := .venv-chart
+chart-tools: $(CHART)/.installed
+$(CHART)/.installed: deploy/kubernetes/requirements.txt
+	$(PYTHON) -m venv $(CHART)
+	$(CHART)/bin/python -m pip install --quiet --disable-pip-version-check -r deploy/kubernetes/requirements.txt
+	@touch $@
+
+chart: chart-tools
+	$(CHART)/bin/python deploy/kubernetes/render.py --plain deploy/kubernetes/plain/farhop.yaml
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CHART)

@@ -96,6 +96,12 @@ class Part(BaseModel):
 _P = TypeVar("_P", bound=BaseModel)
 
 
+def told(config: BaseModel) -> dict[str, Any]:
+    """A configuration as JSON-ready data, for operators: of each secret that there is one."""
+    said: dict[str, Any] = config.model_dump(mode="json")
+    return said
+
+
 def load(kind: type[_P], path: Path, absent: list[str] | None = None) -> _P:
     """Read and check a configuration file. Raises ConfigError with every problem.
 

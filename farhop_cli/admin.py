@@ -1,8 +1,16 @@
-"""Asking balancers' admin ports. What does not answer, or answers nonsense, is an AdminError, never a crash."""
+"""Asking balancers' admin ports. What does not answer, or answers nonsense, is an AdminError, never a crash.
+
+A token goes to nobody but over TLS to whom the certificate proves, or to this machine.
+"""
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -21,17 +29,81 @@ class QuestionError(AdminError):
     """The question itself is at fault: another balancer would say the same."""
 
 
-def session() -> aiohttp.ClientSession:
-    """A session for admin ports: short of patience."""
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
+@dataclass(frozen=True)
+class Access:
+    """How a fleet's admin ports are spoken to. `tls`: whom we believe there, and who we are; None: the system's.
+
+    `names` says, by base URL, which name a certificate must bear in place of the host's; `barred` where the token does
+    not go, and why.
+    """
+
+    token: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    barred: Mapping[str, str] = field(default_factory=dict)
+
+    def headers(self, base: str) -> dict[str, str]:
+        """What goes along with a request. Raises AdminError where the token must not go."""
+        if not self.token:
+            return {}
+        if base in self.barred:
+            raise AdminError(f"{base} was not asked: {self.barred[base]}")
+        if not base.startswith("https:") and not _is_loopback(base):
+            raise AdminError(f"{base} was not asked: the token does not travel in plaintext; give its port TLS")
+        return {"Authorization": f"Bearer {self.token}"}
 
 
-async def get(http: aiohttp.ClientSession, base: str, path: str) -> dict[str, Any] | None:
+NO_ACCESS = Access()
+
+
+def _is_loopback(base: str) -> bool:
+    host = urlsplit(base).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Session:
+    """For admin ports: short of patience, and with what each of them may be sent."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self._client: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Session:
+        connector = aiohttp.TCPConnector(ssl=self.access.tls) if self.access.tls is not None else None
+        self._client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S), connector=connector)
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    def request(self, method: str, base: str, path: str, body: bytes | None) -> Any:
+        """A request's context manager. Raises AdminError where it must not be made."""
+        assert self._client is not None  # entered
+        return self._client.request(
+            method,
+            base.rstrip("/") + path,
+            data=body,
+            headers=self.access.headers(base),
+            allow_redirects=False,
+            server_hostname=self.access.names.get(base) or None,
+        )
+
+
+def session(access: Access = NO_ACCESS) -> Session:
+    """A session for the admin ports of a fleet."""
+    return Session(access)
+
+
+async def get(http: Session, base: str, path: str) -> dict[str, Any] | None:
     """What a balancer says under a path; None if it knows nothing by it (404). Raises AdminError."""
     return await _ask(http, "GET", base, path, None)
 
 
-async def explain(http: aiohttp.ClientSession, base: str, question: dict[str, Any]) -> dict[str, Any]:
+async def explain(http: Session, base: str, question: dict[str, Any]) -> dict[str, Any]:
     """Where a balancer would send a request. Raises AdminError."""
     answer = await _ask(http, "POST", base, "/explain", msgspec.json.encode(question))
     if answer is None:
@@ -39,7 +111,15 @@ async def explain(http: aiohttp.ClientSession, base: str, question: dict[str, An
     return answer
 
 
-async def page(http: aiohttp.ClientSession, base: str, path: str) -> str:
+async def act(http: Session, base: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Have a balancer do something. Raises AdminError."""
+    answer = await _ask(http, "POST", base, path, msgspec.json.encode(body))
+    if answer is None:
+        raise AdminError(f"{base} has no {path}; is it an older build?")
+    return answer
+
+
+async def page(http: Session, base: str, path: str) -> str:
     """The text under a path. Raises AdminError."""
     status, text = await _fetch(http, "GET", base, path, None)
     if status != 200:
@@ -47,11 +127,9 @@ async def page(http: aiohttp.ClientSession, base: str, path: str) -> str:
     return text.decode(errors="replace")
 
 
-async def _fetch(
-    http: aiohttp.ClientSession, method: str, base: str, path: str, body: bytes | None
-) -> tuple[int, bytes]:
+async def _fetch(http: Session, method: str, base: str, path: str, body: bytes | None) -> tuple[int, bytes]:
     try:
-        async with http.request(method, base.rstrip("/") + path, data=body) as response:
+        async with http.request(method, base, path, body) as response:
             status, text = response.status, await response.content.read(ANSWER_BYTES_MAX)
             while chunk := await response.content.read(ANSWER_BYTES_MAX):
                 text += chunk
@@ -59,24 +137,30 @@ async def _fetch(
                     raise AdminError(f"{base} says more than {ANSWER_BYTES_MAX} bytes")
     except TimeoutError:
         raise AdminError(f"{base} did not answer within {ANSWER_S:g} s") from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise AdminError(f"{base} is not believed: {_plain(error.certificate_error)}; see `admin.ca_file`") from None
     except (aiohttp.ClientError, OSError) as error:
         raise AdminError(f"{base} cannot be reached: {trouble(error)}") from None
     return status, text
 
 
-async def _ask(
-    http: aiohttp.ClientSession, method: str, base: str, path: str, body: bytes | None
-) -> dict[str, Any] | None:
+async def _ask(http: Session, method: str, base: str, path: str, body: bytes | None) -> dict[str, Any] | None:
     status, text = await _fetch(http, method, base, path, body)
     if status == 404:
         return None
     answer = _decoded(text)
     if status != 200 or answer is None:
         why = answer.get("error") if answer is not None else None
+        if status in (401, 403):
+            raise AdminError(f"{base} refuses us: {why or f'status {status}'}; see `admin.token` of the context")
         if status == 400 and why:
             raise QuestionError(str(why))
         raise AdminError(f"{base}{path} answered with status {status}: {why or 'no JSON object'}")
     return answer
+
+
+def _plain(error: Exception) -> str:
+    return getattr(error, "verify_message", "") or str(error)
 
 
 def _decoded(text: bytes) -> dict[str, Any] | None:

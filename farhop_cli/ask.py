@@ -70,7 +70,7 @@ def run(options: Options) -> int:
 def plan(options: Options) -> Plan:
     """Who asks what, where. Ends the command where that cannot be told."""
     here = _world(options)
-    allow = running.places(here, options.allow)
+    allow = running.places(here.topology if here is not None else None, options.allow)
     if here is None:
         if not options.key or not options.model or not options.url:
             fail("--url without a running world needs --key and --model")

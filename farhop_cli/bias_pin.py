@@ -8,7 +8,7 @@ from farhop.store.contract import STEER_PREFIX
 from farhop.store.documents import overrides as documents
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.overrides import BiasOverride, PinOverride
-from farhop_cli import leased
+from farhop_cli import effect, leased
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
 from farhop_cli.standing import Item, Noun, Standing
@@ -16,6 +16,8 @@ from topology.law import Law
 from topology.problems import quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet, Status
     from farhop_cli.options import Where
@@ -28,7 +30,13 @@ def set_bias(region: str, ms: float, why: str, by: str | None, length: str, wher
     """Make a region count as worse or better than it is; the exit code."""
     document = BiasOverride(region=region, ms=ms, **leased.signature(why, by, length))
     value = _encoded(document)
-    return leased.put(BIAS, where.fleet(region), document.key, {"region": region}, value, document.for_s, where)
+    here = where.fleet(region)
+
+    async def effects(store: Store) -> Sequence[str]:
+        world = await in_force(store, here.topology)
+        return effect.biased(world, await here.statuses(), region) if world is not None else ()
+
+    return leased.put(BIAS, here, document.key, {"region": region}, value, document.for_s, where, effects=effects)
 
 
 def unset_bias(region: str, where: Where) -> int:
@@ -48,7 +56,14 @@ def set_pin(
     async def check(store: Store) -> None:
         _lawful(document, await in_force(store, here.topology))
 
-    return leased.put(PIN, here, document.key, _whom(tenant, model), value, document.for_s, where, check)
+    async def effects(store: Store) -> Sequence[str]:
+        world = await in_force(store, here.topology)
+        if world is None:
+            return ()
+        return effect.pinned(world, await here.statuses(), region, tenant, model, strict=strict)
+
+    whom = _whom(tenant, model)
+    return leased.put(PIN, here, document.key, whom, value, document.for_s, where, check, effects=effects)
 
 
 def unset_pin(tenant: str, model: str, where: Where) -> int:

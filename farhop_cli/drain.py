@@ -8,21 +8,20 @@ from farhop.store.contract import OVERRIDE_PREFIX, REGION_PREFIX, override_key, 
 from farhop.store.documents import overrides as documents
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.overrides import DrainOverride
-from farhop_cli import fleet, leased
+from farhop_cli import effect, fleet, leased
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
 from farhop_cli.options import duration, duration_s
 from farhop_cli.standing import Item, Noun, Standing
-from topology.law import Law
 from topology.problems import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Sequence
 
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet, Status
     from farhop_cli.options import Where
-    from topology.model import Tenant, Topology
+    from topology.model import Topology
 
 
 def put(region: str, why: str, by: str | None, length: str, over: str, force: bool, where: Where) -> int:
@@ -43,8 +42,14 @@ def put(region: str, why: str, by: str | None, length: str, over: str, force: bo
         if not force:
             _not_the_last(await in_force(store, here.topology), statuses, region)
 
+    async def effects(store: Store) -> Sequence[str]:
+        world = await in_force(store, here.topology)
+        return effect.drained(world, await here.statuses(), region) if world is not None else ()
+
     notes = ("new requests move away where the law gives them another region; those under way finish",)
-    return leased.put(NOUN, here, override_key(region), {"region": region}, value, document.for_s, where, check, notes)
+    return leased.put(
+        NOUN, here, override_key(region), {"region": region}, value, document.for_s, where, check, notes, effects
+    )
 
 
 def unset(region: str, where: Where) -> int:
@@ -70,7 +75,7 @@ def _not_the_last(world: Topology | None, statuses: list[Status], region: str) -
         _refuse(f"etcd alone cannot tell whether {region} is the last region of a tenant; give --config")
     if not statuses:
         _refuse(f"no global balancer answers, so nobody can tell whether {region} is the last region of a tenant")
-    left = bereft(world, statuses, region)
+    left = effect.bereft(world, statuses, region)
     if left:
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
         _refuse(f"{region} is the last region serving {', '.join(left[:5])}{more}")
@@ -78,49 +83,6 @@ def _not_the_last(world: Topology | None, statuses: list[Status], region: str) -
 
 def _refuse(text: str) -> NoReturn:
     fail(f"{text}; --force drains it anyway", NEGATIVE)
-
-
-# -- the last region of a tenant
-
-
-def bereft(topology: Topology, statuses: Iterable[Mapping[str, Any]], region: str) -> list[str]:
-    """Whose requests for what no other region could serve, in the eyes of any of these balancers; sorted."""
-    law = Law(topology)
-    left: set[str] = set()
-    for status in statuses:
-        for model, regions in serving(status).items():
-            if region in regions:
-                others = frozenset(name for name, sure in regions.items() if sure and name != region)
-                for tenant in topology.tenants.values():
-                    left.update(_left(law, tenant, model, region, others))
-    return sorted(left)
-
-
-def _left(law: Law, tenant: Tenant, model: str, region: str, others: frozenset[str]) -> Iterator[str]:
-    for key in ("", *(one.name for one in tenant.keys if one.within)):
-        lawful = law.verdict(tenant.name, model, key=key).lawful
-        if region in lawful and not lawful & others:
-            yield f"{tenant.name} ({model}{f', key {key}' if key else ''})"
-
-
-def serving(status: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
-    """By model the regions that serve it, and whether surely: one that is suspect is nobody's refuge."""
-    found: dict[str, dict[str, bool]] = {}
-    for one in _dicts(status.get("regions")):
-        if one.get("state") not in ("up", "suspect"):
-            continue
-        for instance in _dicts(one.get("instances")):
-            models = instance.get("models")
-            if instance.get("draining") or not isinstance(models, dict):
-                continue
-            for model, offer in models.items():
-                if isinstance(offer, dict) and offer.get("replicas_ready"):
-                    found.setdefault(model, {})[str(one.get("region"))] = one["state"] == "up"
-    return found
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 # -- the document

@@ -16,8 +16,7 @@ from farhop_cli.admin import AdminError
 from farhop_cli.running import region_file
 
 if TYPE_CHECKING:
-    import aiohttp
-
+    from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.running import Caller, Running
     from farhop_lab.world.client import Result
 
@@ -55,7 +54,7 @@ class Evidence(msgspec.Struct):
 
 
 async def gather(
-    http: aiohttp.ClientSession,
+    http: admin.Session,
     running: Running,
     who: Caller,
     result: Result,
@@ -78,7 +77,7 @@ async def gather(
 
 
 async def _account(
-    http: aiohttp.ClientSession, running: Running, who: Caller, region: str | None, port: str, decision_id: str
+    http: admin.Session, running: Running, who: Caller, region: str | None, port: str, decision_id: str
 ) -> Account:
     addresses = region_file(running, region)
     if region is None or addresses is None or not decision_id:
@@ -96,7 +95,7 @@ async def _account(
     return account
 
 
-async def _record(http: aiohttp.ClientSession, base: str, decision_id: str, patience_s: float) -> dict[str, Any] | None:
+async def _record(http: admin.Session, base: str, decision_id: str, patience_s: float) -> dict[str, Any] | None:
     until = time.monotonic() + patience_s
     while True:
         found = await admin.get(http, base, f"/decisions/{decision_id}")
@@ -105,7 +104,7 @@ async def _record(http: aiohttp.ClientSession, base: str, decision_id: str, pati
         await asyncio.sleep(POLL_S)
 
 
-async def _explain(http: aiohttp.ClientSession, running: Running, account: Account, question: dict[str, Any]) -> None:
+async def _explain(http: admin.Session, running: Running, account: Account, question: dict[str, Any]) -> None:
     """Nothing was kept of a refusal: the entry that refused is asked what it would decide now."""
     addresses = region_file(running, account.region)
     if addresses is None:
@@ -116,7 +115,7 @@ async def _explain(http: aiohttp.ClientSession, running: Running, account: Accou
         account.note = f"{account.note}; {error}" if account.note else str(error)
 
 
-async def _trace(http: aiohttp.ClientSession, collector: str, trace_id: str, wanted: set[str]) -> Trace:
+async def _trace(http: admin.Session, collector: str, trace_id: str, wanted: set[str]) -> Trace:
     """The trace once it holds every span in `wanted`, or as it stands when the time is over."""
     if not collector:
         return Trace(trace_id, note="this world has no collector")
@@ -139,20 +138,19 @@ def _absence(missing: list[str]) -> str:
 
 
 async def everywhere(
-    http: aiohttp.ClientSession, running: Running, decision_id: str
+    http: admin.Session, fleet: Fleet, decision_id: str
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str, Any]]], list[str]]:
     """A past decision's records at every global and every regional admin, with regions; and who could not be asked."""
     silent: list[str] = []
 
-    async def ask(region: str, base: str) -> tuple[str, dict[str, Any]] | None:
+    async def ask(one: Balancer) -> tuple[str, dict[str, Any]] | None:
         try:
-            found = await admin.get(http, base, f"/decisions/{decision_id}")
+            found = await admin.get(http, one.at, f"/decisions/{decision_id}")
         except AdminError as error:
             silent.append(str(error))
             return None
-        return (region, found) if found is not None else None
+        return (one.region, found) if found is not None else None
 
-    files = running.file.regions.items()
-    upper = await asyncio.gather(*(ask(name, one.global_admin) for name, one in files))
-    lower = await asyncio.gather(*(ask(name, one.regional_admin) for name, one in files))
-    return [one for one in upper if one], [one for one in lower if one], silent
+    upper = await asyncio.gather(*(ask(one) for one in fleet.balancers if one.tier != "regional"))
+    lower = await asyncio.gather(*(ask(one) for one in fleet.of("regional")))
+    return [one for one in upper if one], [one for one in lower if one], [*fleet.trouble, *silent]

@@ -1,4 +1,5 @@
-"""How a command ends: 0 it went well, 1 the answer was negative, 2 usage, configuration or surroundings are at fault.
+"""How a command ends: 0 it went well, 1 the answer was negative, 2 usage, configuration or surroundings are at fault, 3
+the answer is true as far as it goes, but not all could be asked.
 
 A failure is one line on stderr. Never a stack trace.
 """
@@ -11,6 +12,7 @@ import typer
 
 NEGATIVE = 1
 FAULT = 2
+PARTIAL = 3
 
 
 def fail(text: str, code: int = FAULT) -> NoReturn:

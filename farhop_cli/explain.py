@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop_cli import admin, evidence, running, show, tables
+from farhop_cli import admin, evidence, fleet, running, show, tables
 from farhop_cli.admin import AdminError, QuestionError
-from farhop_cli.exits import FAULT, NEGATIVE, fail, warn
-from farhop_cli.running import Running
+from farhop_cli.exits import FAULT, NEGATIVE, PARTIAL, fail, warn
 from farhop_lab.world import client
-from topology.law import Scope
+from topology.law import Law, Scope
 
 if TYPE_CHECKING:
-    import aiohttp
+    from farhop_cli.fleet import Fleet
+    from farhop_cli.options import Where
+    from topology.model import Topology
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 _DECISION = re.compile(r"[0-9a-f]{16}")
@@ -33,20 +34,23 @@ class Options:
     """What the user asked for, as typed."""
 
     what: str
-    world: Path
+    where: Where
     origin: str | None
     tenant: str | None
     allow: str | None
-    as_json: bool
 
 
 def run(options: Options) -> int:
     """Explain it; the exit code."""
-    here = running.ruled(running.open_world(options.world))
+    here = options.where.fleet()
     path = Path(options.what)
     if _DECISION.fullmatch(options.what) and not path.exists():
         return asyncio.run(_past(here, options))
-    return asyncio.run(_now(here, options, _question(here, options, _read(path))))
+    if here.topology is None:
+        fleet.unreachable(here, asyncio.run(here.seen("global")))
+        fail(f"{here.name}: no balancer tells its topology, so nobody knows who may be asked; give it to the context")
+    topology = running.under_law(here.topology, here.admins, here.access)
+    return asyncio.run(_now(here, topology, options, _question(topology, options, _read(path))))
 
 
 # -- a request that is not sent
@@ -63,7 +67,7 @@ def _read(path: Path) -> bytes:
         fail(f"{path}: {why}; give a request's JSON file, or a decision id (16 hex digits)")
 
 
-def _question(here: Running, options: Options, body: bytes) -> dict[str, Any]:
+def _question(topology: Topology, options: Options, body: bytes) -> dict[str, Any]:
     if len(body) > BODY_BYTES_MAX:
         fail(f"{options.what}: larger than {BODY_BYTES_MAX} bytes, which no balancer reads")
     try:
@@ -72,56 +76,61 @@ def _question(here: Running, options: Options, body: bytes) -> dict[str, Any]:
         fail(f"{options.what}: {error}; give a JSON body as for /v1/chat/completions")
     if not isinstance(document, dict) or not {"messages", "prompt"} & document.keys():
         fail(f"{options.what}: neither `messages` nor `prompt` in it; give a JSON body as for /v1/chat/completions")
-    tenant = options.tenant or running.default_tenant(here)
-    if tenant not in here.topology.tenants:
-        fail(f"--tenant: no tenant {tenant!r} in this world; it has {running.listed(here.topology.tenants)}")
+    tenant = options.tenant or ("anywhere" if "anywhere" in topology.tenants else next(iter(topology.tenants), ""))
+    if tenant not in topology.tenants:
+        fail(f"--tenant: no tenant {tenant!r} in this fleet; it has {running.listed(topology.tenants)}")
     path = client.CHAT if "messages" in document else client.COMPLETION
-    allow = running.places(here, options.allow)
+    allow = running.places(topology, options.allow)
     return {"body": msgspec.Raw(body), "tenant": tenant, "path": path, "allow": allow}
 
 
-async def _now(here: Running, options: Options, question: dict[str, Any]) -> int:
-    async with admin.session() as http:
-        entry, answer = await _at_entry(http, here, options.origin, question)
+async def _now(here: Fleet, topology: Topology, options: Options, question: dict[str, Any]) -> int:
+    async with admin.session(here.access) as http:
+        entry, answer = await _at_entry(http, here, topology, options.origin, question)
         reasons, law = answer.get("reasons") or {}, answer.get("law")
         chosen = reasons.get("chosen")
         regional: dict[str, Any] | None = None
-        addresses = running.region_file(here, chosen)
-        if addresses is not None:
+        for one in here.of("regional", chosen) if chosen else ():
             try:
-                regional = await admin.explain(http, addresses.regional_admin, question)
+                regional = await admin.explain(http, one.at, question)
             except AdminError as error:
                 warn(str(error))
-    if options.as_json:
+            else:
+                break
+    if options.where.as_json:
         show.json({"entry_region": entry, "chosen": chosen, "law": law, "global": reasons, "regional": regional})
     else:
         tables.regions(reasons, f"which region: as {entry} would decide now for {question['tenant']}")
         if isinstance(law, dict):
             show.line(tables.law(law), "dim")
         _tell_pick(regional, chosen)
-    return 0 if chosen is not None else NEGATIVE
+    if chosen is None:
+        return NEGATIVE
+    return PARTIAL if regional is None else 0
 
 
 async def _at_entry(
-    http: aiohttp.ClientSession, here: Running, origin: str | None, question: dict[str, Any]
+    http: admin.Session, here: Fleet, topology: Topology, origin: str | None, question: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """The nearest entry that may read the request and answers, and what it says. Ends the command else."""
-    entry_law = here.law.verdict(question["tenant"], "", Scope.ENTRY)
-    reason, code = "the law lets no entry of this world read it", NEGATIVE
-    for name in here.nearest(origin):
+    entry_law = Law(topology).verdict(question["tenant"], "", Scope.ENTRY)
+    reason, code = "the law lets no entry of this fleet read it", NEGATIVE
+    if not here.of("global"):
+        fleet.unreachable(here, [])
+        fail(f"{here.name}: no global balancer is known; give its admin port by --admin")
+    for name in running.nearest(topology, list(dict.fromkeys(one.region for one in here.of("global"))), origin):
         clause = entry_law.why_not(name)
         if clause is not None:
             warn(f"{name} may not read this request ({clause}); asking the next entry")
             continue
-        try:
-            answer = await admin.explain(http, here.file.regions[name].global_admin, question)
-        except QuestionError as error:
-            fail(str(error))
-        except AdminError as error:
-            warn(f"{name}: {error}")
-            reason, code = "no entry that may read it could be asked", FAULT
-            continue
-        return name, answer
+        for one in here.of("global", name):
+            try:
+                return name, await admin.explain(http, one.at, question)
+            except QuestionError as error:
+                fail(str(error))
+            except AdminError as error:
+                warn(f"{name}: {error}")
+                reason, code = "no entry that may read it could be asked", FAULT
     return fail(reason, code)
 
 
@@ -141,17 +150,18 @@ def _tell_pick(regional: dict[str, Any] | None, region: object) -> None:
 # -- one of the past
 
 
-async def _past(here: Running, options: Options) -> int:
-    async with admin.session() as http:
+async def _past(here: Fleet, options: Options) -> int:
+    async with admin.session(here.access) as http:
         upper, lower, silent = await evidence.everywhere(http, here, options.what)
     for one in silent:
         warn(one)
     if not upper and not lower:
         unasked = f"; {len(silent)} balancers could not be asked" if silent else ""
-        fail(f"no balancer knows decision {options.what}: unknown, too long ago, or never kept{unasked}", NEGATIVE)
-    if options.as_json:
+        code = PARTIAL if silent else NEGATIVE
+        fail(f"no balancer knows decision {options.what}: unknown, too long ago, or never kept{unasked}", code)
+    if options.where.as_json:
         show.json({"decision": options.what, "global": dict(upper), "regional": dict(lower), "unreachable": silent})
-        return 0
+        return PARTIAL if silent else 0
     for name, record in upper:
         tables.global_record(record, name)
         tables.outcome(record, f"global, {name}")
@@ -160,4 +170,4 @@ async def _past(here: Running, options: Options) -> int:
     for name, record in lower:
         tables.regional_record(record, name)
         tables.outcome(record, f"regional, {name}")
-    return 0
+    return PARTIAL if silent else 0

@@ -1,95 +1,286 @@
-"""The fleet that an operator's command is for: where its etcd is, its law, and which global balancers can be asked.
+"""The fleet that an operator's command is for: where its etcd is, its law, and which balancers can be asked.
 
-A world that runs here, a balancer's configuration, or an etcd alone. Whatever is wrong ends the command with one line.
+A context, a world that runs here, a balancer's configuration, an etcd or admin ports alone. Of a context, an etcd and
+admin ports the balancers are found in etcd, and the topology is the one that they go by. Whatever is wrong ends the
+command with one line; who is silent is told by whoever asks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import difflib
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+from farhop.store.contract import (
+    ENTRY_PREFIX,
+    REGION_PREFIX,
+    StoreError,
+    entry_key,
+    parse_entry_key,
+    parse_report_key,
+    report_key,
+)
+from farhop.store.documents import entry as entry_documents
+from farhop.store.documents import report as report_documents
+from farhop.store.documents.document import DocumentError
 from farhop.store.envelope import NO_KEYS, Keys
 from farhop.store.etcd_link import EtcdSettings
+from farhop.store.hubs import store_of, unreached
+from farhop.store.sealed import Sealed
 from farhop_cli import admin, running
-from farhop_cli.admin import AdminError
+from farhop_cli.admin import NO_ACCESS, Access, AdminError
 from farhop_cli.exits import fail
+from farhop_lab.world.world_file import WORLD_FILE
+from topology import load as worlds
 from topology.problems import TopologyError, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from farhop.store.contract import Entry
+    from farhop_cli.context import AdminPorts, Context
     from topology.model import Topology
 
 Status = dict[str, Any]
+TOKEN = "FARHOP_ADMIN_TOKEN"  # noqa: S105 - the variable's name: for admin ports given without a context
+NOT_OFFERED = (
+    "it offers operators no address: it listens on loopback, or does not know where it is reached; give it "
+    "`admin.advertise`, or its URL by `--admin`"
+)
+
+
+@dataclass(frozen=True)
+class Balancer:
+    """A balancer, as far as it is known before it is asked. `tier` and `region` are "" where only its URL is known;
+    `why` says why there is no `url`. `found`: etcd said so, and who answers there must be the one."""
+
+    tier: str
+    region: str
+    url: str = ""
+    instance: str = ""
+    why: str = ""
+    found: bool = False
+
+    @property
+    def at(self) -> str:
+        """Its base URL. Raises AdminError where it has none."""
+        if not self.url:
+            raise AdminError(f"{self}: {self.why}")
+        return self.url
+
+    def __str__(self) -> str:
+        named = f"{self.tier} {self.region}{f'/{self.instance}' if self.instance else ''}".strip()
+        return named or self.url
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one balancer says, or why it does not."""
+
+    balancer: Balancer
+    status: Status | None
+    error: str = ""
 
 
 @dataclass(frozen=True)
 class Fleet:
     """`hubs` are the etcd clusters by name: what operators set is written to each of them.
 
-    `topology` is None and `admins` is empty where only etcd is known. `admins` are base URLs of global balancers,
-    `regional` those of regional ones, by region, where they are known. `keys` are whose signatures count, as far as
-    that is known here; `region` is where the balancer stands whose configuration was given."""
+    `topology` is None where nobody tells it. `keys` are whose signatures count, as far as that is known here; `region`
+    is where the balancer stands whose configuration was given. `name` is for people; `trouble` says what of etcd could
+    not be read when balancers were looked for."""
 
     hubs: Mapping[str, EtcdSettings]
     topology: Topology | None
-    admins: tuple[str, ...]
-    regional: Mapping[str, str] = field(default_factory=dict)
+    balancers: tuple[Balancer, ...] = ()
     keys: Keys = NO_KEYS
     region: str = ""
+    access: Access = NO_ACCESS
+    name: str = "this fleet"
+    trouble: tuple[str, ...] = ()
+
+    @property
+    def admins(self) -> tuple[str, ...]:
+        """Base URLs of the global balancers."""
+        return tuple(one.url for one in self.balancers if one.tier == "global" and one.url)
+
+    @property
+    def regional(self) -> frozenset[str]:
+        """The regions of which a regional balancer can be asked."""
+        return frozenset(one.region for one in self.balancers if one.tier == "regional" and one.url)
+
+    def of(self, tier: str, region: str = "") -> tuple[Balancer, ...]:
+        """The balancers of a tier, and of a region."""
+        return tuple(one for one in self.balancers if one.tier == tier and region in ("", one.region))
+
+    async def seen(self, tier: str = "", region: str = "") -> list[Seen]:
+        """What each balancer says of itself, in order; who is silent is among them."""
+        asked = [one for one in self.balancers if tier in ("", one.tier) and region in ("", one.region)]
+        async with admin.session(self.access) as http:
+            return list(await asyncio.gather(*(look(http, one) for one in asked)))
 
     async def statuses(self) -> list[Status]:
         """What each global balancer that answers says of the regions."""
-        async with admin.session() as http:
-            return [answer for answer in await asyncio.gather(*(_status(http, url) for url in self.admins)) if answer]
+        return [one.status for one in await self.seen("global") if one.status is not None]
 
     async def status_of(self, region: str) -> Status | None:
-        """What the region's balancer says of itself; None if it is not known here, or silent."""
-        if region not in self.regional:
-            return None
-        async with admin.session() as http:
-            return await _status(http, self.regional[region])
+        """What a region's balancer says of itself; None if none is known here, or all are silent."""
+        return next((one.status for one in await self.seen("regional", region) if one.status is not None), None)
 
 
-async def _status(http: Any, url: str) -> Status | None:
+async def look(http: admin.Session, one: Balancer) -> Seen:
+    """What a balancer says of itself, or why not."""
     try:
-        return await admin.get(http, url, "/status")
-    except AdminError:
-        return None  # who is silent is counted by who asks
+        status = await admin.get(http, one.at, "/status")
+    except AdminError as error:
+        return Seen(one, None, str(error))
+    if status is None:
+        return Seen(one, None, f"{one.url} has no /status")
+    tier, region, instance = (str(status.get(name) or "") for name in ("tier", "region", "instance"))
+    told = Balancer(tier, region, one.url, instance)
+    if one.found and (told.tier, told.region, told.instance) != (one.tier, one.region, one.instance):
+        return Seen(one, None, f"{one}: {one.url} is somebody else ({told}); give it the right `admin.advertise`")
+    return Seen(one if one.tier else told, status)
 
 
-def find(world: Path, config: Path | None, etcd: str | None) -> Fleet:
-    """By configuration or etcd if given, else the world that runs here."""
-    if config is not None and etcd is not None:
-        fail("give --config or --etcd, not both")
+# -- which fleet
+
+
+def find(
+    world: Path | None,
+    config: Path | None = None,
+    etcd: str | None = None,
+    context: str | None = None,
+    admins: Sequence[str] = (),
+) -> Fleet:
+    """By what was given, in this order: a configuration; a context; an etcd or admin ports; a world's file; the context
+    that FARHOP_CONTEXT names; the current one; the world that runs in this folder."""
+    if config is not None and (etcd is not None or context is not None):
+        fail(f"give --config or {'--etcd' if etcd is not None else '--context'}, not both")
     if config is not None:
-        return _configured(config)
-    if etcd is not None:
-        return Fleet({"etcd": settings(etcd)}, None, ())
+        return _configured(config, admins)
+    if context is None and (etcd is not None or admins):
+        return _bare(etcd, admins)
+    from farhop_cli import context as contexts  # a balancer's rooms are not light; nobody but this needs them
+
+    named = context
+    if named is None and world is None:
+        named = os.environ.get(contexts.ENVIRONMENT) or contexts.read().current or None
+    if named is None:
+        return _of_world(world if world is not None else WORLD_FILE)
+    chosen = contexts.read().checked(named)
+    if chosen.world is not None:
+        return replace(_of_world(Path(chosen.world)), name=f"context {named}")
+    return _of_context(named, chosen, etcd, admins)
+
+
+def world_of(world: Path | None, context: str | None = None) -> Path:
+    """The file of the world that runs here: for what talks to its clients' ports, not to operators'."""
+    from farhop_cli import context as contexts
+
+    if world is not None and context is None:
+        return world
+    named = context or os.environ.get(contexts.ENVIRONMENT) or contexts.read().current
+    chosen = contexts.read().checked(named) if named else None
+    return Path(chosen.world) if chosen is not None and chosen.world is not None else world or WORLD_FILE
+
+
+def _of_world(world: Path) -> Fleet:
     if not world.exists():
-        fail(f"no world runs here ({world} is missing); give a fleet's by --config, or start one with `farhop up`")
+        fail(
+            f"no world runs here ({world} is missing) and no context is current; make one with `farhop context set`, "
+            "give a balancer's configuration by --config, or start a world with `farhop up`"
+        )
     here = running.open_world(world)
     regions = here.file.regions
     return Fleet(
         {name: settings(endpoint) for name, endpoint in (here.file.hubs or {"etcd": here.file.etcd}).items()},
         here.topology,
-        tuple(one.global_admin for one in regions.values()),
-        {name: one.regional_admin for name, one in regions.items()},
+        (
+            *(Balancer("global", name, one.global_admin) for name, one in regions.items()),
+            *(Balancer("regional", name, one.regional_admin) for name, one in regions.items()),
+        ),
+        name=f"the world in {world}",
     )
 
 
 def settings(endpoint: str) -> EtcdSettings:
     """An etcd by `--etcd`."""
     try:
-        return EtcdSettings((endpoint,))
+        return EtcdSettings(tuple(endpoint.split(",")))
     except ValueError:
         fail(f"--etcd: {quoted(endpoint)} is not HOST:PORT")
 
 
-def _configured(path: Path) -> Fleet:
+def _bare(etcd: str | None, admins: Sequence[str]) -> Fleet:
+    hubs = {} if etcd is None else {"etcd": settings(etcd)}
+    access = Access(os.environ.get(TOKEN, "").strip())
+    found = _found(Fleet(hubs, None, _given(admins), access=access, name="--etcd" if etcd else "--admin"))
+    return _told(replace(found, access=_proving(found, "", by_authority=False)))
+
+
+def _of_context(name: str, chosen: Context, etcd: str | None, admins: Sequence[str]) -> Fleet:
+    try:
+        hubs = {hub: part.settings(()) for hub, part in chosen.hubs.items()}
+        if etcd is not None or chosen.etcd.endpoints:
+            given = chosen.etcd if etcd is None else chosen.etcd.model_copy(update={"endpoints": etcd.split(",")})
+            hubs = {"etcd": given.settings(())}
+        topology = _topology(chosen.topology) if chosen.topology is not None else None
+    except (ValueError, TopologyError) as error:
+        fail(f"context {quoted(name)}: {error}")
+    ports = chosen.admin
+    access = Access(
+        ports.token.get_secret_value() if ports.token is not None else "",
+        _tls(ports) if ports.ca_file is not None or ports.cert_file is not None else None,
+    )
+    begun = Fleet(
+        hubs, topology, _given(admins or ports.urls), chosen.signing.made(), access=access, name=f"context {name}"
+    )
+    found = begun if admins else _found(begun)
+    by_authority, pattern = ports.ca_file is not None, ports.server_name
+    if pattern is None:
+        pattern = f"{{region}}.{{tier}}.{chosen.trust_domain}" if by_authority else ""
+    return _told(replace(found, access=_proving(found, pattern, by_authority=by_authority)))
+
+
+def _tls(ports: AdminPorts) -> Any:
+    from farhop.service import certificates
+    from farhop.service.clock import wall
+
+    return certificates.load(ports.files, wall()).context
+
+
+def _proving(found: Fleet, pattern: str, *, by_authority: bool) -> Access:
+    """What those must show that etcd told of: it can be written by more than may see the token."""
+    names: dict[str, str] = {}
+    barred: dict[str, str] = {}
+    for one in found.balancers:
+        if not one.found or not one.url:
+            continue
+        names[one.url] = pattern.replace("{region}", one.region).replace("{tier}", one.tier)
+        if not by_authority or not one.url.startswith("https:"):
+            barred[one.url] = "etcd told of it and nothing proves it, so it is not sent the token; " + (
+                "give its URL in `admin.urls`" if by_authority else "give `admin.ca_file`, or its URL in `admin.urls`"
+            )
+    return replace(found.access, names=names, barred=barred)
+
+
+def _given(urls: Iterable[str]) -> tuple[Balancer, ...]:
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or not url.isprintable() or " " in url:
+            fail(f"--admin: {quoted(url)} is no URL; give such as https://10.1.0.7:8082")
+    return tuple(Balancer("", "", url.rstrip("/")) for url in urls)
+
+
+def _topology(name: str) -> Topology:
+    return worlds.load(Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name))
+
+
+def _configured(path: Path, admins: Sequence[str]) -> Fleet:
     # A balancer's rooms are not light; nobody but this needs them.
     from farhop.config import ConfigError, is_absent, load
     from farhop.service import stores
@@ -106,8 +297,119 @@ def _configured(path: Path) -> Fleet:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)
     host = f"[{host}]" if ":" in host else host
     scheme = "http" if config.admin.tls is None else "https"
-    admins = (f"{scheme}://{host}:{config.admin.port}",)
-    return Fleet(hubs, topology, admins, keys=config.signing.made(), region=config.region)
+    own = Balancer("global", config.region, f"{scheme}://{host}:{config.admin.port}")
+    given = tuple(replace(one, tier="global", region=config.region) for one in _given(admins))
+    access = Access(os.environ.get(TOKEN, "").strip())
+    keys = config.signing.made()
+    return Fleet(hubs, topology, given or (own,), keys, config.region, access, f"the configuration {path}")
+
+
+# -- who is there
+
+
+def _found(fleet: Fleet) -> Fleet:
+    """With the balancers that etcd tells of. What of it cannot be reached is the fleet's `trouble`."""
+    if not fleet.hubs:
+        return fleet
+    balancers, trouble = asyncio.run(_listed(fleet))
+    known = {one.url for one in fleet.balancers}
+    return replace(
+        fleet,
+        balancers=(*fleet.balancers, *(one for one in balancers if one.url not in known)),
+        trouble=trouble,
+    )
+
+
+async def _listed(fleet: Fleet) -> tuple[list[Balancer], tuple[str, ...]]:
+    store = store_of(fleet.hubs, Random(), lambda _, one: Sealed(one, fleet.keys))
+    try:
+        await store.open()
+        above, below = await store.list(ENTRY_PREFIX), await store.list(REGION_PREFIX)
+        told = unreached(store)
+    except StoreError as error:
+        return [], (f"etcd: {error}",)
+    finally:
+        await store.close()
+    found = [*filter(None, map(_global, above)), *filter(None, map(_regional, below))]
+    return found, tuple(f"etcd: hub {hub}: {why}" for hub, why in told.items())
+
+
+def _global(stands: Entry) -> Balancer | None:
+    place = parse_entry_key(stands.key)
+    try:
+        told = entry_documents.decode(stands.value)
+    except DocumentError:
+        return None  # nobody goes by it
+    if place is None or stands.key != entry_key(told.region, told.instance):
+        return None
+    return _balancer("global", *place, told.admin_address, told.admin_tls)
+
+
+def _regional(stands: Entry) -> Balancer | None:
+    place = parse_report_key(stands.key)
+    if place is None:
+        return None
+    try:
+        told = report_documents.decode(stands.value)
+    except DocumentError:
+        return None  # balancers say so in their metrics
+    if stands.key != report_key(told.region, told.instance):
+        return None
+    return _balancer("regional", *place, told.admin_address, told.admin_tls)
+
+
+def _balancer(tier: str, region: str, instance: str, address: str, tls: bool) -> Balancer:
+    if not address:
+        return Balancer(tier, region, "", instance, NOT_OFFERED, found=True)
+    return Balancer(tier, region, f"{'https' if tls else 'http'}://{address}", instance, found=True)
+
+
+def _told(fleet: Fleet) -> Fleet:
+    """With what balancers tell: the topology, if nobody said which; and of admin ports given by URL, whose they are."""
+    if not any(one.url for one in fleet.balancers):
+        return fleet
+    return asyncio.run(_asked(fleet))
+
+
+async def _asked(fleet: Fleet) -> Fleet:
+    async with admin.session(fleet.access) as http:
+        unknown = [one for one in fleet.balancers if not one.tier]
+        looked = await asyncio.gather(*(look(http, one) for one in unknown))
+        named = {one.balancer.url: one.balancer for one in looked}
+        balancers = tuple(named.get(one.url, one) for one in fleet.balancers)
+        topology = fleet.topology
+        for one in sorted(balancers, key=lambda one: one.tier):  # the global ones first
+            topology = topology or await _topology_of(http, one)
+    # A balancer that is given by its URL and found in etcd, too, is one.
+    given = {(one.tier, one.region, one.instance) for one in named.values() if one.tier}
+    kept = tuple(one for one in balancers if not one.found or (one.tier, one.region, one.instance) not in given)
+    return replace(fleet, balancers=kept, topology=topology)
+
+
+async def _topology_of(http: admin.Session, one: Balancer) -> Topology | None:
+    try:
+        told = await admin.get(http, one.at, "/topology")
+        return worlds.of(told, one.url) if told is not None else None
+    except (AdminError, TopologyError):
+        return None  # who is silent is told by whoever needs it
+
+
+def unreachable(fleet: Fleet, seen: Sequence[Seen]) -> None:
+    """End the command if nobody answers at all: which address failed, and how."""
+    if any(one.status is not None for one in seen):
+        return
+    why = [*fleet.trouble, *(one.error for one in seen)] or ["no balancer is known: none reports to its etcd"]
+    fail(f"{fleet.name} cannot be reached: {'; '.join(why[:8])}{f'; and {len(why) - 8} more' if len(why) > 8 else ''}")
+
+
+def partial(fleet: Fleet, seen: Sequence[Seen]) -> str:
+    """Which part of the fleet did not answer, and how it failed; "" if all did."""
+    silent = [one for one in seen if one.status is None]
+    why = [*fleet.trouble, *(one.error for one in silent)]
+    if not why:
+        return ""
+    more = f"; and {len(why) - 8} more" if len(why) > 8 else ""
+    return f"{len(seen) - len(silent)} of {len(seen)} balancers answered: {'; '.join(why[:8])}{more}"
 
 
 def known(region: str, names: Iterable[str], of: str) -> None:

@@ -22,7 +22,7 @@ from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, VALUE_LIMIT_BYTES
 from farhop.store.envelope import EnvelopeError, Keys, bare, is_sealed, key_named, public_key
 from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
-from farhop_cli import show
+from farhop_cli import effect, show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.standing import author_here, settled, signing_key, tell_known, with_store
 from topology import policy
@@ -234,7 +234,8 @@ async def _set(
     where: Where,
 ) -> int:
     before = await store.get(LAW_KEY)
-    newest = await _newest(store, before, await _statuses(here), world)
+    statuses = await _statuses(here)
+    newest = await _newest(store, before, statuses, world)
     if after is not None and after != newest:
         fail(f"--after: the newest law is of epoch {newest}, not {after}; look at it, then decide again", NEGATIVE)
     document = document_of(newest + 1)
@@ -248,13 +249,14 @@ async def _set(
         asked = len(here.admins) + len(here.regional)
         aware = await settled(lambda: _aware(here, read.epoch), asked)
     difference = policy.changed(held, read.over(world))
+    effects = effect.of_law(held, read.over(world), statuses)
     if where.as_json:
         written = {"epoch": read.epoch, "revision": revision, "dry_run": where.dry_run}
-        show.json({**written, **difference, "balancers": asked, "aware": aware})
+        show.json({**written, **difference, "effects": effects, "balancers": asked, "aware": aware})
         return 0
     dry = "dry run, nothing is written: " if where.dry_run else ""
     show.line(f"{dry}law of epoch {read.epoch} stands, by {read.author}: {read.why}", "bold")
-    _tell_difference(difference)
+    _tell_difference(difference, effects)
     tell_known(aware, asked)
     return 0
 
@@ -284,7 +286,7 @@ def _checked(document: bytes, world: Topology, source: str) -> Policy:
         _tell_problems(error)
 
 
-def _tell_difference(difference: Mapping[str, list[str]]) -> None:
+def _tell_difference(difference: Mapping[str, list[str]], effects: Sequence[str]) -> None:
     labels = {"added": "new tenants", "changed": "changed", "removed": "removed, and served no more"}
     for kind, label in labels.items():
         if difference[kind]:
@@ -293,6 +295,8 @@ def _tell_difference(difference: Mapping[str, list[str]]) -> None:
         show.line(f"models whose rule changed: {_named(difference['models'])}")
     if not any(difference.values()):
         show.line("it says what the law before said", "yellow")
+    for one in effects:
+        show.line(one, "yellow" if one.startswith("strands") else None)
 
 
 def _named(names: list[str]) -> str:
@@ -364,10 +368,11 @@ def diff(file: str, epoch: int | None, where: Where) -> int:
             document = bare(sealed) if sealed is not None else policy.encode(law, 1, "author", "why", _ERA)
             made = _checked(document, world, file or "the topology").over(world)
         difference = policy.changed(held, made)
+        effects = effect.of_law(held, made, await _statuses(here))
         if where.as_json:
-            show.json(difference)
+            show.json({**difference, "effects": effects})
         else:
-            _tell_difference(difference)
+            _tell_difference(difference, effects)
         return NEGATIVE if any(difference.values()) else 0
 
     return with_store(here, work)

@@ -43,12 +43,16 @@ def put(
     where: Where,
     check: Callable[[Store], Awaitable[None]] | None = None,
     notes: Sequence[str] = (),
+    effects: Callable[[Store], Awaitable[Sequence[str]]] | None = None,
 ) -> int:
     """Write it in the place of what stands there, readable or not; the exit code."""
     scope = (name if kind == "region" else f"--{kind} {name}" for kind, name in whom.items())
     sooner = f"it ends by itself; sooner with: farhop {noun.name} unset {' '.join(scope)}"
     return standing.change(
-        noun, here, Change(key, "", whom, lambda _: document, for_s, check, (*notes, sooner)), where
+        noun,
+        here,
+        Change(key, "", whom, lambda _: document, for_s, check, (*notes, sooner), effects=effects),
+        where,
     )  # fmt: skip
 
 

@@ -20,8 +20,6 @@ from farhop_cli.show import number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import aiohttp
-
     from farhop_lab.world.world_file import RegionFile, WorldFile
 
 EVERY_S = 1.0
@@ -58,7 +56,7 @@ class Sampler:
         self._regions = world.regions
         self._counts: dict[str, tuple[float, float]] = {}  # by admin port: requests finished, and when we read them
 
-    async def sample(self, http: aiohttp.ClientSession, now: float) -> list[Row]:
+    async def sample(self, http: admin.Session, now: float) -> list[Row]:
         """Every region, in the world's order. `now`: monotonic seconds."""
         asked = await asyncio.gather(*(self._ask(http, one, now) for one in self._regions.values()))
         views = [upper for upper, *_ in asked if upper is not None]
@@ -67,13 +65,13 @@ class Sampler:
             for name, (_, lower, entered, served) in zip(self._regions, asked, strict=True)
         ]
 
-    async def _ask(self, http: aiohttp.ClientSession, one: RegionFile, now: float) -> tuple[Any, Any, Any, Any]:
+    async def _ask(self, http: admin.Session, one: RegionFile, now: float) -> tuple[Any, Any, Any, Any]:
         upper, lower = await asyncio.gather(_status(http, one.global_admin), _status(http, one.regional_admin))
         urls = (one.global_admin, one.regional_admin)
         entered, served = await asyncio.gather(*(self._rate(http, url, now) for url in urls))
         return upper, lower, entered, served
 
-    async def _rate(self, http: aiohttp.ClientSession, url: str, now: float) -> float | None:
+    async def _rate(self, http: admin.Session, url: str, now: float) -> float | None:
         try:
             count = finished(await admin.page(http, url, "/metrics"))
         except AdminError:
@@ -132,7 +130,7 @@ def _region(view: dict[str, Any], name: str) -> dict[str, Any] | None:
     return next((one for one in known if one.get("region") == name), None)
 
 
-async def _status(http: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
+async def _status(http: admin.Session, url: str) -> dict[str, Any] | None:
     try:
         return await admin.get(http, url, "/status")
     except AdminError:
@@ -193,9 +191,7 @@ async def follow(world: WorldFile, stop: asyncio.Event) -> None:
             await _each(sampler, http, stop, lambda rows: live.update(picture(rows), refresh=True))
 
 
-async def _each(
-    sampler: Sampler, http: aiohttp.ClientSession, stop: asyncio.Event, tell: Callable[[list[Row]], None]
-) -> None:
+async def _each(sampler: Sampler, http: admin.Session, stop: asyncio.Event, tell: Callable[[list[Row]], None]) -> None:
     clock = asyncio.get_running_loop().time
     while not stop.is_set():
         tell(await sampler.sample(http, clock()))

@@ -1,7 +1,8 @@
 """The `farhop` command: which commands there are, and where each is wired. Help and completion import no other room.
 
 Exit codes, of every command: 0 it went well; 1 the answer is negative (refused, down, a check that failed, a difference
-found, nothing there to unset); 2 usage, configuration or surroundings are at fault, in one line on stderr; 130 Ctrl-C.
+found, nothing there to unset); 2 usage, configuration or surroundings are at fault, in one line on stderr; 3 not all
+balancers could be asked, and what is told is of the others; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ COMMANDS = {
     "up": Wired("verbs", "app", "Run a whole world here until Ctrl-C: etcd, both tiers, engines."),
     "demo": Wired("verbs", "app", "Boot the default world and check, a line each, what Farhop is for."),
     "ask": Wired("verbs", "app", "Send a request; show its answer, decision and trace."),
-    "explain": Wired("verbs", "app", "Tell where a request would go, or why one went."),
-    "status": Wired("verbs", "app", "Show regions, replicas and queues."),
+    "explain": Wired("operate", "explain_app", "Tell where a request would go, or why one went."),
+    "status": Wired("operate", "status_app", "Sum up the fleet: what is wrong, where the load is, which law."),
+    "context": Wired("operate", "context_app", "Which fleet the commands are for, by name."),
+    "bundle": Wired("operate", "bundle_app", "Collect in one file what a bug report needs, and no secret."),
+    "log-level": Wired("operate", "log_level_app", "Have balancers log more, or less, until they start anew."),
     "law": Wired(
         "operate",
         "law_app",
@@ -84,7 +88,8 @@ def app() -> Typer:
         cls=Commands,
         help="Farhop: routes LLM requests to the right region and the right replica, lawfully.",
         epilog="Example:  farhop up    then:  farhop ask hello\n\n"
-        "Exit codes: 0 well; 1 the answer is negative; 2 usage, configuration or surroundings are at fault.",
+        "Exit codes: 0 well; 1 the answer is negative; 2 usage, configuration or surroundings are at fault; 3 not all "
+        "balancers could be asked.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,

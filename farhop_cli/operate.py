@@ -1,4 +1,5 @@
-"""What operators make stand in etcd: `farhop law|route|split|policy|bias|pin|drain get|set|unset|diff|history`.
+"""Commands for a fleet: what operators make stand in etcd (`law`, `route`, `split`, `policy`, `bias`, `pin`, `drain`),
+what balancers tell (`status`, `explain`, `bundle`), and which fleet is meant (`context`).
 
 The wiring alone: the rooms are imported when a command runs, so that help is quick.
 """
@@ -7,34 +8,35 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from farhop_cli.options import (
+    FLEET,
     PLAIN,
-    WORLD_FILE,
+    Allow,
     By,
-    Config,
     DryRun,
-    Etcd,
+    From,
     Json,
     Length,
     Where,
     Why,
-    World,
-    regions,
 )
+from farhop_cli.options import regions as known_regions
 
 if TYPE_CHECKING:
     from farhop_cli.standing import Noun
 
-Region = Annotated[str, typer.Argument(help="The region.", autocompletion=regions)]
+Region = Annotated[str, typer.Argument(help="The region.", autocompletion=known_regions)]
 SomeRegion = Annotated[
     str,
-    typer.Argument(metavar="[REGION]", help="Of this region alone.", show_default=False, autocompletion=regions),
+    typer.Argument(metavar="[REGION]", help="Of this region alone.", show_default=False, autocompletion=known_regions),
 ]
+OneRegion = Annotated[str, typer.Option("--region", help="Of this region alone.", autocompletion=known_regions)]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]
 Model = Annotated[str, typer.Option("--model", help="The requests for which model.")]
 Against = Annotated[
@@ -54,7 +56,7 @@ def verb(
     """
     shared: dict[str, tuple[Any, Any]] = {
         **({"dry_run": (DryRun, False)} if writes else {}),
-        "config": (Config, None), "etcd": (Etcd, None), "world": (World, WORLD_FILE), "as_json": (Json, False),
+        **FLEET, "as_json": (Json, False),
     }  # fmt: skip
 
     def wire(work: Callable[..., int]) -> Callable[..., int]:
@@ -112,7 +114,7 @@ def _group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer
     @verb(made, "diff", f"farhop {name} diff was.json --region {of}")
     def diff(
         file: Against = "",
-        region: Annotated[str, typer.Option("--region", help="Of this region alone.", autocompletion=regions)] = "",
+        region: OneRegion = "",
         *,
         where: Where,
     ) -> int:
@@ -136,6 +138,194 @@ def _group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer
         return standing.history(noun(name), region, where)
 
     return made
+
+
+# -- looking at a fleet
+
+status_app, explain_app, bundle_app, log_level_app = (typer.Typer(**PLAIN) for _ in range(4))
+
+
+@verb(status_app, "status", "farhop status    or:  farhop status --region tokyo --replicas --watch")
+def status(
+    regions: Annotated[bool, typer.Option("--regions", help="The regions, as each global balancer sees them.")] = False,
+    replicas: Annotated[bool, typer.Option("--replicas", help="Regional balancers and their replicas.")] = False,
+    prefixes: Annotated[bool, typer.Option("--prefixes", help="What each region is believed to have cached.")] = False,
+    law: Annotated[bool, typer.Option("--law", help="The law each balancer goes by, and what operators set.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="All of these, and hubs, routes, splits and builds.")] = False,
+    region: OneRegion = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Draw it anew every 2 s, until Ctrl-C.")] = False,
+    *,
+    where: Where,
+) -> int:
+    """Sum up the fleet: what is wrong, where the load is, which law.
+
+    In at most ten lines, and then what else is asked for. Exit code 1 if a region is down; 3 if not every balancer
+    answered, and then it is said which did not and how; 2 if none did.
+    """
+    from farhop_cli.status import Asked, run
+
+    return run(Asked(regions, replicas, prefixes, law, wide, region, watch), where)
+
+
+@verb(explain_app, "explain", "farhop explain request.json --tenant japan-only --from Paris")
+def explain(
+    what: Annotated[str, typer.Argument(metavar="REQUEST.json|DECISION-ID", help="A body as for /v1, or an id.")],
+    origin: From = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose request it would be.")] = None,
+    allow: Allow = None,
+    *,
+    where: Where,
+) -> int:
+    """Tell where a request would go, or why one went.
+
+    Nothing is sent to an engine, and only balancers that the tenant's law lets read the request are asked. Exit code 3
+    if a balancer that might know a decision could not be asked.
+    """
+    from farhop_cli.explain import Options, run
+
+    return run(Options(what, where, origin, tenant, allow))
+
+
+@verb(bundle_app, "bundle", "farhop bundle --out farhop-bundle.tar.gz")
+def bundle(
+    out: Annotated[str, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")] = "",
+    balancer_config: Annotated[
+        list[str] | None,
+        typer.Option("--add", metavar="FILE", help="Add a balancer's configuration, without its secrets."),
+    ] = None,
+    decisions: Annotated[int, typer.Option("--decisions", min=0, max=200, help="Of each balancer, at most.")] = 50,
+    *,
+    where: Where,
+) -> int:
+    """Collect in one file what a bug report needs, and no secret.
+
+    Status, metrics, law, recent decisions, versions, and configurations without their secrets.
+
+    Secrets are withheld: no key, token or password of a configuration, and no hash of an API key. Decisions never hold
+    prompts. Look at what it holds before you send it: it names hosts, regions, tenants and models. Exit code 3 if not
+    every balancer answered.
+    """
+    from farhop_cli.bundle import run
+
+    return run(out, balancer_config or [], decisions, where)
+
+
+@verb(log_level_app, "log-level", "farhop log-level debug --region tokyo")
+def log_level(
+    level: Annotated[str, typer.Argument(help="debug, info, warning, error or critical.")],
+    region: OneRegion = "",
+    *,
+    where: Where,
+) -> int:
+    """Have balancers log more, or less, until they start anew.
+
+    Needs the right to act at their admin ports. Exit code 3 if not all of them do.
+    """
+    from farhop_cli.log_level import run
+
+    return run(level, region, where)
+
+
+# -- contexts
+
+context_app = typer.Typer(
+    help="Which fleet the commands are for, by name.", epilog="Example:  farhop context use production", **PLAIN
+)
+ContextName = Annotated[str, typer.Argument(help="The context's name.")]
+
+
+@context_app.command("list", epilog="Example:  farhop context list")
+def context_list(as_json: Json = False) -> None:
+    """List the contexts; the current one is marked."""
+    from farhop_cli import context
+
+    raise typer.Exit(context.show_all(as_json))
+
+
+@context_app.command("use", epilog="Example:  farhop context use production")
+def context_use(name: ContextName) -> None:
+    """Make a context the current one."""
+    from farhop_cli import context
+
+    raise typer.Exit(context.use(name))
+
+
+@context_app.command("show", epilog="Example:  farhop context show")
+def context_show(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", show_default=False, help="Else the current one.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Print a context; secrets are named, never shown."""
+    from farhop_cli import context
+
+    raise typer.Exit(context.show_one(name, as_json))
+
+
+@context_app.command("unset", epilog="Example:  farhop context unset staging")
+def context_unset(name: ContextName) -> None:
+    """Take a context away. Exit code 1 if there is none of that name."""
+    from farhop_cli import context
+
+    raise typer.Exit(context.unset(name))
+
+
+@context_app.command(
+    "set",
+    epilog="Example:  farhop context set production --etcd etcd-1:2379 --etcd etcd-2:2379 --etcd-ca etcd-ca.pem "
+    "--ca ca.pem --token file:~/.farhop-token",
+)
+def context_set(
+    name: ContextName,
+    etcd: Annotated[
+        list[str] | None, typer.Option("--etcd", metavar="HOST:PORT", help="An endpoint of its etcd; may be repeated.")
+    ] = None,
+    hub: Annotated[
+        str, typer.Option("--hub", help="They are of this hub: a fleet with several etcd clusters names each.")
+    ] = "",
+    etcd_ca: Annotated[Path | None, typer.Option("--etcd-ca", metavar="FILE", help="etcd's authority.")] = None,
+    etcd_cert: Annotated[Path | None, typer.Option("--etcd-cert", metavar="FILE", help="Ours for etcd.")] = None,
+    etcd_key: Annotated[Path | None, typer.Option("--etcd-key", metavar="FILE", help="Its key.")] = None,
+    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="Who logs in at etcd.")] = None,
+    etcd_password: Annotated[
+        str | None, typer.Option("--etcd-password", metavar="env:NAME|file:PATH", help="Where the password stands.")
+    ] = None,
+    admin: Annotated[
+        list[str] | None, typer.Option("--admin", metavar="URL", help="An admin port; may be repeated.")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="Admin ports' authority.")] = None,
+    cert: Annotated[Path | None, typer.Option("--cert", metavar="FILE", help="Ours for admin ports.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its key.")] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", metavar="env:NAME|file:PATH", help="Where the admin ports' token stands.")
+    ] = None,
+    server_name: Annotated[
+        str | None,
+        typer.Option("--server-name", help="What admin certificates name, such as {region}.{tier}.ex."),
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option("--topology", help="A topology's file or name, in place of what balancers tell.")
+    ] = None,
+    public: Annotated[
+        list[str] | None,
+        typer.Option("--public", metavar="[NAME=]PATH", help="A public key whose signatures count; may be repeated."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Its etcd is reached without TLS, off this machine.")
+    ] = False,
+    make_current: Annotated[bool, typer.Option("--use", help="Make it the current one, too.")] = False,
+) -> None:
+    """Make a context, or change what is given of one.
+
+    The first one becomes the current one.
+    """
+    from farhop_cli.context import given, put
+
+    said = given(
+        etcd=etcd, hub=hub, etcd_files=(etcd_ca, etcd_cert, etcd_key), etcd_login=(etcd_user, etcd_password),
+        admin=admin, files=(ca, cert, key), token=token, server_name=server_name, topology=topology,
+        public=public or [], insecure=insecure,
+    )  # fmt: skip
+    raise typer.Exit(put(name, said, make_current))
 
 
 # -- drain

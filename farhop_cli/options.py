@@ -23,7 +23,21 @@ PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 World = Annotated[
-    Path, typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`.")
+    Path | None,
+    typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`."),
+]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        help="The fleet meant, by its name (`farhop context`). Default: FARHOP_CONTEXT, or the current one.",
+    ),
+]
+Admin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--admin", metavar="URL", help="Ask this admin port, and not those that etcd tells of; may be repeated."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Config = Annotated[
@@ -31,29 +45,46 @@ Config = Annotated[
     typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
 ]
 Etcd = Annotated[
-    str | None, typer.Option("--etcd", help="HOST:PORT of an etcd without TLS, where there is nothing else.")
+    str | None,
+    typer.Option(
+        "--etcd", help="HOST:PORT of an etcd, such as one without TLS and without a context; or in place of its."
+    ),
 ]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
+]
+Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 Why = Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")]
 By = Annotated[str | None, typer.Option("--by", help="Who does it. Default: user@host.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and show it; write nothing.")]
 Length = Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")]
 
 
+# Which fleet, for every command that is for one.
+FLEET: dict[str, tuple[Any, Any]] = {
+    "context": (Context, None), "config": (Config, None), "etcd": (Etcd, None), "admin": (Admin, None),
+    "world": (World, None),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Where:
     """Which fleet a command is for, and how it is to run: the options that all of them share."""
 
-    world: Path
+    world: Path | None = None
     config: Path | None = None
     etcd: str | None = None
     as_json: bool = False
     dry_run: bool = False
+    context: str | None = None
+    admin: list[str] | None = None
 
     def fleet(self, region: str = "") -> Fleet:
         """The fleet. Ends the command if there is none, or if its topology does not know the region."""
         from farhop_cli import fleet  # help does without
 
-        found = fleet.find(self.world, self.config, self.etcd)
+        found = fleet.find(self.world, self.config, self.etcd, self.context, self.admin or ())
         if region and found.topology is not None:
             fleet.known(region, found.topology.regions, f'topology "{found.topology.name}"')
         return found

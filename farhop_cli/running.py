@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farhop.identity.api_keys import bearer, digest
 from farhop_cli import admin
-from farhop_cli.admin import AdminError
+from farhop_cli.admin import NO_ACCESS, Access, AdminError
 from farhop_cli.exits import fail
 from farhop_lab.world import client, world_file
 from farhop_lab.world.world_file import RegionFile, WorldFile, WorldFileError
@@ -38,23 +38,7 @@ class Running:
 
     def nearest(self, place: str | None) -> list[str]:
         """The regions that run, nearest to a place first; without one, as the world lists them."""
-        if place is None:
-            return list(self.file.regions)
-        known = [self.topology.regions[name] for name in self.file.regions]
-        latitude, longitude = self._locate(place)
-        return [region.name for region in geo.by_distance(known, latitude, longitude)]
-
-    def _locate(self, place: str) -> tuple[float, float]:
-        region = self.topology.regions.get(place) or self.topology.regions.get(place.lower())
-        if region is not None:
-            return region.latitude, region.longitude
-        point = geo.locate(place)
-        if point is None:
-            names = {name.lower(): name for name in (*geo.cities(), *self.topology.regions)}
-            close = difflib.get_close_matches(place[:64].lower(), names, n=1, cutoff=0.6)
-            remedy = f"did you mean {quoted(names[close[0]])}?" if close else "give LAT,LON, such as 51.5,-0.1"
-            fail(f"--from: no region or city called {quoted(place)}; {remedy}")
-        return point
+        return nearest(self.topology, list(self.file.regions), place)
 
     def record_barred(self, caller: Caller, region: str) -> str | None:
         """The clause by which a region may keep no record of the caller's requests; None if it may, or who knows."""
@@ -70,6 +54,27 @@ class Caller:
     tenant: str | None
     key: str | None
     narrow: Narrow = ()
+
+
+def nearest(topology: Topology, names: list[str], place: str | None) -> list[str]:
+    """Regions, nearest to a place first; without one, as they are given."""
+    if place is None:
+        return names
+    known = [topology.regions[name] for name in names if name in topology.regions]
+    return [region.name for region in geo.by_distance(known, *_locate(topology, place))]
+
+
+def _locate(topology: Topology, place: str) -> tuple[float, float]:
+    region = topology.regions.get(place) or topology.regions.get(place.lower())
+    if region is not None:
+        return region.latitude, region.longitude
+    point = geo.locate(place)
+    if point is None:
+        names = {name.lower(): name for name in (*geo.cities(), *topology.regions)}
+        close = difflib.get_close_matches(place[:64].lower(), names, n=1, cutoff=0.6)
+        remedy = f"did you mean {quoted(names[close[0]])}?" if close else "give LAT,LON, such as 51.5,-0.1"
+        fail(f"--from: no region or city called {quoted(place)}; {remedy}")
+    return point
 
 
 def open_world(path: Path) -> Running:
@@ -88,28 +93,35 @@ def open_world(path: Path) -> Running:
 
 
 def ruled(running: Running) -> Running:
-    """The same world under the law that its global balancers go by: the newest that one tells. As it was if none does.
+    """The same world under the law that its global balancers go by."""
+    topology = under_law(running.topology, [one.global_admin for one in running.file.regions.values()])
+    return running if topology is running.topology else Running(running.file, topology, Law(topology))
+
+
+def under_law(topology: Topology, urls: Iterable[str], access: Access = NO_ACCESS) -> Topology:
+    """The topology under the law that these global balancers go by: the newest that one tells. As it was if none does.
 
     What stands in etcd alone would not do: what a balancer has not heard of does not bind it yet.
     """
-    newer = [one for one in asyncio.run(_laws(running)) if one is not None and one.epoch > running.topology.epoch]
-    newest = max(newer, key=lambda one: one.epoch, default=None)
-    return running if newest is None else Running(running.file, newest, Law(newest))
+    newer = [
+        one for one in asyncio.run(_laws(topology, urls, access)) if one is not None and one.epoch > topology.epoch
+    ]
+    return max(newer, key=lambda one: one.epoch, default=topology)
 
 
-async def _laws(running: Running) -> list[Topology | None]:
-    async with admin.session() as http:
+async def _laws(topology: Topology, urls: Iterable[str], access: Access) -> list[Topology | None]:
+    async with admin.session(access) as http:
 
         async def ask(url: str) -> Topology | None:
             try:
                 answer = await admin.get(http, url, "/law") or {}
                 law = {name: answer.get(name) for name in ("models", "tenants")}
                 document = policy.encode(law, answer.get("epoch", 0), "it", "as it says", "2026-01-01T00:00:00Z")
-                return policy.read(document, running.topology, url).over(running.topology)
+                return policy.read(document, topology, url).over(topology)
             except (AdminError, TopologyError):
                 return None  # one that is silent or older says nothing; whoever it is asked for next says so
 
-        return await asyncio.gather(*(ask(one.global_admin) for one in running.file.regions.values()))
+        return await asyncio.gather(*(ask(url) for url in urls))
 
 
 def region_file(running: Running, name: str | None) -> RegionFile | None:
@@ -146,17 +158,17 @@ def checked_key(key: str) -> str:
     return key
 
 
-def places(running: Running | None, text: str | None) -> tuple[str, ...]:
+def places(topology: Topology | None, text: str | None) -> tuple[str, ...]:
     """The places of `--allow`. An unknown one would be lawful nowhere, so it is told here."""
     if text is None:
         return ()
     named = tuple(place.strip() for place in text.split(","))
     if not all(place.isascii() and place.isprintable() and place for place in named):
         fail("--allow: give places separated by commas, such as eu,jp")
-    known = {*running.topology.places, *running.topology.regions, "world"} if running is not None else set(named)
+    known = {*topology.places, *topology.regions, "world"} if topology is not None else set(named)
     strangers = [place for place in named if place not in known]
     if strangers:
-        fail(f"--allow: {quoted(strangers[0])} is no place of this world; it has {listed(known)}")
+        fail(f"--allow: {quoted(strangers[0])} is no place of this fleet; it has {listed(known)}")
     return named
 
 

@@ -5,6 +5,7 @@ Text from elsewhere is never read as markup, and brings no control characters to
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,8 +20,24 @@ PIPED_COLUMNS = 200  # a file or a pager has no width of its own; nothing is cut
 NONE = "–"
 
 
+_captured: list[Console] = []  # the innermost is where everything goes for now
+
+
+@contextmanager
+def captured() -> Iterator[Callable[[], str]]:
+    """What is shown meanwhile goes to nobody; called, it gives the text, as the terminal would have had it."""
+    text = io.StringIO()
+    _captured.append(Console(file=text, force_terminal=True, width=console().width, markup=False, highlight=False))
+    try:
+        yield text.getvalue
+    finally:
+        _captured.pop()
+
+
 def console() -> Console:
     """Where people read. Made anew: tests and pipes change stdout."""
+    if _captured:
+        return _captured[-1]
     width = None if sys.stdout.isatty() else PIPED_COLUMNS
     return Console(markup=False, highlight=False, emoji=False, width=width)
 

@@ -150,6 +150,7 @@ class Change:
     """What to do to a key: `make` gives the new document, or None to take the key away, from what stands there.
 
     `check` ends the command where it may not be, before anything is written. `notes` are told people once it stands.
+    `effects` is asked in a dry run: whom it would strand, what would move.
     """
 
     key: str
@@ -160,6 +161,7 @@ class Change:
     check: Callable[[Store], Awaitable[None]] | None = None
     notes: Sequence[str] = ()
     warnings: Callable[[], Awaitable[Sequence[str]]] | None = None
+    effects: Callable[[Store], Awaitable[Sequence[str]]] | None = None
 
 
 def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
@@ -180,7 +182,8 @@ def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
             else:
                 await store.put(asked.key, document, expect_revision=revision, ttl_s=asked.ttl_s)
             aware = await settled(lambda: noun.followed(here, asked.region, before, after), of)
-        _tell(noun, asked, before, after, where, (aware, of))
+        effects = await asked.effects(store) if asked.effects is not None and where.dry_run else ()
+        _tell(noun, asked, before, after, where, (aware, of), effects)
         if asked.warnings is not None and not where.dry_run:
             for text in await asked.warnings():
                 warn(text)
@@ -190,7 +193,13 @@ def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
 
 
 def _tell(
-    noun: Noun, asked: Change, before: Standing | None, after: Standing | None, where: Where, known: tuple[int, int]
+    noun: Noun,
+    asked: Change,
+    before: Standing | None,
+    after: Standing | None,
+    where: Where,
+    known: tuple[int, int],
+    effects: Sequence[str],
 ) -> None:
     now = [item for item in after.items if item.whom == asked.whom] if after is not None else []
     left = [item.whom for item in after.items if not now] if after is not None else []
@@ -201,7 +210,8 @@ def _tell(
             "set": [after.row(item) for item in now] if after is not None else [],
             "was": [before.row(item) for item in was] if before is not None else [],
         }
-        show.json({"noun": noun.name, **rows, "dry_run": where.dry_run, "balancers": known[1], "aware": known[0]})
+        dry_run = {"dry_run": where.dry_run, **({"effects": list(effects)} if where.dry_run else {})}
+        show.json({"noun": noun.name, **rows, **dry_run, "balancers": known[1], "aware": known[0]})
         return
     dry = "dry run, nothing is written: " if where.dry_run else ""
     for item in now:
@@ -214,6 +224,8 @@ def _tell(
         show.line(f"{dry}what stood there could not be read", "yellow")
     for note in asked.notes:
         show.line(note)
+    for effect in effects:
+        show.line(effect, "yellow" if effect.startswith("strands") else None)
     tell_known(*known)
 
 
@@ -323,6 +335,7 @@ _PAST = (">revision", "at", "by", "what", "why")
 
 async def _remembered(here: Fleet, prefix: str) -> tuple[int, Sequence[Written]]:
     """What the first hub that answers remembers: all of them are written to."""
+    _with_etcd(here)
     for left, name in zip(reversed(range(len(here.hubs))), sorted(here.hubs), strict=True):
         try:
             found = await etcd_history.history(here.hubs[name], prefix)
@@ -398,11 +411,17 @@ def signing_key(text: str, of: str) -> Signer | None:
         fail(f"{of}: {error}")
 
 
+def _with_etcd(here: Fleet) -> None:
+    if not here.hubs:
+        fail(f"{here.name} names no etcd, where this stands; give --etcd, or a context that has `etcd.endpoints`")
+
+
 def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
     """Do this with all of the fleet's hubs; the exit code. Ends the command, in one line, if none of them answers or
     another operator is in the way; tells which one was not reached. What is written is signed with the key that the
     environment names, if it does; what would not count by the fleet's keys, where they are known, is not written."""
 
+    _with_etcd(here)
     signer = signing_key(os.environ.get(SIGNING_KEY, ""), SIGNING_KEY)
 
     async def run() -> int:

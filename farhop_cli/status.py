@@ -1,6 +1,6 @@
-"""`farhop status`: the regions as each global balancer sees them, what operators set, and each region's work.
+"""`farhop status`: what is wrong, where the load is and which law holds, in ten lines; then what else is asked for.
 
-A balancer that does not answer is a row, not an end; what one does not tell is a dash.
+A balancer that does not answer is a row and an exit code, not an end; what one does not tell is a dash.
 """
 
 from __future__ import annotations
@@ -9,16 +9,26 @@ import asyncio
 import contextlib
 import math
 import re
-from pathlib import Path
-from typing import Any
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
+import typer
+from rich.live import Live
+from rich.text import Text
 
-from farhop_cli import admin, fleet, running, show
+from farhop_cli import admin, fleet, show, summary
 from farhop_cli.admin import AdminError
-from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
 from farhop_cli.show import number, word
+
+if TYPE_CHECKING:
+    from farhop_cli.fleet import Balancer, Fleet
+    from farhop_cli.options import Where
+
+WATCH_S = 2.0
+FIND_EVERY = 8  # draws, after which etcd is asked again who is there
 
 _VIEW = (
     "seen from", "region", "state", ">rtt ms", ">wait ms", ">used", ">foreign tok", ">slots", ">in flight",
@@ -35,6 +45,7 @@ _REGIONAL = (
     "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
     ">error", "why",
 )  # fmt: skip
+_BUILDS = ("region", "tier", "instance", "version", "admin port", ">configuration", "awaits restart", "last error")
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
     ">engine kv %", ">hit %", ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
@@ -42,39 +53,99 @@ _REPLICAS = (
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one balancer says, or why it does not. `spills`: requests it sent past a hot region, by where they went."""
+    """What one balancer says, or why it does not. `spills`: requests it sent past a hot region, by where they went.
+
+    `name` is its region's, with its own where the region has several of the tier.
+    """
 
     region: str
     url: str
     status: dict[str, Any] | None
     error: str = ""
     spills: dict[str, int] | None = None
+    instance: str = ""
+    name: str = ""
 
 
-def run(path: Path, config: Path | None, as_json: bool) -> int:
-    """Show the world's state, or what one global balancer sees; the exit code: 1 if any region is down or any balancer
-    that was asked silent."""
-    upper, lower = asyncio.run(_ask_all(*_asked(path, config)))
-    down = down_regions(upper, lower)
-    if as_json:
-        show.json({"global": upper, "regional": lower, "down": down})
+@dataclass(frozen=True)
+class Asked:
+    """What to show beside the summary."""
+
+    regions: bool = False
+    replicas: bool = False
+    prefixes: bool = False
+    law: bool = False
+    wide: bool = False
+    region: str = ""
+    watch: bool = False
+
+
+def run(asked: Asked, where: Where) -> int:
+    """Show the fleet's state; the exit code: 3 if not all answered, else 1 if a region is down."""
+    if asked.watch and where.as_json:
+        fail("--watch, --json: give one of them")
+    here = where.fleet(asked.region)
+    if asked.watch:
+        _watch(asked, where, here)
+    upper, lower, answered = _asked(here, asked, spills=asked.wide or where.as_json)
+    fleet.unreachable(here, answered)
+    down, missing = down_regions(upper), fleet.partial(here, answered)
+    if where.as_json:
+        unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
+        told = summary.of(here.name, upper, lower, unreached, asked.region)
+        show.json({"summary": told, "global": upper, "regional": lower, "down": down, "unreachable": unreached})
     else:
-        _tell(upper, lower)
+        _draw(here, asked, upper, lower, answered)
+    if missing:
+        also = f"; down: {', '.join(down)}" if down else ""
+        warn(f"{missing}{also}")
+        return PARTIAL
     if down:
         fail(f"down: {', '.join(down)}", NEGATIVE)
     return 0
 
 
-def _asked(path: Path, config: Path | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Whom to ask: the admin ports of global and of regional balancers, by region."""
-    if config is not None:
-        where = fleet.find(path, config, None)
-        return dict.fromkeys([where.region], where.admins[0]), {}
-    if not path.exists():
-        fail(f"no world runs here ({path} is missing); give a fleet's by --config, or start one with `farhop up`")
-    regions = running.open_world(path).file.regions
-    upper = {name: one.global_admin for name, one in regions.items()}
-    return upper, {name: one.regional_admin for name, one in regions.items()}
+def _asked(here: Fleet, asked: Asked, *, spills: bool) -> tuple[list[Seen], list[Seen], list[fleet.Seen]]:
+    """What each global and each regional balancer says; and the same as it was answered."""
+    chosen = [one for one in here.balancers if one.tier != "regional" or asked.region in ("", one.region)]
+    answered, paths = asyncio.run(_ask_all(here, chosen, spills=spills))
+    several = {(one.tier, one.region) for one in chosen if len(here.of(one.tier, one.region)) > 1}
+    upper: list[Seen] = []
+    lower: list[Seen] = []
+    for one, sent in zip(answered, paths, strict=True):
+        of = one.balancer
+        region = of.region or of.url
+        name = f"{region}/{of.instance}" if (of.tier, of.region) in several and of.instance else region
+        seen = Seen(region, of.url, one.status, one.error, sent, of.instance, name)
+        (lower if of.tier == "regional" else upper).append(seen)
+    return upper, lower, answered
+
+
+def _draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answered: list[fleet.Seen]) -> None:
+    unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
+    for line, style in summary.lines(summary.of(here.name, upper, lower, unreached, asked.region)):
+        show.line(line, style)
+    _tell(asked, upper, lower)
+
+
+def _watch(asked: Asked, where: Where, here: Fleet) -> None:
+    """Until Ctrl-C: on a terminal in place, elsewhere one after another."""
+    out, draws = show.console(), 0
+    live = Live(console=out, screen=True, auto_refresh=False, vertical_overflow="crop") if out.is_terminal else None
+    with live if live is not None else contextlib.nullcontext():
+        while True:
+            if draws % FIND_EVERY == FIND_EVERY - 1:
+                with contextlib.suppress(typer.Exit):  # what was known stands until more is
+                    here = where.fleet(asked.region)
+            upper, lower, answered = _asked(here, asked, spills=asked.wide)
+            if live is None:
+                _draw(here, asked, upper, lower, answered)
+            else:
+                with show.captured() as captured:
+                    _draw(here, asked, upper, lower, answered)
+                live.update(Text.from_ansi(captured()), refresh=True)
+            draws += 1
+            time.sleep(WATCH_S)
 
 
 def _from_disk(tier: str, one: Seen) -> list[str]:
@@ -87,57 +158,79 @@ def _from_disk(tier: str, one: Seen) -> list[str]:
     ]
 
 
-def _tell(upper: list[Seen], lower: list[Seen]) -> None:
-    for tier, those in (("global", upper), ("regional", lower)):
-        for line in (line for one in those for line in _from_disk(tier, one)):
-            show.line(line)
-    show.table("regions, as each global balancer sees them", _VIEW, [row for one in upper for row in _views(one)])
-    hubs = [row for one in upper for row in _hubs(one)]
+def _tell(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
+    wide, chosen = asked.wide, [] if asked.region == "" else [asked.region]
+    if wide or asked.law:
+        for tier, those in (("global", upper), ("regional", lower)):
+            for line in (line for one in those for line in _from_disk(tier, one)):
+                show.line(line)
+    if wide or asked.regions:
+        rows = [row for one in upper for row in _views(one) if not chosen or row[1] in ("", *chosen)]
+        show.table("regions, as each global balancer sees them", _VIEW, rows)
+    hubs = [row for one in upper for row in _hubs(one)] if wide else []
     if hubs:
         show.table("hubs, as each global balancer sees them", _HUBS, hubs)
-    drained = [_override(name, one) for name, one in drains(upper).items()]
-    overrides = [*drained, *(_bias_or_pin(one) for one in biases_and_pins(upper))]
-    if overrides:
-        show.table("what operators set", _OVERRIDES, overrides)
-    laws = [row for tier, those in (("global", upper), ("regional", lower)) for one in those for row in _law(tier, one)]
-    if laws:
-        show.table("the law that each balancer goes by", _LAWS, laws)
-    show.table("global balancers", _GLOBAL, [_global(one, upper) for one in upper])
-    routes = [row for one in upper for row in _routes(one)]
+    if wide or asked.law or asked.regions:
+        drained = [_override(name, one) for name, one in drains(upper).items()]
+        overrides = [*drained, *(_bias_or_pin(one) for one in biases_and_pins(upper))]
+        overrides = [row for row in overrides if not chosen or row[0] in chosen]
+        if overrides:
+            show.table("what operators set", _OVERRIDES, overrides)
+    if wide or asked.law:
+        both = [(tier, one) for tier, those in (("global", upper), ("regional", lower)) for one in those]
+        laws = [row for tier, one in both for row in _law(tier, one)]
+        if laws:
+            show.table("the law that each balancer goes by", _LAWS, laws)
+    if wide or asked.regions:
+        show.table("global balancers", _GLOBAL, [_global(one, upper) for one in upper])
+    routes = [row for one in upper for row in _routes(one)] if wide else []
     if routes:
         show.table("routes that are not the default", _ROUTES, routes)
     prefixes = [
-        _prefixes(one, region) for one in upper for region in _parts(one, "regions") if "prefix_nodes" in region
+        _prefixes(one, region)
+        for one in upper
+        for region in _parts(one, "regions")
+        if "prefix_nodes" in region and (not chosen or region.get("region") in chosen)
     ]
-    if prefixes:
+    if prefixes and (wide or asked.prefixes):
         show.table("prefixes in each region, as each global balancer knows them", _PREFIXES, prefixes)
     if not lower:
         return
-    show.table("regional balancers", _REGIONAL, [_balancer(one) for one in lower])
-    splits = [row for one in lower for row in _splits(one)]
+    if wide or asked.replicas:
+        show.table("regional balancers", _REGIONAL, [_balancer(one) for one in lower])
+    splits = [row for one in lower for row in _splits(one)] if wide or asked.replicas else []
     if splits:
         show.table("traffic split between versions", _SPLITS, splits)
-    show.table("replicas", _REPLICAS, [row for one in lower for row in _replicas(one)])
+    if wide or asked.replicas:
+        show.table("replicas", _REPLICAS, [row for one in lower for row in _replicas(one)])
+    if wide:
+        built = [(tier, one) for tier, those in (("global", upper), ("regional", lower)) for one in those]
+        show.table("builds", _BUILDS, [_build(tier, one) for tier, one in built])
 
 
-async def _ask_all(upper: dict[str, str], lower: dict[str, str]) -> tuple[list[Seen], list[Seen]]:
-    async with admin.session() as http:
-
-        async def ask(region: str, url: str) -> Seen:
-            try:
-                status = await admin.get(http, url, "/status")
-                spills = await _spills(http, url)
-                return Seen(region, url, status, "" if status is not None else f"{url} has no /status", spills)
-            except AdminError as error:
-                return Seen(region, url, None, str(error))
-
-        async def tier(admins: dict[str, str]) -> list[Seen]:
-            return list(await asyncio.gather(*(ask(name, url) for name, url in admins.items())))
-
-        return await tier(upper), await tier(lower)
+def _build(tier: str, one: Seen) -> list[str]:
+    status = one.status or {}
+    found = status.get("configuration")
+    configuration: dict[str, Any] = found if isinstance(found, dict) else {}
+    told = [", ".join(map(str, configuration.get(name) or ())) or show.NONE for name in ("awaits_restart", "trouble")]
+    process = [word(status.get(field)) for field in ("instance", "version")]
+    return [one.name, tier, *process, one.url or show.NONE, word(configuration.get("generation")), *told]
 
 
-async def _spills(http: aiohttp.ClientSession, url: str) -> dict[str, int] | None:
+async def _ask_all(
+    here: Fleet, chosen: list[Balancer], *, spills: bool
+) -> tuple[list[fleet.Seen], list[dict[str, int] | None]]:
+    async with admin.session(here.access) as http:
+        answered = await asyncio.gather(*(fleet.look(http, one) for one in chosen))
+        wanted = [
+            one.balancer.url if spills and one.status and one.balancer.tier != "regional" else "" for one in answered
+        ]
+        return list(answered), list(await asyncio.gather(*(_spills(http, url) for url in wanted)))
+
+
+async def _spills(http: admin.Session, url: str) -> dict[str, int] | None:
+    if not url:
+        return None
     try:
         return spills(await admin.page(http, url, "/metrics"))
     except AdminError:
@@ -198,7 +291,7 @@ def _law(tier: str, one: Seen) -> list[list[str]]:
     texts = (word(law.get(field)) for field in ("source", "revision", "author", "why"))
     signed = law.get("signed_by") or ("unsigned" if law.get("author") else None)
     kept = "yes" if law.get("kept_on_disk") else "no"
-    return [[one.region, tier, word(epoch), *texts, word(signed), kept, "; ".join(wrong)]]
+    return [[one.name, tier, word(epoch), *texts, word(signed), kept, "; ".join(wrong)]]
 
 
 def _override(region: str, found: dict[str, Any]) -> list[str]:
@@ -208,17 +301,15 @@ def _override(region: str, found: dict[str, Any]) -> list[str]:
     return [region, *texts, number(minutes), word(found.get("why"))]
 
 
-def down_regions(upper: list[Seen], lower: list[Seen]) -> list[str]:
-    """The regions with a balancer that is silent, or that some global balancer holds for down; sorted."""
-    silent = {one.region for one in (*upper, *lower) if one.status is None}
-    seen = {str(r.get("region")) for one in upper for r in _parts(one, "regions") if r.get("state") == "down"}
-    return sorted(silent | seen)
+def down_regions(upper: list[Seen]) -> list[str]:
+    """The regions that some global balancer holds for down; sorted."""
+    return sorted({str(r.get("region")) for one in upper for r in _parts(one, "regions") if r.get("state") == "down"})
 
 
 def _views(one: Seen) -> list[list[str]]:
     if one.status is None:
-        return [[one.region, "", "unreachable", *[show.NONE] * 7, one.error]]
-    return [_view(one.region, region) for region in _parts(one, "regions")]
+        return [[one.name, "", "unreachable", *[show.NONE] * 7, one.error]]
+    return [_view(one.name, region) for region in _parts(one, "regions")]
 
 
 def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
@@ -276,7 +367,7 @@ def _error(shown: dict[str, Any]) -> list[str]:
 def _global(one: Seen, upper: list[Seen]) -> list[str]:
     status = one.status
     if status is None:
-        return [one.region, "unreachable", *[show.NONE] * 5, one.error]
+        return [one.name, "unreachable", *[show.NONE] * 5, one.error]
     received = [seen.spills.get(one.region, 0) for seen in upper if seen.spills is not None]
     sent = sum(one.spills.values()) if one.spills is not None else None
     figures = (
@@ -287,7 +378,7 @@ def _global(one: Seen, upper: list[Seen]) -> list[str]:
         status.get("trie_nodes"),
     )
     trouble = status.get("store_trouble")
-    return [one.region, "answers", *(number(figure, 0) for figure in figures), f"etcd: {trouble}" if trouble else ""]
+    return [one.name, "answers", *(number(figure, 0) for figure in figures), f"etcd: {trouble}" if trouble else ""]
 
 
 def _routes(one: Seen) -> list[list[str]]:
@@ -296,7 +387,7 @@ def _routes(one: Seen) -> list[list[str]]:
     by = f"{word(found.get('author'))}: {word(found.get('why'))}" if isinstance(found, dict) else show.NONE
     return [
         [
-            one.region,
+            one.name,
             word(route.get("tenant") or "any"),
             word(route.get("model") or "any"),
             word(route.get("policy")),
@@ -330,7 +421,7 @@ def _millionths(usd: object) -> str:
 
 def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
     return [
-        one.region,
+        one.name,
         word(region.get("region")),
         _stream(region),
         number(region.get("prefix_nodes"), 0),
@@ -342,7 +433,7 @@ def _hubs(one: Seen) -> list[list[str]]:
     """A row for each hub: whether it is in contact, and what was not believed of it, by reason."""
     return [
         [
-            one.region,
+            one.name,
             word(hub.get("hub")),
             "yes" if hub.get("in_contact") else "lost",
             *(number(hub.get(field), 0) for field in ("outages", "revision", "balancers", "reports")),
@@ -367,11 +458,11 @@ def _stream(region: dict[str, Any]) -> str:
 def _balancer(one: Seen) -> list[str]:
     status = one.status
     if status is None:
-        return [one.region, "unreachable", *[show.NONE] * 8, one.error]
+        return [one.name, "unreachable", *[show.NONE] * 8, one.error]
     figures = (
         number(status.get(f), 0) for f in ("law_epoch", "under_way", "queued_requests", "queued_tokens", "trie_nodes")
     )
-    return [one.region, "answers", *figures, *_error(status), ""]
+    return [one.name, "answers", *figures, *_error(status), ""]
 
 
 def _splits(one: Seen) -> list[list[str]]:
@@ -379,7 +470,7 @@ def _splits(one: Seen) -> list[list[str]]:
     splits = (one.status or {}).get("splits")
     return [
         [
-            one.region,
+            one.name,
             model,
             " ".join(f"{version}={weight:g}" for version, weight in (split.get("weights") or {}).items()) or show.NONE,
             number(len(split.get("rules") or [])),
@@ -394,7 +485,7 @@ def _splits(one: Seen) -> list[list[str]]:
 def _replicas(one: Seen) -> list[list[str]]:
     return [
         [
-            one.region,
+            one.name,
             word(replica.get("replica")),
             word(replica.get("state")),
             number(replica.get("in_flight")),

@@ -7,6 +7,7 @@ started has ended, and its file is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import shutil
@@ -24,7 +25,7 @@ import uvloop
 import farhop_lab  # noqa: F401  (what it says to gRPC must come before gRPC)
 from farhop.store.contract import StoreError
 from farhop.store.etcd import EtcdStore
-from farhop_cli import fleet, live
+from farhop_cli import context, fleet, live
 from farhop_cli.exits import fail
 from farhop_cli.tables import show_world
 from farhop_lab.engine.core.profiles import PROFILES
@@ -199,10 +200,24 @@ async def _serve(
         serving.set()
         description = world.describe(os.getpid())
         await asyncio.to_thread(world_file.write, described, description)
+        named, current = await asyncio.to_thread(_named, described)
         try:
             show_world(description)
+            if named != current:
+                remedy = f"farhop context use {named}, or --context {named}"
+                typer.echo(f"commands are for context {current}; for this world: {remedy}", err=True)
             typer.echo("Ctrl-C ends it, and leaves nothing behind.", err=True)
             await live.follow(description, stop)
             typer.echo("stopping ...", err=True)
         finally:
             await asyncio.to_thread(described.unlink, missing_ok=True)
+            with contextlib.suppress(typer.Exit):  # which it said
+                await asyncio.to_thread(context.world_ended, named, described)
+
+
+def _named(described: Path) -> tuple[str, str]:
+    """The world's context, and the current one. A world runs without: who may not write there is told so."""
+    try:
+        return context.world_began(described)
+    except typer.Exit:
+        return "", ""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farhop_cli.options import PLAIN, WORLD_FILE, Json, World, duration_s
-from farhop_cli.options import Config as FleetConfig
+from farhop_cli.options import PLAIN, WORLD_FILE, Allow, Context, From, Json, World, duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
 app = typer.Typer(**PLAIN)
 
 Config = Annotated[Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")]
-From = Annotated[
-    str | None,
-    typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
-]
-Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 
 
 RUN_S = 1.0, 604_800.0  # of a simulated run
@@ -62,13 +56,13 @@ def run_up(
         int, typer.Option("--port", min=0, max=65535, help="The first region's entry; the others follow. 0: any.")
     ] = 8100,
     model: Annotated[str, typer.Option("--model", help="Name of the model served.")] = "llama-3.1-8b",
-    world: World = WORLD_FILE,
+    world: World = None,
 ) -> None:
     """Run a whole world here until Ctrl-C: etcd, both tiers, engines."""
     with _loading():
         from farhop_cli.up import Options, run
 
-    run(Options(topology, engine or [], etcd, profile, replicas, speedup, port, model, world))
+    run(Options(topology, engine or [], etcd, profile, replicas, speedup, port, model, world or WORLD_FILE))
 
 
 @app.command("demo", epilog="Example:  farhop demo")
@@ -211,44 +205,17 @@ def ask(
     completion: Annotated[bool, typer.Option("--completion", help="Use /v1/completions, not chat.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Sum up the gaps between tokens.")] = False,
     url: Annotated[str | None, typer.Option("--url", help="Ask this entry, not the nearest.")] = None,
-    world: World = WORLD_FILE,
+    context: Context = None,
+    world: World = None,
     as_json: Json = False,
 ) -> None:
     """Send a request; show its answer, decision and trace."""
     from farhop_cli.ask import Options, run
+    from farhop_cli.fleet import world_of
 
-    options = Options(prompt, world, origin, tenant, key, model, max_tokens, allow, completion, watch, url, as_json)
+    here = world_of(world, context)
+    options = Options(prompt, here, origin, tenant, key, model, max_tokens, allow, completion, watch, url, as_json)
     raise typer.Exit(run(options))
-
-
-@app.command("explain", epilog="Example:  farhop explain request.json --tenant japan-only --from Paris")
-def explain(
-    what: Annotated[str, typer.Argument(metavar="REQUEST.json|DECISION-ID", help="A body as for /v1, or an id.")],
-    origin: From = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose request it would be.")] = None,
-    allow: Allow = None,
-    world: World = WORLD_FILE,
-    as_json: Json = False,
-) -> None:
-    """Tell where a request would go, or why one went.
-
-    Nothing is sent to an engine, and only balancers that the tenant's law lets read the request are asked.
-    """
-    from farhop_cli.explain import Options, run
-
-    raise typer.Exit(run(Options(what, world, origin, tenant, allow, as_json)))
-
-
-@app.command("status", epilog="Example:  farhop status --json    or:  farhop status --config global.yaml")
-def status(config: FleetConfig = None, world: World = WORLD_FILE, as_json: Json = False) -> None:
-    """Show regions, replicas and queues.
-
-    Each global balancer of the world that runs here tells what it sees, or the one of --config. Exit code 1 if any
-    region is down.
-    """
-    from farhop_cli.status import run
-
-    raise typer.Exit(run(world, config, as_json))
 
 
 @app.command("check", epilog="Example:  farhop check world.yaml paris-global.yaml paris-regional.yaml law.yaml")

@@ -23,6 +23,7 @@ T = TypeVar("T")
 _NAP_S = 0.005
 
 NEEDS = ("docker", "root", "browser")  # the markers of `make test-system`
+DRILLS = Path(__file__).parent / "drills"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 # Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
@@ -94,10 +95,18 @@ def _missing() -> dict[str, str]:
     return missing
 
 
+WORLD = pytest.StashKey[RunningWorld]()  # in the session's configuration, while it runs
+
+
+def _in_world(item: pytest.Item | None) -> bool:
+    return item is not None and "running" in getattr(item, "fixturenames", ())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run on several cores a file stays together, and all that share the world are one.
 
+    That one comes first, then the other drills: they wait more than they work, and should not be waited for at the end.
     What a marker asks for and the machine has not is a reason to skip, and the only one that this file knows.
     """
     marked = any(item.get_closest_marker(name) for item in items for name in NEEDS)
@@ -106,16 +115,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in missing:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=missing[name]))
-        group = "world" if "running" in getattr(item, "fixturenames", ()) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group("world" if _in_world(item) else str(item.path)))
+    items.sort(key=lambda item: (not _in_world(item), DRILLS not in item.path.parents))
 
 
-@pytest.fixture(scope="session")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
-    """The default world, up. A test that breaks a part mends it before it ends."""
-    made = RunningWorld(WorldSettings(speedup=20.0), tmp_path_factory.mktemp("world"))
-    try:
-        made.call(made.world.start())
-        yield made
-    finally:
-        made.close()
+@pytest.fixture
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunningWorld:
+    """The default world, up, for all that ask for it. A test that breaks a part mends it before it ends."""
+    stash = request.config.stash
+    if WORLD not in stash:
+        made = RunningWorld(WorldSettings(speedup=20.0), tmp_path_factory.mktemp("world"))
+        try:
+            made.call(made.world.start())
+        except BaseException:
+            made.close()
+            raise
+        stash[WORLD] = made
+    return stash[WORLD]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The world ends with the last that asks for it: at rest it would take a fifth of a core from all others."""
+    if WORLD in item.config.stash and not _in_world(nextitem):
+        world = item.config.stash[WORLD]
+        del item.config.stash[WORLD]
+        world.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_contexts_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands, in this process or another, find no contexts but those that a test makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("FARHOP_CONTEXT", raising=False)
+        patch.delenv("FARHOP_ADMIN_TOKEN", raising=False)
+        yield

@@ -122,7 +122,7 @@ def tenants_of(docs: Iterable[TenantDoc]) -> dict[str, Tenant]:
 def _tenant(doc: TenantDoc) -> Tenant:
     return Tenant(
         name=doc.name,
-        keys=tuple(Key(key.name, key.sha256, tuple(key.within)) for key in doc.keys),
+        keys=tuple(Key(key.name, key.sha256, tuple(key.within), key.explain) for key in doc.keys),
         residency=_residency(doc.residency),
         priority=doc.priority,
         weight=doc.weight,

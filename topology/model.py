@@ -72,11 +72,15 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key, kept as the hex SHA-256 of its text. `within` narrows its tenant to places; empty: it does not."""
+    """An API key, kept as the hex SHA-256 of its text. `within` narrows its tenant to places; empty: it does not.
+
+    `explain`: who has it may be told why a request went where it did.
+    """
 
     name: str
     sha256: str
     within: tuple[str, ...] = ()
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

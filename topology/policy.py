@@ -152,7 +152,8 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
 
 
 def _key(key: Key) -> dict[str, Any]:
-    return {"name": key.name, "sha256": key.sha256, **({"within": list(key.within)} if key.within else {})}
+    said: dict[str, Any] = {"name": key.name, "sha256": key.sha256}
+    return said | ({"within": list(key.within)} if key.within else {}) | ({"explain": True} if key.explain else {})
 
 
 def _residency(residency: Residency) -> dict[str, Any]:

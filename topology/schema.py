@@ -86,95 +86,212 @@ class Doc(BaseModel):
 class PlaceDoc(Doc):
     """A jurisdiction or a country."""
 
-    name: Name = Field(description=_NAME_HELP)
-    within: PlaceNames = Field(default=[], description=_PARENTS_HELP)
+    name: Name = Field(title="what rules and regions call it", description=_NAME_HELP)
+    within: PlaceNames = Field(
+        title="the jurisdictions that it lies in, and so in whatever those lie in",
+        default=[],
+        description=_PARENTS_HELP,
+    )
 
 
 class RegionDoc(Doc):
     """A site with GPUs."""
 
-    name: Name = Field(description=_NAME_HELP)
-    city: str = Field(default="", max_length=100, description="name its city in at most 100 characters")
-    country: Name = Field(description="name one of `countries`")
-    jurisdictions: PlaceNames = Field(default=[], description=_PARENTS_HELP)
-    latitude: float = Field(ge=-90, le=90, description="give degrees north, -90 to 90")
-    longitude: float = Field(ge=-180, le=180, description="give degrees east, -180 to 180")
-    entry: list[Url] = Field(default=[], max_length=64, description="list URLs such as https://tokyo.example.com:8443")
-    hub: Name = Field(description="name one of `hubs`")
-    egress_usd_per_gb: _USD = Field(default=0.0, description="give US dollars per GB, 0 to 10000")
-    usd_per_gpu_hour: _USD = Field(default=0.0, description="give US dollars per GPU hour, 0 to 10000")
+    name: Name = Field(title="what configurations, rules and metrics call it", description=_NAME_HELP)
+    city: str = Field(
+        title="for people", default="", max_length=100, description="name its city in at most 100 characters"
+    )
+    country: Name = Field(title="where it stands", description="name one of `countries`")
+    jurisdictions: PlaceNames = Field(
+        title="further ones, beyond those of its country", default=[], description=_PARENTS_HELP
+    )
+    latitude: float = Field(
+        title="degrees north: where clients are near to", ge=-90, le=90, description="give degrees north, -90 to 90"
+    )
+    longitude: float = Field(title="degrees east", ge=-180, le=180, description="give degrees east, -180 to 180")
+    entry: list[Url] = Field(
+        title="where clients reach its global balancers; who may not be read elsewhere is sent there",
+        default=[],
+        max_length=64,
+        description="list URLs such as https://tokyo.example.com:8443",
+    )
+    hub: Name = Field(title="the etcd cluster that its balancers publish to", description="name one of `hubs`")
+    egress_usd_per_gb: _USD = Field(
+        title="what a GB leaving it costs, for `usd_weight_ms` and `egress_usd_per_hour` of routes",
+        default=0.0,
+        description="give US dollars per GB, 0 to 10000",
+    )
+    usd_per_gpu_hour: _USD = Field(
+        title="what an hour of a GPU costs there, for `usd_weight_ms`",
+        default=0.0,
+        description="give US dollars per GPU hour, 0 to 10000",
+    )
 
 
 class TenantRuleDoc(Doc):
     """A scope of a tenant's residency: what is not allowed here is forbidden, so `allow` must be said."""
 
-    allow: SomePlaceNames = Field(description="list at least one place to allow; [world] is everywhere")
-    deny: PlaceNames = Field(default=[], description="list places to deny")
+    allow: SomePlaceNames = Field(
+        title="places where it may be", description="list at least one place to allow; [world] is everywhere"
+    )
+    deny: PlaceNames = Field(
+        title="places where it may not, though they are allowed: deny wins",
+        default=[],
+        description="list places to deny",
+    )
 
 
 class ModelRuleDoc(Doc):
     """What narrows a rule above it, so that leaving `allow` out takes nothing away."""
 
-    allow: SomePlaceNames = Field(default=["world"], description="list places to allow, or `deny: [world]` for none")
-    deny: PlaceNames = Field(default=[], description="list places to deny")
+    allow: SomePlaceNames = Field(
+        title="places that are left", default=["world"], description="list places to allow, or `deny: [world]` for none"
+    )
+    deny: PlaceNames = Field(title="places that are taken away", default=[], description="list places to deny")
 
 
 class ResidencyDoc(Doc):
     """Where a tenant's requests may be read, computed, recorded and hinted at."""
 
-    processing: TenantRuleDoc = Field(description="say where work may be done, such as `processing: {allow: [eu]}`")
-    entry: TenantRuleDoc | None = Field(default=None, description="give `allow` and `deny`, or leave it out")
-    logging: TenantRuleDoc | None = Field(default=None, description="give `allow` and `deny`, or leave it out")
-    hints: TenantRuleDoc | None = Field(default=None, description="give `allow` and `deny`, or leave it out")
-    on_exhausted: Literal["refuse", "wait"] = Field(default="refuse", description="say refuse or wait")
-    wait_max_s: float = Field(default=0.0, ge=0, le=600, description="give seconds, 0 to 600")
+    processing: TenantRuleDoc = Field(
+        title="where prompts are computed",
+        description="say where work may be done, such as `processing: {allow: [eu]}`",
+    )
+    entry: TenantRuleDoc | None = Field(
+        title="where bodies may be read first; left out: anywhere",
+        default=None,
+        description="give `allow` and `deny`, or leave it out",
+    )
+    logging: TenantRuleDoc | None = Field(
+        title="where spans and records may be; left out: as `processing`",
+        default=None,
+        description="give `allow` and `deny`, or leave it out",
+    )
+    hints: TenantRuleDoc | None = Field(
+        title="where hashes of its prompts may be known; left out: as `processing`",
+        default=None,
+        description="give `allow` and `deny`, or leave it out",
+    )
+    on_exhausted: Literal["refuse", "wait"] = Field(
+        title="what to do where lawful regions exist and none serves",
+        default="refuse",
+        description="say refuse or wait",
+    )
+    wait_max_s: float = Field(
+        title="how long to wait then, with `wait`", default=0.0, ge=0, le=600, description="give seconds, 0 to 600"
+    )
 
 
 class KeyDoc(Doc):
     """An API key by its hash."""
 
-    name: Name = Field(description=_NAME_HELP)
-    sha256: Sha256 = Field(description="write the output of `farhop hash-key`, in quotes")
-    within: PlaceNames = Field(default=[], description="list the places this key must stay within, or leave it out")
+    name: Name = Field(title="what records call it", description=_NAME_HELP)
+    sha256: Sha256 = Field(
+        title="hash of the key, never the key", description="write the output of `farhop hash-key`, in quotes"
+    )
+    within: PlaceNames = Field(
+        title="places that its requests stay within, beside all else",
+        default=[],
+        description="list the places this key must stay within, or leave it out",
+    )
+    explain: bool = Field(
+        title="its clients may ask for a route receipt",
+        default=False,
+        description="say true if its clients may ask why a request went where it did",
+    )
 
 
 class TenantDoc(Doc):
     """Who is served, and under which law."""
 
-    name: Name = Field(description=_NAME_HELP)
-    keys: list[KeyDoc] = Field(default=[], max_length=256, description="list keys, each with `name` and `sha256`")
-    residency: ResidencyDoc = Field(
-        description="add `residency: {processing: {allow: [...]}}`; a tenant without a policy is never served"
+    name: Name = Field(title="what records, routes and metrics call it", description=_NAME_HELP)
+    keys: list[KeyDoc] = Field(
+        title="its API keys", default=[], max_length=256, description="list keys, each with `name` and `sha256`"
     )
-    priority: int = Field(default=0, ge=0, le=9, description="give 0 to 9; a larger one is served first")
-    weight: float = Field(default=1.0, gt=0, le=1000, description="give a share above 0, up to 1000")
-    share_prefixes: bool = Field(default=False, description="say true or false")
+    residency: ResidencyDoc = Field(
+        title="where its requests may go",
+        description="add `residency: {processing: {allow: [...]}}`; a tenant without a policy is never served",
+    )
+    priority: int = Field(
+        title="a larger one is served first and shed last",
+        default=0,
+        ge=0,
+        le=9,
+        description="give 0 to 9; a larger one is served first",
+    )
+    weight: float = Field(
+        title="its share among tenants of its priority",
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="give a share above 0, up to 1000",
+    )
+    share_prefixes: bool = Field(
+        title="whether its prompts may share cached prefixes with other tenants that say so",
+        default=False,
+        description="say true or false",
+    )
     models: dict[ModelName, ModelRuleDoc] = Field(
-        default={}, max_length=1024, description="map model names to rules such as `{deny: [us]}`"
+        title="by model, what narrows `processing` further for this tenant",
+        default={},
+        max_length=1024,
+        description="map model names to rules such as `{deny: [us]}`",
     )
 
 
 class TopologyDoc(Doc):
     """A whole world."""
 
-    name: Name = Field(description=_NAME_HELP)
-    epoch: int = Field(ge=1, le=2**53, description="give a whole number from 1, raised with every change of policy")
-    jurisdictions: list[PlaceDoc] = Field(default=[], max_length=1024, description="list jurisdictions, with `name`")
-    countries: list[PlaceDoc] = Field(min_length=1, max_length=1024, description="list countries, with `name`")
-    regions: list[RegionDoc] = Field(min_length=1, max_length=256, description="list at least one region")
+    name: Name = Field(title="what messages call this world", description=_NAME_HELP)
+    epoch: int = Field(
+        title="of the law in it, named by every decision; only ever raised",
+        ge=1,
+        le=2**53,
+        description="give a whole number from 1, raised with every change of policy",
+    )
+    jurisdictions: list[PlaceDoc] = Field(
+        title="places that regions and countries may lie in",
+        default=[],
+        max_length=1024,
+        description="list jurisdictions, with `name`",
+    )
+    countries: list[PlaceDoc] = Field(
+        title="where regions stand; ones without a region may be named by rules",
+        min_length=1,
+        max_length=1024,
+        description="list countries, with `name`",
+    )
+    regions: list[RegionDoc] = Field(
+        title="sites with GPUs", min_length=1, max_length=256, description="list at least one region"
+    )
     hubs: dict[Name, Annotated[list[Endpoint], Field(max_length=16)]] = Field(
+        title="etcd clusters by name; `[]`: given by configurations",
         min_length=1,
         max_length=256,
         description="map hub names to lists of etcd endpoints such as [etcd-1:2379], or []",
     )
-    local_rtt_ms: float = Field(default=1.0, gt=0, le=1000, description="give milliseconds above 0, up to 1000")
+    local_rtt_ms: float = Field(
+        title="round trip between two hosts of one region",
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="give milliseconds above 0, up to 1000",
+    )
     rtt_ms: dict[Name, dict[Name, Annotated[float, Field(gt=0, le=60_000)]]] = Field(
-        default={}, max_length=256, description="give milliseconds above 0 for every pair: `virginia: {tokyo: 166}`"
+        title="round trips between regions, each pair once, the same both ways; until they are measured",
+        default={},
+        max_length=256,
+        description="give milliseconds above 0 for every pair: `virginia: {tokyo: 166}`",
     )
     models: dict[ModelName, ModelRuleDoc] = Field(
-        default={}, max_length=1024, description="map model names to rules such as `{deny: [us]}`"
+        title="by model, what holds whoever asks",
+        default={},
+        max_length=1024,
+        description="map model names to rules such as `{deny: [us]}`",
     )
-    tenants: list[TenantDoc] = Field(default=[], max_length=100_000, description="list tenants")
+    tenants: list[TenantDoc] = Field(
+        title="who is served, and under which law", default=[], max_length=100_000, description="list tenants"
+    )
 
 
 class PolicyDoc(Doc):
@@ -183,18 +300,33 @@ class PolicyDoc(Doc):
     `at` is for people and never compared with a clock.
     """
 
-    epoch: int = Field(ge=1, le=2**53, description="give a whole number from 1, larger than that of the law before")
+    epoch: int = Field(
+        title="larger than that of any law before",
+        ge=1,
+        le=2**53,
+        description="give a whole number from 1, larger than that of the law before",
+    )
     author: Annotated[str, AfterValidator(_said)] = Field(
-        max_length=128, description="say who, in 1 to 128 printable characters"
+        title="who wrote it", max_length=128, description="say who, in 1 to 128 printable characters"
     )
     why: Annotated[str, AfterValidator(_said)] = Field(
-        max_length=256, description="say why, in 1 to 256 printable characters"
+        title="why", max_length=256, description="say why, in 1 to 256 printable characters"
     )
-    at: Annotated[str, AfterValidator(_moment)] = Field(description="give a moment such as 2026-05-01T12:00:00+00:00")
+    at: Annotated[str, AfterValidator(_moment)] = Field(
+        title="when, by the author's clock, for people", description="give a moment such as 2026-05-01T12:00:00+00:00"
+    )
     models: dict[ModelName, ModelRuleDoc] = Field(
-        default={}, max_length=1024, description="map model names to rules such as `{deny: [us]}`"
+        title="by model, what holds whoever asks",
+        default={},
+        max_length=1024,
+        description="map model names to rules such as `{deny: [us]}`",
     )
-    tenants: list[TenantDoc] = Field(min_length=1, max_length=100_000, description="list at least one tenant")
+    tenants: list[TenantDoc] = Field(
+        title="who is served, and under which law",
+        min_length=1,
+        max_length=100_000,
+        description="list at least one tenant",
+    )
 
 
 def problems_of(error: ValidationError, root: type[BaseModel] = TopologyDoc) -> list[Problem]:

@@ -1,15 +1,17 @@
-"""Builds the container image: wheels and SBOM on this machine, then `docker build` without a network.
+"""Builds the container image: packages are installed on this machine, `docker build` only copies them.
 
-`make image` runs it. Which registry wheels come from is pip's own configuration here; nothing of that reaches the
+`make image` runs it. Which registry packages come from is pip's own configuration here; nothing of that reaches the
 image. Never pushes, never pulls by itself: `docker build` fetches BASE where it is not on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import hashlib
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -22,8 +24,13 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-BASE, PYTHON_OF_BASE = "python:3.13-slim", "3.13"
+BASE = "python:3.11-slim-bookworm"
+VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"  # packages are installed for the Python that runs this
 PLATFORMS = ("manylinux_2_28_{}", "manylinux_2_17_{}", "manylinux2014_{}")  # newest first; all run on Debian 12
+# What no process of Farhop loads.
+FOLDERS, SUFFIXES = ("tests", "include", "_pyinstaller"), (".pyi", ".pyx", ".pxd", ".h", ".c", ".a")
+COMMAND = "#!/usr/bin/env python3\nfrom farhop_cli.main import main\n\nmain()\n"
+ROLES = "import global_lb.app.main, regional_lb.app.main, regional_lb.engines.kv.events, farhop_lab.engine.main"
 
 
 class Wheel(NamedTuple):
@@ -36,18 +43,44 @@ class Wheel(NamedTuple):
     sha256: str
 
 
-def wheels(into: Path, python: str, machine: str, extras: str) -> list[Wheel]:
-    """Farhop's own wheel and all that it needs at run time, for that Python, in the versions of constraints.txt."""
+def wheels(into: Path, machine: str, extras: str) -> list[Wheel]:
+    """Farhop's own wheel and all that it needs at run time, in the versions of constraints.txt."""
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     _run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(ROOT))
     (own,) = into.glob("farhop-*.whl")
-    platforms = [f"--platform={one.format(machine)}" for one in PLATFORMS]
-    _run(
-        *pip, "download", "--quiet", "--only-binary=:all:", "--implementation=cp", f"--python-version={python}",
-        *platforms, "--constraint", str(ROOT / "constraints.txt"), "--dest", str(into),
-        f"{own}[{extras}]" if extras else str(own),
-    )  # fmt: skip
+    asked = f"{own}[{extras}]" if extras else str(own)
+    constraints = str(ROOT / "constraints.txt")
+    _run(*pip, "download", "--quiet", *_for(machine), "--constraint", constraints, "--dest", str(into), asked)
     return sorted((described(path) for path in into.glob("*.whl")), key=lambda one: one.name)
+
+
+def _for(machine: str) -> tuple[str, ...]:
+    platforms = (f"--platform={one.format(machine)}" for one in PLATFORMS)
+    return ("--only-binary=:all:", "--implementation=cp", f"--python-version={VERSION}", *platforms)
+
+
+def install(wheels_at: Path, packages: list[Wheel], machine: str, target: Path) -> None:
+    """Exactly these wheels, pruned and compiled: the root of an image is read-only, so nobody compiles them later."""
+    locked = wheels_at / "requirements.lock"
+    locked.write_text(lock(packages))
+    _run(
+        sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index",
+        f"--find-links={wheels_at}", "--require-hashes", "--no-deps", "--no-compile", *_for(machine),
+        f"--target={target}", f"--requirement={locked}",
+    )  # fmt: skip
+    shutil.rmtree(target / "bin", ignore_errors=True)  # scripts that name this machine's Python
+    for path in sorted(target.rglob("*"), reverse=True):
+        if path.is_dir() and path.name in FOLDERS:
+            shutil.rmtree(path)
+        elif path.is_file() and path.suffix in SUFFIXES:
+            path.unlink()
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(
+        target, quiet=2, workers=0, stripdir=target, prependdir="/opt/farhop", invalidation_mode=mode
+    )
+    (target / "bin").mkdir()
+    (target / "bin" / "farhop").write_text(COMMAND)
+    (target / "bin" / "farhop").chmod(0o755)
 
 
 def described(path: Path) -> Wheel:
@@ -100,33 +133,42 @@ def _component(one: Wheel, kind: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Build it, and say how large it is."""
+    """Build it, try it, and say how large it is."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base", default=BASE, help=f"image with a Python that has venv (default {BASE})")
-    parser.add_argument("--python", default=PYTHON_OF_BASE, help=f"its version (default {PYTHON_OF_BASE})")
-    parser.add_argument("--machine", default="x86_64", choices=("x86_64", "aarch64"))
+    parser.add_argument("--base", default=BASE, help=f"image with Python {VERSION} (default {BASE})")
+    parser.add_argument("--machine", default=os.uname().machine, choices=("x86_64", "aarch64"))
     parser.add_argument(
-        "--extras", default="", help="such as tokenizer, where regional balancers read prompts as tokens"
+        "--extras", default="", help="such as tokenizer, for regional balancers that read prompts as tokens"
     )
     parser.add_argument("--tag", default="farhop:latest")
-    parser.add_argument("--docker", default="docker")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="farhop-image-") as folder:
-        context = Path(folder)
-        (context / "wheels").mkdir()
-        packages = wheels(context / "wheels", asked.python, asked.machine, asked.extras)
-        (context / "requirements.lock").write_text(lock(packages))
-        (context / "sbom.cdx.json").write_text(json.dumps(sbom(packages), indent=1) + "\n")
-        for name in ("Dockerfile", "prune.py"):
-            shutil.copy(HERE / name, context / name)
+        context, wheels_at = Path(folder) / "context", Path(folder) / "wheels"
+        wheels_at.mkdir()
+        (context / "state").mkdir(parents=True)
+        packages = wheels(wheels_at, asked.machine, asked.extras)
+        install(wheels_at, packages, asked.machine, context / "farhop")
+        (context / "farhop" / "sbom.cdx.json").write_text(json.dumps(sbom(packages), indent=1) + "\n")
+        shutil.copy(HERE / "Dockerfile", context / "Dockerfile")
         version = next(one.version for one in packages if one.name == "farhop")
         given = {"BASE": asked.base, "VERSION": version, "REVISION": _revision()}
         _run(
-            asked.docker, "build", "--tag", asked.tag, *(f"--build-arg={key}={value}" for key, value in given.items()),
+            "docker", "build", "--tag", asked.tag, *(f"--build-arg={key}={value}" for key, value in given.items()),
+            *(("--platform=linux/arm64",) if asked.machine == "aarch64" else ()),
             str(context), environment={"DOCKER_BUILDKIT": "0"},
         )  # fmt: skip
-    sizes = [_size(asked.docker, image) for image in (asked.tag, asked.base)]
+    if asked.machine == os.uname().machine:
+        _try(asked.tag)
+    sizes = [_size(image) for image in (asked.tag, asked.base)]
     print(f"{asked.tag}: {sizes[0] / 1e6:.0f} MB, of which {(sizes[0] - sizes[1]) / 1e6:.0f} MB above {asked.base}")
+
+
+def _try(tag: str) -> None:
+    """Every role is imported once: a base that lacks a library, or has another Python, is found here."""
+    program = f"import sys\nassert sys.version_info[:2] == {sys.version_info[:2]}, sys.version\n{ROLES}"
+    tried = ("docker", "run", "--rm", "--network=none", "--read-only", "--entrypoint=python3", tag, "-c", program)
+    if subprocess.run(tried, check=False).returncode:
+        raise SystemExit(f"BASE does not do: it must have Python {VERSION}, its whole standard library, and libstdc++")
 
 
 def _revision() -> str:
@@ -134,9 +176,9 @@ def _revision() -> str:
     return asked.stdout.strip() or "unknown"
 
 
-def _size(docker: str, image: str) -> int:
+def _size(image: str) -> int:
     shown = subprocess.run(
-        [docker, "image", "inspect", "--format", "{{.Size}}", image], capture_output=True, text=True, check=True
+        ["docker", "image", "inspect", "--format", "{{.Size}}", image], capture_output=True, text=True, check=True
     )
     return int(shown.stdout)
 

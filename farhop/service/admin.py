@@ -130,7 +130,10 @@ class AdminServer:
         decisions: Decisions,
         tls: ListenerTls | None = None,
         operators: Operators = OPEN,
+        config: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        """`config` tells what the process goes by, without its secrets."""
+        self._config = config
         self._tier_admin, self._metrics, self._decisions = tier_admin, metrics, decisions
         self._operators, self._log = operators, logs.get("farhop.admin")
         self._under_way = 0
@@ -155,6 +158,7 @@ class AdminServer:
             ("GET", "/status", self._show_status, "read"),
             ("GET", "/law", self._show_law, "read"),
             ("GET", "/topology", self._show_topology, "read"),
+            ("GET", "/config", self._show_config, "read"),
             ("GET", "/decisions", self._list_decisions, "read"),
             ("GET", "/decisions/{id}", self._show_decision, "read"),
             ("POST", "/explain", self._explain, "read"),
@@ -241,6 +245,9 @@ class AdminServer:
 
     async def _show_topology(self, _request: web.Request) -> web.Response:
         return _json(self._tier_admin.topology())
+
+    async def _show_config(self, _request: web.Request) -> web.Response:
+        return _json(self._config())
 
     async def _list_decisions(self, request: web.Request) -> web.Response:
         try:

@@ -27,7 +27,7 @@ from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
 from farhop.service.request_telemetry import RequestContext
-from farhop.service.routing_keys import VERSION_HEADER
+from farhop.service.routing_keys import VERSION_HEADER, soft_session
 from farhop.service.tokenizer import INLINE_BYTES_MAX
 from farhop.telemetry.release import release
 
@@ -256,6 +256,10 @@ class Ingress:
             geo="" if exchange.is_hop else prompt.wishes.geo,  # whom the client asked says it
         )
 
+    def _salt_kept(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
+        """The salt that engines keep their blocks by: none take one with Anthropic's messages."""
+        return "" if kind is Kind.MESSAGES else self._salt(caller, kind, prompt)
+
     def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
         return openai.salt_of(kind, prompt, caller.hint_scope if self._to_engines else None)
 
@@ -263,7 +267,7 @@ class Ingress:
         """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             return request
-        tokens = self._tokenizers.now(kind, request.model, body, self._salt(caller, kind, prompt))
+        tokens = self._tokenizers.now(kind, request.model, body, self._salt_kept(caller, kind, prompt))
         return replace(request, tokens=tokens) if tokens is not None else request
 
     def _broke(self, exchange: Exchange) -> None:
@@ -299,6 +303,7 @@ class Ingress:
     ) -> Request:  # fmt: skip
         """The machine's Request; `session` is what the body's field for it says, if that was read before."""
         header_matches = self._header_matches
+        soft, parent = soft_session(caller.tenant, headers, prompt.wishes)
         return Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
             id=f"{self._rng.getrandbits(64):016x}",
@@ -320,9 +325,12 @@ class Ingress:
             promised_ttft_ms=caller.promised_ttft_ms,
             waited_s=caller.waited_s,
             divisible=prompt.divisible,
+            recomputed=prompt.recomputed,
             session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
             version=header_matches.version(prompt.model, version) if header_matches is not None else "",
             header_matches=header_matches.header_matches(prompt.model, headers) if header_matches is not None else (),
+            soft_session=soft,
+            parent_session=parent,
         )
 
 
@@ -439,7 +447,7 @@ class _Reading(_Waiting):
         exchange, model, self._since = self._exchange, self._request.model, self._since or self._ingress._clock.now()
         context: RequestContext = exchange.context
         assert context.caller is not None  # `head` let it pass
-        salt = self._ingress._salt(context.caller, kind, self._prompt)
+        salt = self._ingress._salt_kept(context.caller, kind, self._prompt)
         self._future = tokenizers.later(kind, model, exchange.body, salt, self._read)
         if self._future is None:
             self._ingress._start(exchange, self._request, self._prompt, onward=self._onward)

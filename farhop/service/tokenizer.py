@@ -2,8 +2,9 @@
 
 A prompt that cannot be read so (a picture, a template's error, too long, too many at once) is counted by reason and
 goes on without: then the byte chain decides. Invariants: nothing is fetched, tokenizer and template are files of this
-machine; the ids are those an engine with the same files computes (vLLM's defaults: a chat adds no special tokens but
-its template's, a completion adds the tokenizer's); a template is run in Jinja's sandbox. Never changes a body.
+machine; the ids are those an engine with the same files computes (vLLM's defaults: a chat is rendered as
+farhop.service.chat_form has it and adds no special tokens but its template's, a completion adds the tokenizer's); a
+template is run in Jinja's sandbox. Never changes a body.
 Needs the extra `tokenizer`.
 """
 
@@ -24,7 +25,9 @@ import msgspec
 
 from farhop.balance.machine import Tokens
 from farhop.config import ConfigError
+from farhop.relay.formats import messages
 from farhop.relay.formats.paths import Kind
+from farhop.service.chat_form import ChatForm, MediaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +43,14 @@ _TOKEN_MAX = (1 << 31) - 1
 _EXTRA = "needs the extra `tokenizer`: pip install 'farhop[tokenizer]'"
 _PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\.content|\[['\"]content['\"]\])")
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # marks of training, without a meaning here
+_OPTIONS = (
+    "add_generation_prompt",
+    "add_special_tokens",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "reasoning_effort",
+)
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -51,6 +62,13 @@ class Files(NamedTuple):
 
     file: str
     template: str = ""
+
+
+class Spelled(NamedTuple):
+    """A prompt's ids, four bytes each, and its shape: what decides how an engine renders it, in a few fixed words."""
+
+    ids: bytes
+    shape: str
 
 
 class UnreadableError(Exception):
@@ -81,16 +99,19 @@ class ModelTokenizer:
         self._special = {name: _text(beside[name]) for name in _SPECIAL if name in beside}
         source = _source(where, files.template or _named(Path(files.file))) or _default(beside.get("chat_template"))
         self._template = _compiled(where, source, wall) if source else None
-        self._in_parts = _PARTS.search(source) is not None
+        self._form = ChatForm(source, in_parts=_PARTS.search(source) is not None)
 
-    def read(self, kind: Kind, body: bytes) -> bytes:
-        """The ids of a body's prompt, four bytes each. Raises UnreadableError."""
+    def read(self, kind: Kind, body: bytes) -> Spelled:
+        """The ids of a body's prompt. Raises UnreadableError."""
         if len(body) > BODY_BYTES_MAX:
             raise UnreadableError("length")
         asked = msgspec.json.decode(body)
         if kind is Kind.COMPLETION:
-            return self._completion(asked)
-        return self._encoded(self._chat(asked), special=asked.get("add_special_tokens") is True)
+            return Spelled(self._completion(asked), kind)
+        if kind is Kind.MESSAGES:  # an engine makes a chat of it first
+            asked = messages.as_chat(asked)
+        special = asked.get("add_special_tokens") is True
+        return Spelled(self._encoded(self._chat(asked), special=special), _shape(kind, asked))
 
     def _completion(self, asked: dict[str, Any]) -> bytes:
         prompt = asked["prompt"]
@@ -114,35 +135,30 @@ class ModelTokenizer:
     def _chat(self, asked: dict[str, Any]) -> str:
         if self._template is None or asked.get("chat_template") or asked.get("truncate_prompt_tokens") is not None:
             raise UnreadableError("option" if self._template else "template")
-        messages = [self._message(message) for message in asked["messages"]]
-        goes_on = asked.get("continue_final_message") is True
         try:
-            text = self._template.render(
-                **self._special,
-                messages=messages,
-                tools=asked.get("tools") or None,
-                documents=asked.get("documents"),
-                add_generation_prompt=not goes_on and asked.get("add_generation_prompt", True) is not False,
-                **(asked.get("chat_template_kwargs") or {}),
-            )
+            arguments = self._form.arguments(asked)
+        except MediaError:
+            raise UnreadableError("media") from None
+        try:
+            goes_on = arguments.pop("continue_final_message")  # no template is told
+            text = self._template.render(**(self._special | arguments))
         except Exception:  # noqa: BLE001 - a template may raise anything; the request goes on without
             raise UnreadableError("template") from None
-        return _cut(text, messages[-1]["content"]) if goes_on else text
+        return _cut(text, arguments["messages"][-1]["content"]) if goes_on else text
 
-    def _message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """As vLLM hands it to a template: text in one piece, unless the template goes through its parts."""
-        content = message.get("content")
-        if content is None:
-            content = [] if self._in_parts else ""
-        elif isinstance(content, list):
-            texts = [_part(part) for part in content]
-            content = [{"type": "text", "text": text} for text in texts] if self._in_parts else "\n".join(texts)
-        elif self._in_parts:
-            content = [{"type": "text", "text": content}]
-        said = {**message, "content": content}
-        if calls := message.get("tool_calls"):
-            said["tool_calls"] = [_call(call) for call in calls]
-        return said
+
+def _shape(kind: Kind, asked: dict[str, Any]) -> str:
+    """Of a chat: whether tools, calls of tools, several texts or options take part in how it is rendered."""
+    words = [str(kind)]
+    if asked.get("tools"):
+        words.append("tools")
+    if any(message.get("tool_calls") for message in asked["messages"]):
+        words.append("calls")
+    if any(isinstance(message.get("content"), list) for message in asked["messages"]):
+        words.append("parts")
+    if any(asked.get(option) is not None for option in _OPTIONS):
+        words.append("options")
+    return "+".join(words)
 
 
 def _beside(where: str, file: Path) -> dict[str, Any]:
@@ -195,8 +211,14 @@ def _compiled(where: str, source: str, wall: Callable[[], datetime]) -> Template
     def strftime_now(form: str) -> str:
         return wall().strftime(form)
 
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -207,23 +229,6 @@ def _compiled(where: str, source: str, wall: Callable[[], datetime]) -> Template
         return environment.from_string(_GENERATION.sub("", source))
     except TemplateError as error:
         raise ConfigError(where, [f"template: is not a Jinja template: {error}"]) from None
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if part.get("type") not in ("text", "input_text") or not isinstance(part.get("text"), str):
-        raise UnreadableError("media")
-    return str(part["text"])
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call with its arguments as what they spell."""
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        function = {**function, "arguments": msgspec.json.decode(arguments) if arguments else {}}
-    return {**call, "function": function}
 
 
 def _cut(text: str, last: str | list[dict[str, str]]) -> str:
@@ -246,6 +251,9 @@ def _packed(ids: list[int]) -> bytes:
     return packed.tobytes()
 
 
+_READ = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
+
+
 class Tokenizers:
     """Those of all models that have one. `unread` counts, by reason, prompts that went on without."""
 
@@ -263,7 +271,7 @@ class Tokenizers:
 
     def reads(self, kind: Kind, model: str) -> bool:
         """Whether such a request is to be read."""
-        return model in self._of and (kind is Kind.CHAT or kind is Kind.COMPLETION)
+        return model in self._of and kind in _READ
 
     def now(self, kind: Kind, model: str, body: bytes, cache_salt: str) -> Tokens | None:
         """The prompt's tokens, None where it cannot be read. Takes 0.2 to 0.5 ms for each KB of it."""
@@ -275,7 +283,7 @@ class Tokenizers:
 
     def later(
         self, kind: Kind, model: str, body: bytes, cache_salt: str, done: Callable[[Tokens | None], None]
-    ) -> asyncio.Future[bytes] | None:
+    ) -> asyncio.Future[Spelled] | None:
         """As `now`, in a thread; `done` is called on the loop. None, and never called: too many are waiting."""
         if self._waiting >= WAITING_MAX:
             self.unread["busy"] += 1
@@ -283,7 +291,7 @@ class Tokenizers:
         self._waiting += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, self._of[model].read, kind, body)
 
-        def over(ended: asyncio.Future[bytes]) -> None:
+        def over(ended: asyncio.Future[Spelled]) -> None:
             self._waiting -= 1
             if ended.cancelled():
                 return
@@ -301,9 +309,9 @@ class Tokenizers:
         """Read no more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _counted(self, ids: bytes, cache_salt: str) -> Tokens:
+    def _counted(self, spelled: Spelled, cache_salt: str) -> Tokens:
         self.prompts += 1
-        return Tokens(ids, cache_salt)
+        return Tokens(spelled.ids, cache_salt, spelled.shape)
 
     def _unread(self, error: BaseException) -> None:
         self.unread[error.reason if isinstance(error, UnreadableError) else "shape"] += 1

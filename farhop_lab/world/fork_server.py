@@ -102,6 +102,14 @@ class Process:
         self._over.set()
 
 
+class _ToItsEnd(asyncio.StreamReaderProtocol):
+    """Fills a reader from a pipe, which is closed at its end: nothing is ever written to it."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+
 def _states(pid: int) -> list[str]:
     """The state letter of each thread of a process; none if it is gone."""
     found = []
@@ -143,7 +151,7 @@ async def start(
     with os.fdopen(theirs, "wb"):  # the child has its own
         reader = asyncio.StreamReader(limit)
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb", 0)
+            lambda: _ToItsEnd(reader), os.fdopen(ours, "rb", 0)
         )
         try:
             ends = await _asked(_server(environment), program, arguments, environment, (theirs, stderr))

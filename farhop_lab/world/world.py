@@ -29,7 +29,7 @@ from farhop_lab.world.world_file import RegionFile, WorldFile
 from topology import load as worlds
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
     from farhop_lab.world.etcd import EmbeddedEtcd
 
@@ -296,16 +296,30 @@ class World:
     def _environment(self) -> dict[str, str]:
         return {
             "FARHOP_HOP_KEY": self._secret,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.endpoint,
-            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-            "OTEL_TRACES_SAMPLER": "parentbased_always_on",
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            **telemetry(os.environ, self.collector.endpoint),
             # All speak plain HTTP on this machine, and to load its certificates would cost each 30 ms of CPU.
             "SSL_CERT_FILE": os.devnull,
         }
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def telemetry(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
+    """Where the processes of a world send their spans: to its own collector, unless the user's environment says
+    otherwise. Whatever OTEL_* variable is set there stays as it is."""
+    ours = {"OTEL_TRACES_SAMPLER": "parentbased_always_on", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    if not exports_elsewhere(environ):
+        ours |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+    return {name: value for name, value in ours.items() if name not in environ}
+
+
+def exports_elsewhere(environ: Mapping[str, str]) -> str:
+    """Where the user's own environment sends spans; "" if it says nothing of it."""
+    return next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
 
 
 async def together(*starts: Coroutine[Any, Any, None]) -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.service.admin import composed
-from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
+from farhop.telemetry.release import release
+from global_lb.app.receipt import receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,11 +124,12 @@ class GlobalTier(InstrumentedTier):
         return next((i.clock_offset_ms for i in instances if i.tier == forward.address), 0.0)
 
     def answer_headers(self, active: ActiveRequest) -> bytes:
-        """Where it was served, and under which decision."""
+        """Where it was served, under which decision, and why, for a client that asks and may know."""
         context: RequestContext = active.context
         forward = active.forward
         region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
-        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n"
+        told = receipt(active.exchange.head, active.request, active.reasons, self._flow.law.topology)
+        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told
 
 
 class DecisionReasons:
@@ -257,7 +259,7 @@ class GlobalAdmin:
             "tier": "global",
             "region": flow.config.region,
             "instance": self._instance,
-            "version": version(),
+            "version": release(),
             "law_epoch": flow.law.epoch,
             "law": self._laws.status(),
             "configuration": self._configuration(),

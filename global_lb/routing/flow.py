@@ -438,7 +438,15 @@ class GlobalFlow:
         lawful, route = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
         field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
         return pick(
-            field, verdict, route, self._rng, now, self.config.region, overrides=routes.overrides, homes=routes.homes
+            field,
+            verdict,
+            route,
+            self._rng,
+            now,
+            self.config.region,
+            overrides=routes.overrides,
+            homes=routes.homes,
+            soft_homes=routes.soft_homes,
         )
 
     def _decide(self, state: RequestState, now: float) -> Decision:

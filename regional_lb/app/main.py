@@ -131,7 +131,14 @@ class RegionalBalancer:
         pool = self.tls.pool(config.limits, engines)
         self._log, self._slots = log, dataplane.slots(aside=_descriptors(config))
         self.relay = Relay(
-            b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False, budget=self.budget
+            b"regional",
+            self.flow,
+            tier,
+            pool,
+            self.clock.now,
+            upstream_is_tier=False,
+            budget=self.budget,
+            asks_load=config.watch.orca,
         )
         self._incarnation = time.time_ns() // 1_000_000
         self._listeners(rng)
@@ -307,7 +314,14 @@ class RegionalBalancer:
             counter(
                 "untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason"
             )
-            counter("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.miscounts)
+            counter(
+                "miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.guard.miscounts
+            )
+            counter(
+                "mispredicted_prompts",
+                "Prompts of which an engine found other tokens cached than by its own word it held.",
+                lambda: flow.guard.mispredictions,
+            )
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
         gauge(
             "replica_kv_cache_usage_ratio",

@@ -16,11 +16,11 @@ from farhop.relay import answers
 from farhop.service.admin import composed
 from farhop.service.authenticator import Caller, narrowed, recorded
 from farhop.service.lawbook import LawBook
-from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
+from farhop.telemetry.release import release
 from regional_lb.app.redirect_token import RETRY_AFTER_S, vouched
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class RegionalAdmin:
             "tier": "regional",
             "region": flow.config.region,
             "instance": self._instance,
-            "version": version(),
+            "version": release(),
             "law_epoch": flow.law.epoch,
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "configuration": self._configuration(),
@@ -307,6 +307,7 @@ class RegionalAdmin:
             "engine_running": sample.running if sample is not None else None,
             "engine_kv_usage": sample.kv_usage if sample is not None else None,
             "engine_hit_share": sample.hit_share if sample is not None else None,
+            "tells_cached_tokens": flow.tells_cached_tokens(name),
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),

@@ -1,7 +1,7 @@
 """What each replica is thought to hold in its KV cache: a mirror of what it was sent and answered, and its own word.
 
 Invariants: a mirror is no larger than its cache; what a replica says of itself goes before what we think; a tokenizer
-that counts wrong is not gone by. Never chooses, and keeps nothing of replicas that left.
+that is wrong is not gone by (regional_lb.fleet.tokenizer_guard). Never chooses; keeps nothing of replicas that left.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from farhop.balance.prefix.journal import Journal
 from farhop.balance.prefix.trie import PrefixTrie, spread
 from regional_lb.fleet.blocks import BlockIndex
 from regional_lb.fleet.kv_events import Cleared
+from regional_lb.fleet.tokenizer_guard import TokenizerGuard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,21 +25,19 @@ if TYPE_CHECKING:
     from regional_lb.fleet.view import BlocksChanged, Replica
 
 _BLOCK_TOKENS = 16  # an engine counts whole blocks
-_MISCOUNTS_MAX = 3  # in a row: the tokenizer or template configured is not the engines'
 _MIRROR_SLACK_BYTES = 64 * 1024  # an answer's first byte may be faster than the event that its prompt is stored
 _SPELT_MAX, _SPELT_PLACES_MAX = 1024, 64
 
 
 class CacheMirror:
-    """See the module's head. `miscounts` are prompts of which an engine counted other tokens than we."""
+    """See the module's head."""
 
     def __init__(self, estimates: Estimates) -> None:
         self._estimates = estimates
         self.trie = PrefixTrie()
         self.journal = Journal(self.trie)
         self.blocks = BlockIndex()
-        self.miscounts = 0
-        self._miscounted: dict[str, int] = {}  # by model, in a row
+        self.guard = TokenizerGuard()
 
     # -- who there is
 
@@ -120,18 +119,6 @@ class CacheMirror:
         if found + 1 >= min(believed, len(chain)) or name not in self.trie:
             return False
         return self.trie.confine(name, chain, found) < len(chain)
-
-    def counted(self, model: str, ours: int, told: int) -> None:
-        """An engine told how many tokens a prompt has that was tokenized here, too."""
-        if ours == told:
-            self._miscounted.pop(model, None)
-        else:
-            self._miscounted[model] = self._miscounted.get(model, 0) + 1
-            self.miscounts += 1
-
-    def counts_right(self, model: str) -> bool:
-        """Whether a model's tokenizer here is the engines': if not, what it says of their blocks is nothing."""
-        return self._miscounted.get(model, 0) < _MISCOUNTS_MAX
 
 
 def _spell(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_]:

@@ -16,6 +16,8 @@ from farhop.balance.machine import Address, Event
 from regional_lb.fleet.kv_events import Change
 from topology.lineage import Bases
 
+_START_SLACK_S = 0.5  # a process has one beginning, but some work it out anew with each page
+
 
 class Lora(msgspec.Struct, frozen=True):
     """An engine's LoRA adapters: those whose requests run and wait, and how many it keeps loaded at once."""
@@ -32,7 +34,8 @@ class Sample(msgspec.Struct, frozen=True):
     `kv_tokens` the whole cache, None if not told. `prefix_queries` and `prefix_hits`: prompt tokens looked up in the
     cache and found there since the engine began; as `kv_usage` they show people how it does, and that it works at all.
     `queued` is 0 where one waits, and none did at the scrape before: it came since the engine's last step, and will be
-    in the next one. None: all who wait do queue.
+    in the next one. None: all who wait do queue. `started_at`: when its process began, in the engine's own seconds;
+    None where it does not tell.
     """
 
     at: float
@@ -44,6 +47,18 @@ class Sample(msgspec.Struct, frozen=True):
     prefix_hits: float = 0.0
     lora: Lora | None = None
     queued: int | None = None
+    started_at: float | None = None
+
+    def restarted(self, before: Sample) -> bool:
+        """Whether another process told of itself before: it began later, or its counters ran backwards."""
+        if self.started_at is not None and before.started_at is not None:
+            return self.started_at - before.started_at > _START_SLACK_S
+        return self.prefix_queries < before.prefix_queries or self.prefix_hits < before.prefix_hits
+
+    def moved(self, before: Sample) -> bool:
+        """Whether the engine did anything since: not how many wait, whom a server counts for an engine that hangs."""
+        ours = (self.running, self.kv_usage, self.prefix_queries, self.prefix_hits)
+        return ours != (before.running, before.kv_usage, before.prefix_queries, before.prefix_hits)
 
     @property
     def hit_share(self) -> float | None:

@@ -30,12 +30,13 @@ from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.shares import Shares
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
+from regional_lb.scheduler.doubts import Doubts
 from regional_lb.scheduler.pairs import Pairs
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
 from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
 from regional_lb.scheduler.request_state import RequestState
 from regional_lb.scheduler.split import Splits, SplitsChanged
-from regional_lb.scheduler.wait_estimate import WaitEstimate
+from regional_lb.scheduler.wait_estimate import WaitEstimate, shape_of
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class RegionalFlow:
         self.view, self.health = self._fleet.view, self._fleet.health
         self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
         self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
-        self.blocks, self.adapters = self._fleet.blocks, self._fleet.adapters
+        self.blocks, self.adapters, self.guard = self._fleet.blocks, self._fleet.adapters, self._fleet.mirror.guard
         self.queue = RequestQueue(config.queue.requests_max, config.queue.tokens_max, config.queue.starvation_s)
         self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law), rng)
         self.wait_estimate = WaitEstimate(
@@ -119,7 +120,7 @@ class RegionalFlow:
         )
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
-        self._budget, self._suspects = retry.RetryBudget(), Suspects()
+        self._budget, self._suspects, self._doubts = retry.RetryBudget(), Suspects(), Doubts()
         self._requests: dict[str, RequestState] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
@@ -145,10 +146,9 @@ class RegionalFlow:
             self._fleet.age(now)
         return self._handlers[type(event)](event, now)
 
-    @property
-    def miscounts(self) -> int:
-        """Prompts of which an engine counted other tokens than the tokenizer here."""
-        return self._fleet.mirror.miscounts
+    def tells_cached_tokens(self, name: str) -> bool | None:
+        """Whether a replica's answers say how much of their prompts was cached; None: it gave none yet."""
+        return self._fleet.untold.tells(name)
 
     @property
     def under_way(self) -> int:
@@ -200,7 +200,11 @@ class RegionalFlow:
             return []
         state.started = True
         self.ledger.began(event.id)
+        self._doubts.over(state.replica, event.id)
+        self._doubts.alive(state.replica, now)
         self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
+        if event.load is not None:
+            self._fleet.told(state.replica, event.load, now)
         if event.status < 400:
             if state.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(state.replica, state.request.chain, admission.hints(state.request, self.law))
@@ -209,6 +213,7 @@ class RegionalFlow:
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
+                self._doubts.began(elapsed_ms, self._due_ms(state, chosen))
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
@@ -222,6 +227,7 @@ class RegionalFlow:
         if state is None:
             return []
         held = self.ledger.held(event.id)
+        self._doubts.alive(state.replica, now)
         if event.usage is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(state)
@@ -253,6 +259,7 @@ class RegionalFlow:
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
         self._pairs.give_back(state)
+        self._doubts.over(failed, event.id)
         self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
         state.replica = ""
         return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
@@ -273,6 +280,7 @@ class RegionalFlow:
         if state.started:
             return self._fill(failed, now)
         self._pairs.give_back(state)
+        self._doubts.over(freed, event.id)
         if freed in self.view.bound and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
             state.tried += (freed,)  # each waits for the other: either may be the one that is stuck
         state.replica = ""
@@ -367,7 +375,11 @@ class RegionalFlow:
 
     def _fleet_changed(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.handle(event, now)
+        if self._fleet.stirring:
+            self._doubts.alive(self._fleet.stirring, now)
         commands = self._given_up(now) if self._fleet.silent else []
+        if now >= self._doubts.due:
+            commands += self._overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
 
     def _given_up(self, now: float) -> list[Command]:
@@ -389,6 +401,28 @@ class RegionalFlow:
                 cancel = machine.Cancel(request.id, state.attempts)
                 commands += [cancel, *self.handle(broken(request.id, state.attempts, reason), now)]
         return commands
+
+    def _overdue(self, now: float) -> list[Command]:
+        """What a healthy replica would long have begun is asked of another that has room for it, if there is one."""
+        commands: list[Command] = []
+        for replica, request_id in self._doubts.doubted(now):
+            state = self._requests.get(request_id)
+            if state is None or state.started or state.replica != replica or state.paired:
+                continue
+            others = self.wait_estimate.serving(state.variant, now, (replica, *state.tried))
+            need, reason = state.need, outcome.FIRST_BYTE_TIMEOUT
+            if not others or not self._fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
+                continue
+            if retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+                failed = machine.AttemptFailed(request_id, state.attempts, reason)
+                commands += [machine.Cancel(request_id, state.attempts), *self.handle(failed, now)]
+        return commands
+
+    def _due_ms(self, state: RequestState, chosen: Scored) -> float:
+        """Until its answer should begin; one in one piece begins with its end."""
+        assert state.pick is not None
+        tokens = 1.0 if state.request.stream else state.need.output_tokens
+        return state.pick.prefill_ms + tokens * chosen.tpot_ms
 
     # -- dispatch: to a replica, or into the queue
 
@@ -420,6 +454,8 @@ class RegionalFlow:
             return []  # who was to prefill is on trial, and has one already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
+        if request.soft_session:
+            self.wait_estimate.homes.moved_in(request.soft_session, request.model, chosen.replica)
         choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
@@ -427,6 +463,7 @@ class RegionalFlow:
         kv_tokens = self._own_tokens(state, chosen, marks) + int(GROWN_SHARE * state.need.output_tokens)
         self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens, marks))
         state.prefilled_at = now + ttft_ms / 1e3
+        self._doubts.sent(chosen.replica, request.id, self._due_ms(state, chosen), now)
         address = self.view.replicas[chosen.replica].address
         return [
             self._timer(state, request.deadline if request.stream else min(request.deadline, state.prefilled_at)),
@@ -637,6 +674,7 @@ class RegionalFlow:
         """Forget a request and give back all it held."""
         request_id = state.request.id
         del self._requests[request_id]
+        self._doubts.over(state.replica, request_id)
         self.queue.remove(request_id, served=False)
         self.queue.settle(request_id, None)
         self._pairs.give_back(state)
@@ -662,12 +700,18 @@ class RegionalFlow:
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
         self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
         chosen = state.chosen
+        if chosen is not None and not state.paired:
+            believed = 0.0 if chosen.exact else chosen.hit_tokens
+            self._fleet.untold.answered(state.replica, believed, told=usage.cached_tokens is not None)
         if usage.cached_tokens is not None and chosen is not None and not state.paired:
             self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
             lacks = not chosen.exact and self._fleet.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )
+            if chosen.exact and state.need.path is not None:
+                held = self.blocks.known(state.need.path).exact.get(state.replica, 0.0)
+                self.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
         if request.tokens is not None:
-            self._fleet.mirror.counted(request.model, len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
+            self.guard.counted(shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
         return lacks

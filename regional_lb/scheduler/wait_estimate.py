@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from farhop.balance.homes import Homes
 from farhop.balance.prefix import chain
 from regional_lb.fleet.blocks import Path
 from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.table import TOTAL
+from regional_lb.fleet.tokenizer_guard import Shape
 from regional_lb.fleet.view import model_of, variant_of
 from regional_lb.scheduler import admission, pairs
 from regional_lb.scheduler.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
@@ -39,6 +41,12 @@ HOPELESS = 2.0  # times as long as it may: the expectation errs
 CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
 
 
+def shape_of(request: Request) -> Shape:
+    """What the rendering of a request's prompt depends on."""
+    words = request.tokens.shape if request.tokens is not None else ""
+    return Shape(request.model, request.key or request.tenant, words)
+
+
 class WaitEstimate:
     """See the module's head. `foreign` are the terms for work from other regions."""
 
@@ -54,6 +62,7 @@ class WaitEstimate:
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
+        self.homes = Homes()  # of sessions that nobody asked for; the flow says where they went
 
     def foreign_by(self, foreign: admission.ForeignConfig) -> None:
         """Work from other regions is let in on these terms from now on."""
@@ -78,11 +87,12 @@ class WaitEstimate:
             path=path,
             deadline=request.deadline,
             variant=request.model,
+            recomputed=request.recomputed,
         )
 
     def _path(self, request: Request) -> Path | None:
         tokens = request.tokens
-        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.counts_right(request.model):
+        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.guard.believes(shape_of(request)):
             return None
         adapter = request.model if request.model in self._fleet.adapters.names else ""
         return Path(tokens.ids, adapter, tokens.cache_salt)
@@ -92,6 +102,8 @@ class WaitEstimate:
 
         Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
         """
+        if need.recomputed:
+            return (), NOTHING
         hits = self._fleet.mirror.hits(need.chain, some)
         return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
 
@@ -134,7 +146,8 @@ class WaitEstimate:
         table = self._fleet.table(able)
         delay_ms = self._fleet.adapters.delay_ms(request.model, table, now)
         policy = self._policies.of(request.model)
-        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy)
+        home = self.homes.near(request.soft_session, request.parent_session, request.model)
+        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy, home=home)
         choice.assigned = assigned
         chosen = choice.chosen
         if chosen is not None:

@@ -85,6 +85,6 @@ async def test_an_answer_without_end_is_cut(world, http, made, monkeypatch):
 def test_sessions_are_bounded_in_patience():
     async def made() -> aiohttp.ClientTimeout:
         async with admin.session() as http:
-            return http.timeout
+            return http._client.timeout
 
     assert asyncio.run(made()).total == admin.ANSWER_S

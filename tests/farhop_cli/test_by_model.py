@@ -4,6 +4,7 @@ import pytest
 
 from farhop.store.etcd import EtcdStore
 from farhop_cli.by_model import parsed
+from farhop_cli.fleet import Fleet
 
 SPLIT = ("split", "set", "virginia", "--model", "llama", "--weights", "v1=95,v2=5", "--why", "canary", "--by", "ann")
 SPLIT_KEY, POLICY_KEY = "/farhop/v1/split/virginia", "/farhop/v1/pick/virginia"
@@ -104,3 +105,18 @@ def test_what_a_balancer_would_refuse_is_refused(cli, stands, arguments, said):
 
 def test_weights_are_numbers_by_version():
     assert parsed("v1=95,v2=0.5") == {"v1": 95.0, "v2": 0.5}
+
+
+def test_a_dry_run_of_a_split_says_what_would_move(cli, stands, monkeypatch):
+    async def status(_fleet, _region):
+        return {"replicas": [{"models": ["m"], "version": "v1"}, {"models": ["m"], "version": "v2"}]}
+
+    def said(model: str, weights: str) -> str:
+        whom = ("split", "set", "virginia", "--model", model, "--weights", weights)
+        return cli.run(*whom, "--why", "x", "--dry-run").stdout
+
+    monkeypatch.setattr(Fleet, "status_of", status)
+    told = said("m", "v2=1,v3=1")
+    assert "strands: v3: no replica there has it" in told
+    assert "moves: all of v1 elsewhere" in told
+    assert "moves nothing: no replica there serves n" in said("n", "v2=1")

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from farhop_cli import admin, evidence, running
+from farhop_cli import admin, evidence, fleet, running
 from farhop_lab.world.client import Result
 
 TRACE = "ab" * 16
@@ -78,12 +78,12 @@ async def test_a_world_without_collector(world, here, made):
     assert found.trace.note == "this world has no collector"
 
 
-async def test_records_everywhere(world, here, made):
+async def test_records_everywhere(world, made):
     world.records["tokyo", "global_admin"] = made.record(None)
     world.records["virginia", "regional_admin"] = made.record(None)
     world.silent.add(("frankfurt", "global_admin"))
     async with admin.session() as http:
-        upper, lower, silent = await evidence.everywhere(http, here, made.decision)
+        upper, lower, silent = await evidence.everywhere(http, fleet.find(world.path), made.decision)
     assert [name for name, _ in upper] == ["tokyo"]
     assert [name for name, _ in lower] == ["virginia"]
     assert len(silent) == 1

@@ -76,6 +76,19 @@ def test_what_changes_is_told_and_what_was_is_kept(cli, stands, law):
     assert "removed, and served no more: acme, anywhere" in removed.stdout
 
 
+def test_it_says_whom_it_would_strand_and_what_would_move(cli, stands, law):
+    stands.states["frankfurt"] = "down"
+    tenants = policy.document_of(WORLD)["tenants"]
+    tenants[0]["residency"] = {"processing": {"allow": ["eu"]}}
+    file = law(tenants=tenants)
+    for command in (("law", "set", file, "--why", "x", "--dry-run"), ("law", "diff", file)):
+        said = " ".join(cli.run(*command).stdout.split())
+        assert "strands: anywhere (m), served in tokyo, virginia" in said
+        assert "moves: anywhere: processing, logging, hints loses tokyo, virginia" in said
+    assert json.loads(cli.run("law", "diff", file, "--json").stdout)["effects"]
+    assert law_of(stands) is None
+
+
 def test_kept_are_the_last(cli, stands, law, monkeypatch):
     monkeypatch.setattr(room, "KEPT_MAX", 2)
     for n in range(4):

@@ -64,11 +64,11 @@ async def test_where_a_record_is_barred(here):
 
 
 async def test_places(here, capsys):
-    assert running.places(here, None) == ()
-    assert running.places(here, "eu, jp") == ("eu", "jp")
+    assert running.places(here.topology, None) == ()
+    assert running.places(here.topology, "eu, jp") == ("eu", "jp")
     assert running.places(None, "mars") == ("mars",)
-    assert "mars" in refused(capsys, running.places, here, "eu,mars")
-    assert "separated by commas" in refused(capsys, running.places, here, "eu,,jp")
+    assert "mars" in refused(capsys, running.places, here.topology, "eu,mars")
+    assert "separated by commas" in refused(capsys, running.places, here.topology, "eu,,jp")
 
 
 async def test_a_world_without_keys_has_no_default(world, capsys):

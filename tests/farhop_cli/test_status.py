@@ -1,11 +1,13 @@
 """`farhop status`: what each balancer sees; silence is a row; code 1 where anything is down."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
-from farhop_cli import status
+from farhop_cli import show, status
 
 REGIONS = ("virginia", "frankfurt", "tokyo")
 
@@ -19,7 +21,7 @@ def healthy(world, made):
 
 
 async def test_all_is_well(healthy, cli):
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     assert not result.stderr
     views = [line.split() for line in result.stdout.splitlines() if "why up" in line]
@@ -31,21 +33,23 @@ async def test_all_is_well(healthy, cli):
 
 async def test_a_region_that_is_down_is_code_1(healthy, cli, made):
     healthy.status["frankfurt", "global_admin"] = made.global_status(virginia="up", tokyo="down", frankfurt="suspect")
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert cli.failed(result, 1) == "farhop: down: tokyo\n"
     assert "why down" in result.stdout
 
 
 async def test_a_suspect_or_draining_region_is_not_down(healthy, cli, made):
     healthy.status["tokyo", "global_admin"] = made.global_status(virginia="suspect", frankfurt="draining")
-    assert (await cli.in_thread("status")).exit_code == 0
+    assert (await cli.in_thread("status", "--wide")).exit_code == 0
 
 
 @pytest.mark.parametrize("role", ["global_admin", "regional_admin"])
 async def test_a_silent_balancer_is_a_row(healthy, cli, role):
     healthy.silent.add(("tokyo", role))
-    result = await cli.in_thread("status")
-    assert "down: tokyo" in cli.failed(result, 1)
+    result = await cli.in_thread("status", "--wide")
+    said = cli.failed(result, 3)
+    assert said.startswith("farhop: 5 of 6 balancers answered: http://127.0.0.1:")
+    assert "cannot be reached" in said
     row = next(line for line in result.stdout.splitlines() if "unreachable" in line)
     assert row.split()[0] == "tokyo"
     assert "virginia-0" in result.stdout
@@ -55,8 +59,10 @@ async def test_json_is_all_there_is(healthy, cli):
     healthy.silent.add(("tokyo", "regional_admin"))
     result = await cli.in_thread("status", "--json")
     told = json.loads(result.stdout)
-    assert result.exit_code == 1
-    assert told["down"] == ["tokyo"]
+    assert result.exit_code == 3
+    assert told["down"] == []
+    assert "cannot be reached" in told["unreachable"][0]
+    assert told["summary"]["answered"] == 5
     assert [one["region"] for one in told["global"]] == list(REGIONS)
     assert told["regional"][2]["status"] is None
     assert told["regional"][2]["error"]
@@ -67,16 +73,16 @@ async def test_what_another_version_leaves_out_is_a_dash(healthy, cli):
     for name in REGIONS:
         healthy.status[name, "global_admin"] = {"regions": [{"region": name}, 5]}
         healthy.status[name, "regional_admin"] = {}
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     assert "–" in result.stdout
 
 
 async def test_splits_are_a_table_where_there_are_any(healthy, cli):
-    assert "traffic split" not in (await cli.in_thread("status")).stdout
+    assert "traffic split" not in (await cli.in_thread("status", "--wide")).stdout
     split = {"weights": {"v1": 95.0, "v2": 5.0}, "rules": ["tenant acme: v1"], "sticky": "session", "unserved": ["v2"]}
     healthy.status["tokyo", "regional_admin"] |= {"splits": {"llama": split, "odd": {}, "none": 5}}
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines() if " llama " in line]
     assert rows == [["tokyo", "llama", "v1=95", "v2=5", "1", "session", "v2"]]
@@ -90,7 +96,7 @@ async def test_each_hub_is_a_row_and_says_what_was_not_believed(healthy, cli):
         {"hub": "odd", "refused": ["?"]},
         "nonsense",
     ]
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.split()[1:2] in (["atlantic"], ["pacific"], ["odd"])]
     first, second, third = (line.split() for line in rows)
@@ -106,11 +112,12 @@ async def test_of_a_fleet_at_work_one_global_balancer_tells(healthy, cli, tmp_pa
         f"{{region: tokyo, instance: g1, listen: {{port: 0}}, admin: {{port: {port}}}, "
         'etcd: {endpoints: ["127.0.0.1:1"]}, hop: {keys: {k1: "env:FARHOP_TEST_HOP"}, active: k1}}\n'
     )
-    result = await cli.in_thread("status", "--config", str(tmp_path / "global.yaml"))
+    result = await cli.in_thread("status", "--wide", "--config", str(tmp_path / "global.yaml"))
     assert (result.exit_code, result.stdout.count("why up")) == (0, 3)
     assert "regional balancers" not in result.stdout
     healthy.silent.add(("tokyo", "global_admin"))
-    assert "down: tokyo" in cli.failed(await cli.in_thread("status", "--config", str(tmp_path / "global.yaml")), 1)
+    said = cli.failed(await cli.in_thread("status", "--config", str(tmp_path / "global.yaml")), 2)
+    assert f"http://127.0.0.1:{port} cannot be reached" in said
 
 
 def test_no_world(cli, tmp_path):
@@ -135,7 +142,7 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
         )
     late = healthy.status["tokyo", "global_admin"]["regions"][0]
     late |= {"prefix_stream": "behind", "prefix_behind_s": 12.34}
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["virginia", "tokyo", "up", "9.2", "1.5", "50", "%", "40", "512", "3", "0.25", "why", "up"] in rows
     assert ["tokyo", "answers", "7", "–", "5", "9", "1,234"] in rows
@@ -147,16 +154,16 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
 
 async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
     plain = {"tenant": "", "model": "", "policy": "predictive", "answer": "proxy", "usd_weight_ms": 0.0}
-    assert "routes that" not in (await cli.in_thread("status")).stdout
+    assert "routes that" not in (await cli.in_thread("status", "--wide")).stdout
     for name in REGIONS:
         healthy.status[name, "global_admin"]["routes"] = [plain]
-    assert "routes that" not in (await cli.in_thread("status")).stdout
+    assert "routes that" not in (await cli.in_thread("status", "--wide")).stdout
     dear = {"egress_usd_per_hour": 0.5, "egress_spent_usd": 0.000002, "foreign_quota": 0.25}
     healthy.status["tokyo", "global_admin"] |= {
         "routes": [plain, {**plain, "tenant": "acme", "answer": "redirect", "redirect_bytes": 4096, **dear}],
         "routes_signed": {"author": "ann", "why": "streams"},
     }
-    rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines()]
+    rows = [line.split() for line in (await cli.in_thread("status", "--wide")).stdout.splitlines()]
     said = ["ann:", "streams"]
     figures = ["redirect", "from", "4,096", "B", "2", "500,000", "25", "%"]
     assert ["tokyo", "acme", "any", "predictive", *figures, *said] in rows
@@ -167,7 +174,7 @@ async def test_operators_words_are_told_once(healthy, cli):
     for name in REGIONS[1:]:
         region = healthy.status[name, "global_admin"]["regions"][2]
         region |= {"state": "draining", "forced": True, "share": 0.25, "override": word}
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
     said = ["tokyo", "drain", "ann@ops", "2026-05-01T12:30:00", "1.5", "new", "racks"]
@@ -183,7 +190,7 @@ async def test_biases_and_pins_are_told_once(healthy, cli):
     ]
     for name in REGIONS[1:]:
         healthy.status[name, "global_admin"]["operator_overrides"] = words
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
     end = "ann@ops 2026-05-01T12:30:00 1.5 new link"
@@ -195,7 +202,7 @@ async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
     healthy.status["tokyo", "global_admin"]["regions"][2]["admitted_share"] = 0.4
     healthy.status["virginia", "global_admin"]["regions"][2]["admitted_share"] = 0.0
     healthy.status["frankfurt", "global_admin"]["regions"][2]["admitted_share"] = 1.0
-    result = await cli.in_thread("status")
+    result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     assert result.stdout.count("up (40 % back)") == 1
     assert result.stdout.count("up (hot)") == 1
@@ -211,7 +218,7 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
         "epoch": 4, "source": "etcd", "revision": 17, "author": "ann", "why": "audit", "trouble": ["not JSON: x"],
         "etcd_out_of_reach": None, "signed_by": None, "kept_on_disk": False,
     }  # fmt: skip
-    assert "the law that each" not in (await cli.in_thread("status")).stdout
+    assert "the law that each" not in (await cli.in_thread("status", "--wide")).stdout
     healthy.status["tokyo", "global_admin"] |= {"law": law}
     frozen = {
         **law, "trouble": [], "etcd_out_of_reach": "refused", "newest_named": 6, "signed_by": "ops",
@@ -219,7 +226,7 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
     }  # fmt: skip
     healthy.status["tokyo", "regional_admin"] |= {"law": frozen}
     healthy.status["virginia", "regional_admin"] |= {"law": 5}
-    rows = [line.split() for line in (await cli.in_thread("status")).stdout.splitlines() if " audit " in line]
+    rows = [line.split() for line in (await cli.in_thread("status", "--wide")).stdout.splitlines() if " audit " in line]
     assert rows[0] == ["tokyo", "global", "4", "etcd", "17", "ann", "audit", "unsigned", "no", "not", "JSON:", "x"]
     assert rows[1][:7] == ["tokyo", "regional", "4", "etcd", "17", "ann", "audit"]
     said = " ".join(rows[1][7:])
@@ -231,3 +238,75 @@ def test_who_is_slow_is_said_beside_why_it_is_up(made):
     told["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
     (row,) = status._replicas(status.Seen("virginia", "http://r", told))
     assert row[-1] == "proven; slow: 68 ms against 12 of its peers, last sample 40 s ago"
+
+
+async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_are_told(healthy, cli):
+    configuration = {"generation": 4, "trouble": ["spill.at: too large"], "awaits_restart": ["listen.port"]}
+    healthy.status["virginia", "global_admin"] |= {"configuration": configuration}
+    said = " ".join((await cli.in_thread("status")).stdout.split())
+    assert "configuration passed over (generation 4 stands): spill.at: too large" in said
+    builds = (await cli.in_thread("status", "--wide")).stdout.partition("builds")[2]
+    assert "listen.port" in builds
+    assert "spill.at: too large" in builds
+
+
+async def test_by_itself_it_is_the_summary_and_each_part_on_demand(healthy, cli):
+    plain = (await cli.in_thread("status")).stdout
+    assert len(plain.splitlines()) <= 10
+    assert plain.startswith("the world in ")
+    assert "load: 15 requests under way, 6 queued" in plain
+    titles = {
+        "--regions": "regions, as each global balancer sees them", "--replicas": "regional balancers",
+        "--law": None, "--prefixes": None,
+    }  # fmt: skip
+    for flag, title in titles.items():
+        shown = (await cli.in_thread("status", flag)).stdout
+        assert shown.startswith(plain.splitlines()[0])
+        for other in filter(None, titles.values()):
+            assert (other in shown) == (other == title), (flag, other)
+    wide = (await cli.in_thread("status", "--wide")).stdout
+    assert all(title in wide for title in filter(None, titles.values()))
+    assert "builds" in wide
+
+
+async def test_of_one_region(healthy, cli):
+    shown = (await cli.in_thread("status", "--region", "tokyo", "--wide")).stdout
+    rows = [line.split() for line in shown.splitlines() if "why up" in line]
+    assert [row[1] for row in rows] == ["tokyo"] * 3
+    assert "virginia-0" not in shown
+    assert "did you mean" in cli.failed(await cli.in_thread("status", "--region", "tokio"), 2)
+
+
+async def test_watching_draws_anew_and_outlives_silence(healthy, cli, monkeypatch):
+    draws = []
+
+    def sleep(_s):
+        draws.append(1)
+        healthy.silent.add(("tokyo", "global_admin"))
+        if len(draws) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    result = await cli.in_thread("status", "--watch")
+    assert result.stdout.count("balancers answered") == 3
+    assert "5 of 6 balancers answered" in result.stdout
+    assert "give one of them" in cli.failed(await cli.in_thread("status", "--watch", "--json"), 2)
+
+
+async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
+    out = io.StringIO()
+    terminal = Console(file=out, force_terminal=True, width=100, height=30)
+    monkeypatch.setattr(show, "console", lambda: show._captured[-1] if show._captured else terminal)
+    draws = []
+
+    def sleep(_s):
+        draws.append(1)
+        if len(draws) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    await cli.in_thread("status", "--watch", "--regions")
+    text = out.getvalue()
+    assert text.startswith("\x1b[?1049h")  # a screen of its own, which is left as it was found
+    assert "\x1b[?1049l" in text
+    assert text.count("balancers answered") == 2

@@ -35,7 +35,7 @@ async def test_the_engines_own_word_is_exact_to_the_token(tmp_path: Path, schema
         assert (predicted, off) == (actual, 0.0)
         assert here.hits()["trie"] == [0.0, 0.0, 0.0]
         assert here.balancer.tokenizers is not None
-        assert (here.balancer.tokenizers.prompts, here.flow.miscounts) == (2, 0)
+        assert (here.balancer.tokenizers.prompts, here.flow.guard.miscounts) == (2, 0)
 
 
 async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_word_is_right(tmp_path: Path) -> None:
@@ -169,5 +169,5 @@ async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) 
         text = words(10, 300)
         for n in range(5):
             await here.ask(text + words(20 + n, 3))
-        assert here.flow.miscounts == 5
+        assert here.flow.guard.miscounts == 5
         assert here.hits()["trie"][0] > 200  # from the fourth on our own guess counts again

@@ -59,7 +59,7 @@ def _until(running: RunningWorld, status: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def redirecting(running: RunningWorld) -> Iterator[RunningWorld]:
     """Virginia's entry redirects, by a word in etcd."""
     _route(running, b'[{"answer": "redirect"}]')

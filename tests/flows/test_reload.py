@@ -27,6 +27,7 @@ from farhop.balance import outcome
 from farhop.balance.machine import AttemptRefused, RequestArrived
 from farhop.config import load
 from farhop.service import stores
+from farhop.store.contract import LAW_KEY
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.config import GlobalConfig
 from global_lb.app.main import GlobalBalancer
@@ -39,6 +40,7 @@ from regional_lb.app.main import RegionalBalancer
 from topology import load as worlds
 from topology.law import Law
 from topology.model import Rule
+from topology.policy import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -80,9 +82,9 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def living(files: Files) -> AsyncIterator[Both]:
+async def living(files: Files, cluster: MemoryCluster | None = None) -> AsyncIterator[Both]:
     """Virginia's regional balancer and Frankfurt's global one, each as its file says."""
-    cluster = MemoryCluster()
+    cluster = cluster or MemoryCluster()
     low, high = load(RegionalConfig, files.below), load(GlobalConfig, files.above)
     low_world = worlds.load(worlds.shipped("three-regions"))
     below = RegionalBalancer(low, low_world, Random(1), MemoryStore(Random(2), cluster), files.below)
@@ -219,6 +221,29 @@ async def test_files_are_looked_at_and_read_once_they_stand_still(engine, tmp_pa
         assert (reloader.generation, reloader.config.log_level) == (2, "error")
         await reloader.look()
         assert (reloader.generation, dict(reloader.counts)) == (2, {"taken": 1})
+
+
+async def test_a_map_that_did_not_fit_is_taken_once_the_law_does(engine, tmp_path):
+    files = Files(tmp_path, engine)
+    laws = {"models": {"m": {"deny": ["virginia"]}}, "tenants": files.world["tenants"]}
+    store = MemoryStore(Random(5), (cluster := MemoryCluster()))
+    async with living(files, cluster) as both:
+        await until(lambda: serves(both.global_))
+        reloader = both.global_.reloader
+        await store.open()
+        await store.put(LAW_KEY, encode(laws, 2, "ann", "x", "2026-01-01T00:00:00Z"))
+        await until(lambda: both.global_.flow.law.epoch == 2)
+        files.write("frankfurt", "tokyo")
+        await reloader.look()
+        await reloader.look()
+        assert 'models.m.deny[0]: unknown place "virginia"' in reloader.trouble[0]
+        await reloader.look()
+        assert reloader.counts["rejected"] == 1  # once for each reason to read it
+        await store.put(LAW_KEY, encode({**laws, "models": {}}, 3, "ann", "x", "2026-01-01T00:00:00Z"))
+        await until(lambda: both.global_.flow.law.epoch == 3)
+        await reloader.look()
+        assert (reloader.trouble, set(both.global_.flow.law.topology.regions)) == ((), {"frankfurt", "tokyo"})
+    await store.close()
 
 
 # -- in the machine

@@ -1,4 +1,4 @@
-"""The tables of docs/reference that list what the code exposes: metrics and commands, read from the code.
+"""The tables of docs/reference that list what the code exposes: metrics, commands, a topology's fields, read from it.
 
 `python tests/house/reference.py` writes them anew, between their markers. Never run by a balancer.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ import typer
 
 from farhop.telemetry.metrics import TierMetrics
 from farhop_cli.main import app
+from topology import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 METRICS = ROOT / "docs" / "reference" / "metrics.md"
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
+TOPOLOGY = ROOT / "docs" / "reference" / "topology.md"
 BEGIN, END = "<!-- generated: tests/house/reference.py -->", "<!-- end -->"
 TIERS = {"farhop": "both", "global_lb": "global", "regional_lb": "regional"}
 OF_ALL = ("tier", "region", "le")  # labels of every series, and of every bucket
@@ -103,6 +106,50 @@ def table_of_commands() -> str:
     return "\n".join(lines)
 
 
+# By the field under which each class of a topology stands.
+PLACES_OF_A_TOPOLOGY: dict[str, type[schema.Doc]] = {
+    "The whole file": schema.TopologyDoc,
+    "`jurisdictions[]`, `countries[]`": schema.PlaceDoc,
+    "`regions[]`": schema.RegionDoc,
+    "`tenants[]`": schema.TenantDoc,
+    "`tenants[].keys[]`": schema.KeyDoc,
+    "`tenants[].residency`": schema.ResidencyDoc,
+    "`tenants[].residency.processing`, `.entry`, `.logging`, `.hints`": schema.TenantRuleDoc,
+    "`models.<name>`, `tenants[].models.<name>`": schema.ModelRuleDoc,
+}
+
+
+def fields(kind: type[schema.Doc]) -> list[tuple[str, str, str, str]]:
+    """Of a class of a topology: field, default, what it is, what may stand there."""
+    rows = []
+    for name, field in kind.model_fields.items():
+        default = "–" if field.is_required() else _default(field.default)
+        rows.append((f"`{name}`", default, field.title or "", field.description or ""))
+    return rows
+
+
+def _default(value: object) -> str:
+    return "none" if value in (None, [], {}, "") else f"`{json.dumps(value)}`"
+
+
+def tables_of_a_topology() -> str:
+    """As Markdown, a heading and a table for each class."""
+    parts = []
+    for where, kind in PLACES_OF_A_TOPOLOGY.items():
+        said = " ".join((kind.__doc__ or "").split())
+        lines = [
+            f"### {where}",
+            "",
+            said,
+            "",
+            "| field | default | what it is | what to write |",
+            "| --- | --- | --- | --- |",
+        ]
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in fields(kind)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
 def between(text: str) -> str:
     """What stands between the markers of a document."""
     found = re.search(f"{re.escape(BEGIN)}\n(.*?)\n{re.escape(END)}", text, re.S)
@@ -115,7 +162,11 @@ def write(path: Path, table: Callable[[], str]) -> None:
     path.write_text(text.replace(f"{BEGIN}\n{between(text)}\n{END}", f"{BEGIN}\n{table()}\n{END}"))
 
 
-TABLES: dict[Path, Callable[[], str]] = {METRICS: table_of_metrics, COMMANDS: table_of_commands}
+TABLES: dict[Path, Callable[[], str]] = {
+    METRICS: table_of_metrics,
+    COMMANDS: table_of_commands,
+    TOPOLOGY: tables_of_a_topology,
+}
 
 if __name__ == "__main__":
     for document, made in TABLES.items():

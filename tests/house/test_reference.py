@@ -33,6 +33,22 @@ def test_nothing_is_exposed_without_a_meaning() -> None:
     assert len(reference.commands()) > 50
 
 
+def test_every_field_of_a_topology_is_listed_with_what_it_is() -> None:
+    """Every class that a document of a topology is made of, and of each every field."""
+    listed = set(reference.PLACES_OF_A_TOPOLOGY.values())
+    assert listed == {one for one in vars(reference.schema).values() if _is_a_part(one)}
+    for kind in listed:
+        for name, default, what, write in reference.fields(kind):
+            assert default, name
+            assert what, name
+            assert write, name
+
+
+def _is_a_part(one: object) -> bool:
+    schema = reference.schema
+    return isinstance(one, type) and issubclass(one, schema.Doc) and one not in (schema.Doc, schema.PolicyDoc)
+
+
 def test_metrics_that_the_documents_name_are_exposed() -> None:
     """By their whole name, a counter also without its `_total`."""
     exposed = {metric.name for metric in reference.metrics()} | {"farhop_cli", "farhop_lab", "farhop_wire"}

@@ -26,7 +26,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica.
 
     `path` are the tokens themselves, where they are known; `deadline` is in monotonic seconds. `variant`: what it waits
-    for, its model or a version of it.
+    for, its model or a version of it. `recomputed`: nothing that is cached is of use to it.
     """
 
     prompt_tokens: float
@@ -38,6 +38,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     path: Path | None = None
     deadline: float = inf
     variant: str = ""
+    recomputed: bool = False
 
 
 class Policy(ABC):

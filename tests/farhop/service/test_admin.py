@@ -171,7 +171,7 @@ async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.Client
         ({}, "missing required field `body`"),
         ({"body": {}}, "missing required field `tenant`"),
         ({"body": {}, "tenant": 5}, "Expected `str`"),
-        (_question(body={}), "missing required field `model`"),
+        (_question(body={}), "missing required field `messages`"),
         (_question(body="text"), "Expected `object`"),
         (_question(path="/v1/models"), "answers GET only"),
         (_question(path="/flush_cache"), "inference paths"),
@@ -210,8 +210,11 @@ async def test_a_taken_port_is_named(up: Both, engine: Engine) -> None:
 
 
 TOKENS = {who: (digest_of(who * 8), right) for who, right in (("mm", "metrics"), ("rr", "read"), ("aa", "act"))}
-ASKED = [("GET", "/metrics"), ("GET", "/status"), ("GET", "/law"), ("GET", "/topology"), ("GET", "/decisions"),
-         ("GET", "/decisions/0"), ("POST", "/explain"), ("POST", "/log-level")]  # fmt: skip
+ASKED = [
+    *(("GET", path) for path in ("/metrics", "/status", "/law", "/topology", "/config", "/decisions", "/decisions/0")),
+    ("POST", "/explain"),
+    ("POST", "/log-level"),
+]
 
 
 class _Desk:
@@ -258,19 +261,19 @@ async def test_each_route_needs_its_right_and_health_none(http: aiohttp.ClientSe
                 assert answer.status == 200
                 assert "etcd-1" not in await answer.text()  # what names hosts is for who may read
         for who in ("", "xx"):
-            assert await _statuses(http, base, who) == [401] * 8
-        assert await _statuses(http, base, "mm") == [200] + [403] * 7
-        assert await _statuses(http, base, "rr") == [200, 200, 200, 200, 200, 404, 400, 403]
-        assert await _statuses(http, base, "aa") == [200, 200, 200, 200, 200, 404, 400, 400]
+            assert await _statuses(http, base, who) == [401] * 9
+        assert await _statuses(http, base, "mm") == [200] + [403] * 8
+        assert await _statuses(http, base, "rr") == [200, 200, 200, 200, 200, 200, 404, 400, 403]
+        assert await _statuses(http, base, "aa") == [200, 200, 200, 200, 200, 200, 404, 400, 400]
         async with http.get(f"{base}/metrics", headers={"Authorization": f"Bearer {'mm' * 8}"}) as answer:
             page = await answer.text()
-        assert re.search(r'admin_requests_refused_total{[^}]*reason="unknown"[^}]*} 16', page)
-        assert re.search(r'admin_requests_refused_total{[^}]*reason="right"[^}]*} 8', page)
+        assert re.search(r'admin_requests_refused_total{[^}]*reason="unknown"[^}]*} 18', page)
+        assert re.search(r'admin_requests_refused_total{[^}]*reason="right"[^}]*} 9', page)
 
 
 async def test_off_loopback_without_a_question_nobody_acts(http: aiohttp.ClientSession) -> None:
     async with desk(Operators(anybody="read")) as base:
-        assert await _statuses(http, base, "") == [200, 200, 200, 200, 200, 404, 400, 403]
+        assert await _statuses(http, base, "") == [200, 200, 200, 200, 200, 200, 404, 400, 403]
 
 
 async def test_a_certificate_of_the_authority_reads_and_a_named_operator_acts(tmp_path: Path) -> None:
@@ -291,8 +294,8 @@ async def test_a_certificate_of_the_authority_reads_and_a_named_operator_acts(tm
 
     async with desk(operators, listener) as base:
         alice, bob = (authority.issue(n, (f"spiffe://ex.org/farhop/operator/{n}",)) for n in ("alice", "bob"))
-        assert await ask(base, alice) == [200, 200, 200, 200, 200, 404, 400, 400]
-        assert await ask(base, bob) == [200, 200, 200, 200, 200, 404, 400, 403]
+        assert await ask(base, alice) == [200, 200, 200, 200, 200, 200, 404, 400, 400]
+        assert await ask(base, bob) == [200, 200, 200, 200, 200, 200, 404, 400, 403]
         for pair in (None, stranger.issue("mallory", ("spiffe://ex.org/farhop/operator/alice",))):
             with pytest.raises(aiohttp.ClientError):
                 await ask(base, pair)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from inprocess import MODEL, Both, Engine, both, chat, head, send, tenant, topology
 
-from farhop.service.authenticator import KeyAuthenticator, hint_scope, recorded
-from topology.law import Law
+from farhop.identity.hop_token import HopClaims
+from farhop.relay.formats.prompt import Wishes
+from farhop.service.authenticator import Caller, KeyAuthenticator, hint_scope, narrowed, recorded
+from topology.law import Law, Scope
 
 LIMITED = "weights-70b"
 
@@ -182,3 +187,35 @@ async def test_a_deadline_of_the_clients_holds_in_the_region(up: Both) -> None:
     up.regional.flow.wait_estimate.need_of = noted  # type: ignore[method-assign]
     assert (await send(up.entry, chat(x_farhop_timeout_ms="7000"))).status == 200
     assert 0.0 < seen[0] <= 7.0
+
+
+PLACES = ["eea", "eu", "us", "de", "jp", "cn", "world", "global", "virginia", "tokyo", "atlantis"]
+
+
+@given(
+    st.sampled_from(["anywhere", "eu-only", "japan-only", "not-us", "nobody"]),
+    st.lists(st.lists(st.sampled_from(PLACES), min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
+    st.lists(st.tuples(st.sampled_from(["inference_geo", "data_residency"]), st.sampled_from(PLACES)), max_size=2),
+    st.sampled_from(list(Scope)),
+)
+def test_a_residency_only_ever_narrows(
+    tenant: str, narrow: tuple[tuple[str, ...], ...], words: list[tuple[str, str]], scope: Scope
+) -> None:
+    """In every scope, at the entry and once more in the region; what comes with the hop token narrows no less."""
+    law = Law(world())
+    caller = Caller(tenant, 1.0, "", recorded=True, narrow=narrow)
+    wishes = Wishes(tuple(words))
+    asked = narrowed(law, caller, wishes)
+    before, after = (law.verdict(tenant, "m", scope, one.narrow).lawful for one in (caller, asked))
+    assert after <= before
+    for _, word in words:
+        if word not in ("world", "global"):
+            inside = {name for name in law.topology.regions if word in law.topology.ancestors(name)}
+            assert after <= inside, "an unknown place holds nothing"
+    # The region reads the same words: what the token brought is not brought twice, and nothing is lost.
+    again = narrowed(law, asked, wishes)
+    assert again.narrow == asked.narrow
+    assert narrowed(law, caller, Wishes()) is caller
+    claims = HopClaims("tokyo", "virginia", "i", tenant, (), 1, 0, 1.0, 1.0, "d", narrow=asked.narrow)
+    carried = msgspec.msgpack.decode(msgspec.msgpack.encode(claims), type=HopClaims)
+    assert law.verdict(tenant, "m", scope, carried.narrow).lawful == after

@@ -105,7 +105,7 @@ async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_
         (head("POST", "/flush_cache", content_length="0"), 404, "path_not_allowed", "/v1/chat/completions"),
         (head("POST", "/v1/load_lora_adapter", content_length="0"), 404, "path_not_allowed", "inference paths"),
         (head("POST", "/v1/files", content_length="0"), 404, "path_not_allowed", "stateful"),
-        (head("POST", "/v1/responses", content_length="0"), 404, "path_not_allowed", "stateful"),
+        (head("POST", "/v1/responses/r1", content_length="0"), 404, "path_not_allowed", "stateful"),
         (head("GET", "/v1/chat/completions/../../metrics"), 404, "path_not_allowed", "inference paths"),
         (head("GET", "/metrics"), 404, "path_not_allowed", "inference paths"),
         (chat(content_encoding="gzip"), 400, "malformed_http", "Content-Encoding"),
@@ -135,7 +135,11 @@ async def test_what_does_not_pass_is_told_why(
         (b"[" * 10_000, "invalid_field", None),
         (b"[]", "invalid_field", None),
         ({"model": MODEL}, "invalid_field", "messages"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "invalid_field", "model"),
+        (
+            {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "inference_geo": "x"},
+            "invalid_field",
+            "inference_geo",
+        ),
         ({"model": 7, "messages": []}, "invalid_field", "model"),
         ({"model": MODEL, "messages": []}, "invalid_field", "messages"),
         ({"model": MODEL, "messages": "hello"}, "invalid_field", "messages"),
@@ -212,7 +216,7 @@ async def test_a_bug_in_the_ingress_is_counted_and_answered(up: Both, monkeypatc
     def broken(*_args: object) -> None:
         raise ZeroDivisionError("the prompt must not be told")
 
-    monkeypatch.setattr(up.global_.ingress, "compose", broken)
+    monkeypatch.setattr(up.global_.ingress, "_read", broken)
     answer = await send(up.entry, chat())
     assert (answer.status, answer.code) == (500, "internal_error")
     assert b"ZeroDivision" not in answer.body

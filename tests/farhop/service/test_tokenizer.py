@@ -55,7 +55,7 @@ def model(folder: Path, template: str = OPEN, **settings: Any) -> ModelTokenizer
 
 def read(made: ModelTokenizer, kind: Kind = Kind.CHAT, **asked: Any) -> str:
     """What was read, as text; <s> as ^."""
-    packed = made.read(kind, msgspec.json.encode({"model": "m", **asked}))
+    packed = made.read(kind, msgspec.json.encode({"model": "m", **asked})).ids
     ids = struct.unpack(f"<{len(packed) // 4}I", packed)
     return "".join("^" if i == 1 else chr(i) for i in ids)
 
@@ -98,8 +98,9 @@ def test_what_templates_may_use(tmp_path: Path) -> None:
         "{{ strftime_now('%d %b') }} {% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}"
         "{% generation %}{{ tools | tojson }}{%- endgeneration %} {{ extra }}"
     )
-    asked = {"messages": [user("a")], "tools": [{"b": "ü", "a": 1}], "chat_template_kwargs": {"extra": "more"}}
-    assert read(model(tmp_path, template), **asked) == '21 Nov [{"b": "\0", "a": 1}] more'
+    asked = {"messages": [user("a")], "tools": [{"function": {"name": "ü"}}], "chat_template_kwargs": {"extra": "more"}}
+    function = '{"name": "\0", "description": null, "parameters": null}'
+    assert read(model(tmp_path, template), **asked) == f'21 Nov [{{"type": "function", "function": {function}}}] more'
 
 
 def test_a_template_that_goes_through_parts_gets_parts(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_final_message_is_continued_where_it_ends(tmp_path: Path) -> None:
         (Kind.COMPLETION, {"prompt": "a", "truncate_prompt_tokens": 3}, "option"),
         (Kind.COMPLETION, {"prompt": [1, -1]}, "ids"),
         (Kind.CHAT, {"messages": 7}, "shape"),
-        (Kind.CHAT, {"messages": [user("a", tool_calls=[{"function": {"arguments": "{"}}])]}, "shape"),
+        (Kind.CHAT, {"messages": [user("a")], "tools": [{"name": "f"}]}, "shape"),
     ],
 )
 def test_what_cannot_be_read_is_counted_by_reason(tmp_path: Path, kind, asked, reason) -> None:

@@ -154,7 +154,7 @@ async def test_the_head_of_a_stream_comes_before_its_first_token(replica: Start)
         (CHAT, {"messages": HELLO, "n": 0}, 400, "n must be"),
         (COMPLETION, {"prompt": ""}, 400, "prompt"),
         (COMPLETION, {"prompt": "x", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens"),
-        ("/v1/responses", {}, 404, "/v1/responses"),
+        ("/v1/responses/r1", {}, 404, "/v1/responses"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],
 )

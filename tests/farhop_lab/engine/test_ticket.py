@@ -67,7 +67,7 @@ async def test_a_stream_writes_each_token_at_once() -> None:
     ticket.token(" the", None, 11.0)
     ticket.token(" sea", None, 11.1)
     ticket.token("", "stop", 11.2)
-    assert socket.sent[0] == answer.opening() + answer.token(" the")
+    assert socket.sent[0] == answer.opening(ticket.sequence) + answer.token(" the")
     assert socket.sent[1] == answer.token(" sea")
     assert socket.sent[2].endswith(b"data: [DONE]\n\n\r\n")
 

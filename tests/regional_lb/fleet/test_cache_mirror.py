@@ -31,13 +31,3 @@ def test_a_mirror_is_as_large_as_its_cache() -> None:
     assert mirror.trie.bytes_held("r1") <= 256 * 4
     mirror.fit(replace(small, kv_tokens=64))
     assert mirror.trie.bytes_held("r1") <= 64 * 4
-
-
-def test_a_tokenizer_is_gone_by_until_it_counts_wrong_thrice_in_a_row() -> None:
-    mirror = CacheMirror(Estimates())
-    for told in (11, 11, 10, 11, 11):
-        mirror.counted("m", 10, told)
-        assert mirror.counts_right("m")
-    mirror.counted("m", 10, 11)
-    assert not mirror.counts_right("m")
-    assert mirror.miscounts == 5

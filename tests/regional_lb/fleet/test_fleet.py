@@ -394,17 +394,6 @@ def test_less_found_than_believed_takes_what_is_beside_the_prompt_with_it() -> N
     assert not overrated((), believed, 0)
 
 
-def test_a_tokenizer_that_counts_wrong_is_not_gone_by() -> None:
-    fleet = listened()
-    for _ in range(3):
-        assert fleet.mirror.counts_right(MODEL)
-        fleet.mirror.counted(MODEL, 10, 11)
-    assert not fleet.mirror.counts_right(MODEL)
-    fleet.mirror.counted(MODEL, 10, 10)
-    assert fleet.mirror.counts_right(MODEL)
-    assert fleet.mirror.miscounts == 3
-
-
 @given(
     st.integers(1, 3),
     st.dictionaries(st.integers(0, 299), st.integers(1, 8), max_size=300),

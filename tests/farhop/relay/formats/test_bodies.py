@@ -14,7 +14,7 @@ from farhop.relay.formats import bodies
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
 
-KINDS = [kind for kind in Kind if kind is not Kind.MODELS]
+KINDS = [kind for kind in Kind if kind not in (Kind.MODELS, Kind.VERSION)]
 FORMS = (Kind.TRANSCRIPTION, Kind.TRANSLATION)
 KEYS = [
     *("model", "messages", "role", "content", "prompt", "input", "query", "documents", "text_1", "text_2", "tokens"),

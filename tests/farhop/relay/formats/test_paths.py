@@ -16,9 +16,15 @@ from farhop.relay.formats.paths import _PATHS, Kind, PathRefusal, advised, class
 from farhop.relay.http import head
 
 RUN = settings(max_examples=500, deadline=None, derandomize=True)
+GET = (Kind.MODELS, Kind.VERSION)
 POST = {
     "/v1/chat/completions": Kind.CHAT,
     "/v1/completions": Kind.COMPLETION,
+    "/v1/messages": Kind.MESSAGES,
+    "/v1/messages/count_tokens": Kind.COUNT_TOKENS,
+    "/v1/responses": Kind.RESPONSES,
+    "/v1/chat/completions/batch": Kind.CHAT_BATCH,
+    "/generative_scoring": Kind.GENERATIVE_SCORE,
     "/v1/embeddings": Kind.EMBEDDINGS,
     "/v1/rerank": Kind.RERANK,
     "/v2/rerank": Kind.RERANK,
@@ -68,7 +74,8 @@ def test_nothing_else_does() -> None:
         b"/pause",
         b"/metrics",
         b"/health",
-        b"/version",
+        b"/ready",
+        b"/v1/messages/",
         b"/server_info",
         b"/tokenizer_info",
         b"/generate",
@@ -163,7 +170,9 @@ def test_the_model_is_read_from_the_path() -> None:
     assert model_in(b"/v1/chat/completions") == ""
 
 
-@pytest.mark.parametrize("path", [b"/v1/files", b"/v1/batches/1", b"/v1/responses", b"/v1/threads/a/runs"])
+@pytest.mark.parametrize(
+    "path", [b"/v1/files", b"/v1/batches/1", b"/v1/responses/r1", b"/v1/messages/batches", b"/v1/threads/a/runs"]
+)
 def test_state_is_refused_with_its_reason(path: bytes) -> None:
     refusal = classify(b"POST", path)
     assert isinstance(refusal, PathRefusal)
@@ -195,7 +204,7 @@ def test_the_table_in_the_docs_is_the_allow_list() -> None:
     assert written - of_models == set(_PATHS)
     said = {path.replace(b"{model}", b"m").replace(b"{version}", b"1") for path in of_models}
     assert {classify(b"POST", path) for path in said} == {Kind.INFER, Kind.GENERATE, Kind.GENERATE_STREAM}
-    assert {row[2].strip() for row in rows} == {f"`{kind}`" for kind in Kind if kind is not Kind.MODELS} | {"–"}
+    assert {row[2].strip() for row in rows} == {f"`{kind}`" for kind in Kind if kind not in GET} | {"–"}
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_chat_refused_names_the_field(param: str, fields: dict[str, Any]) -> N
         ("prompt", {"prompt": [1, "a"]}),
         ("prompt", {"prompt": [-1]}),
         ("prompt", {"prompt": [True]}),
-        ("echo", {"prompt": "x", "echo": True}),
+        ("echo", {"prompt": "x", "echo": True, "stream": True}),
         ("logprobs", {"prompt": "x", "logprobs": 1}),
         ("suffix", {"prompt": "x", "suffix": "y"}),
     ],

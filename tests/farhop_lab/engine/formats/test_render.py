@@ -49,9 +49,9 @@ def test_a_token_is_one_event_in_one_chunk(text: str, model: str) -> None:
 
 
 def test_a_chat_opens_with_the_role_a_completion_with_nothing() -> None:
-    (event,) = _chunks(Answer("c", "m", 7, "assistant").opening())
+    (event,) = _chunks(Answer("c", "m", 7, "assistant").opening(SEQUENCE))
     assert json.loads(event)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert Answer("c", "m", 7, None).opening() == b""
+    assert Answer("c", "m", 7, None).opening(SEQUENCE) == b""
 
 
 @pytest.mark.parametrize("role", ["assistant", None])

@@ -60,7 +60,7 @@ def test_other_tensors_are_refused(inputs: list[Any]) -> None:
 def test_answers() -> None:
     sequence = Sequence("s", Wanted(b"hi"), TextModel("m"), PROFILES["l4"])
     generated, inferred = triton.Generated("m"), triton.Inferred("m", "mine")
-    assert generated.opening() == b""
+    assert generated.opening(sequence) == b""
     assert json.loads(generated.whole([("x", sequence)]))["text_output"] == "x"
     event = b'data: {"model_name":"m","model_version":"1","text_output":"x"}\n\n'
     assert generated.token("x") == generated.closing("x", sequence, include_usage=False)

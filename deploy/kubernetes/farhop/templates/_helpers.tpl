@@ -1,0 +1,178 @@
+{{/* Names and what is derived. Called with a dict: root ($), tier ("global" or "regional"). */}}
+
+{{- define "farhop.name" -}}
+{{- printf "%s-%s" .root.Release.Name .tier | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "farhop.selector" -}}
+app.kubernetes.io/name: farhop
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .tier }}
+{{- end -}}
+
+{{- define "farhop.labels" -}}
+{{ include "farhop.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/part-of: {{ .root.Values.fleet }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+farhop.dev/region: {{ .root.Values.region }}
+{{- end -}}
+
+{{- define "farhop.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "farhop.topologyMap" -}}
+{{- default (printf "%s-topology" .Release.Name) .Values.topology.configMap -}}
+{{- end -}}
+
+{{- define "farhop.tlsSecret" -}}
+{{- if eq .root.Values.tls.source "secret" -}}
+{{- get .root.Values.tls.secrets .tier -}}
+{{- else -}}
+{{- include "farhop.name" . }}-tls
+{{- end -}}
+{{- end -}}
+
+{{/* What cannot be right is said here, in a line, and not by a pod that does not start. */}}
+{{- define "farhop.checked" -}}
+{{- $v := .Values -}}
+{{- if not (or $v.global.enabled $v.regional.enabled) -}}
+{{- fail "global.enabled, regional.enabled: both are false; enable a tier, or uninstall the release" -}}
+{{- end -}}
+{{- if and $v.topology.configMap $v.topology.document -}}
+{{- fail "topology: configMap and document are both given; leave one of them out" -}}
+{{- end -}}
+{{- if not (or $v.topology.configMap $v.topology.document) -}}
+{{- fail "topology: is not given; name a ConfigMap with the key world.yaml (topology.configMap), or give topology.document" -}}
+{{- end -}}
+{{- if not (has $v.hop.active $v.hop.keys) -}}
+{{- fail (printf "hop.active: %q is not among hop.keys (%s)" $v.hop.active (join ", " $v.hop.keys)) -}}
+{{- end -}}
+{{- if and (eq $v.tls.source "certManager") (not $v.tls.issuer.name) -}}
+{{- fail "tls.issuer.name: is not given; name a cert-manager issuer, give secrets (tls.source: secret), or say tls.source: none for a trial" -}}
+{{- end -}}
+{{- range $tier := list "global" "regional" -}}
+{{- $one := get $v $tier -}}
+{{- if and $one.enabled (eq $v.tls.source "secret") (not (get $v.tls.secrets $tier)) -}}
+{{- fail (printf "tls.secrets.%s: is not given; name a Secret with tls.crt, tls.key and ca.crt (`farhop certs issue %s %s` makes them)" $tier $tier $v.region) -}}
+{{- end -}}
+{{- if gt (int $one.autoscaling.min) (int $one.autoscaling.max) -}}
+{{- fail (printf "%s.autoscaling: min %d is above max %d" $tier (int $one.autoscaling.min) (int $one.autoscaling.max)) -}}
+{{- end -}}
+{{- range $field := list "region" "instance" "topology" "hop" "etcd" "fleet" "trust_domain" "admin" "state_dir" "listen" "tier" "control" "client" "tier_tls" "advertise" "report_key" "signing" -}}
+{{- if hasKey $one.config $field -}}
+{{- fail (printf "%s.config.%s: is written by the chart from other values; leave it out" $tier $field) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.engines.pool $v.engines.service -}}
+{{- fail "engines: pool and service are both given; leave one of them out" -}}
+{{- end -}}
+{{- if and $v.regional.enabled (not (or $v.engines.pool $v.engines.service $v.regional.config.replicas $v.regional.config.discovery)) -}}
+{{- fail "engines: nobody says where they are; give engines.pool, engines.service, regional.config.replicas or regional.config.discovery" -}}
+{{- end -}}
+{{- if and $v.etcd.username (not $v.etcd.passwordSecret.name) -}}
+{{- fail "etcd.passwordSecret.name: is not given, and etcd.username is" -}}
+{{- end -}}
+{{- if and $v.etcd.username (not $v.etcd.tlsSecret) -}}
+{{- fail "etcd.tlsSecret: is not given, and a password never travels in plaintext; name a Secret with ca.crt" -}}
+{{- end -}}
+{{- if and $v.reportKey.secret (not $v.reportKey.name) -}}
+{{- fail "reportKey.name: is not given; it is the key's name under signing.keys" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "farhop.listen" -}}
+{{- $out := dict "host" "0.0.0.0" "port" .port -}}
+{{- if eq .root.Values.tls.source "none" -}}
+{{- $_ := set $out "insecure" true -}}
+{{- else -}}
+{{- $folder := default "/etc/farhop/tls" .folder -}}
+{{- $tls := dict "cert_file" (printf "%s/tls.crt" $folder) "key_file" (printf "%s/tls.key" $folder) -}}
+{{- if .mutual -}}{{- $_ := set $tls "client_ca_file" "/etc/farhop/tls/ca.crt" -}}{{- end -}}
+{{- $_ := set $out "tls" $tls -}}
+{{- end -}}
+{{- toYaml $out -}}
+{{- end -}}
+
+{{- define "farhop.drain" -}}
+{{- $limits := default dict (get (get .root.Values .tier).config "limits") -}}
+{{- ceil (float64 (default 30 (get $limits "drain_s"))) | int -}}
+{{- end -}}
+
+{{- define "farhop.grace" -}}
+{{- add .root.Values.shutdown.preStopSeconds (int (include "farhop.drain" .)) .root.Values.shutdown.marginSeconds -}}
+{{- end -}}
+
+{{/* A tier's configuration file. */}}
+{{- define "farhop.configuration" -}}
+{{- $root := .root -}}
+{{- $v := $root.Values -}}
+{{- $tier := .tier -}}
+{{- $one := get $v $tier -}}
+{{- $out := dict "region" $v.region "instance" "env:POD_NAME" "fleet" $v.fleet "trust_domain" $v.trustDomain -}}
+{{- $_ := set $out "topology" "/etc/farhop/topology/world.yaml" -}}
+{{- $_ := set $out "state_dir" "/var/lib/farhop" -}}
+{{- $keys := dict -}}
+{{- range $v.hop.keys -}}{{- $_ := set $keys . (printf "file:/etc/farhop/hop/%s" .) -}}{{- end -}}
+{{- $_ := set $out "hop" (dict "keys" $keys "active" $v.hop.active) -}}
+{{- $etcd := dict -}}
+{{- if $v.etcd.endpoints -}}{{- $_ := set $etcd "endpoints" $v.etcd.endpoints -}}{{- end -}}
+{{- if $v.etcd.tlsSecret -}}
+{{- $_ := set $etcd "ca_file" "/etc/farhop/etcd/ca.crt" -}}
+{{- if not $v.etcd.username -}}
+{{- $_ := set $etcd "cert_file" "/etc/farhop/etcd/tls.crt" -}}
+{{- $_ := set $etcd "key_file" "/etc/farhop/etcd/tls.key" -}}
+{{- end -}}
+{{- end -}}
+{{- if $v.etcd.username -}}
+{{- $_ := set $etcd "username" $v.etcd.username -}}
+{{- $_ := set $etcd "password" "env:ETCD_PASSWORD" -}}
+{{- end -}}
+{{- if $v.etcd.insecure -}}{{- $_ := set $etcd "insecure" true -}}{{- end -}}
+{{- if $etcd -}}{{- $_ := set $out "etcd" $etcd -}}{{- end -}}
+{{- if $v.signing -}}{{- $_ := set $out "signing" $v.signing -}}{{- end -}}
+{{- $plain := eq $v.tls.source "none" -}}
+{{- $files := dict "ca_file" "/etc/farhop/tls/ca.crt" "cert_file" "/etc/farhop/tls/tls.crt" "key_file" "/etc/farhop/tls/tls.key" -}}
+{{- if eq $tier "global" -}}
+{{- $_ := set $out "admin" (fromYaml (include "farhop.listen" (dict "root" $root "port" 8082))) -}}
+{{- $folder := ternary "/etc/farhop/client-tls" "/etc/farhop/tls" (ne $v.global.clientTlsSecret "") -}}
+{{- $_ := set $out "listen" (fromYaml (include "farhop.listen" (dict "root" $root "port" 8080 "folder" $folder))) -}}
+{{- if $plain -}}{{- $_ := set $out "tier_insecure" true -}}{{- else -}}{{- $_ := set $out "tier_tls" $files -}}{{- end -}}
+{{- else -}}
+{{- $_ := set $out "admin" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9002))) -}}
+{{- $_ := set $out "tier" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9000 "mutual" true))) -}}
+{{- $_ := set $out "control" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9001 "mutual" true))) -}}
+{{- if $v.regional.client.enabled -}}
+{{- $_ := set $out "client" (fromYaml (include "farhop.listen" (dict "root" $root "port" 8080))) -}}
+{{- end -}}
+{{- $_ := set $out "advertise" "env:POD_IP" -}}
+{{- if not $plain -}}
+{{- $_ := set $out "peers" (dict "tls" $files) -}}
+{{- end -}}
+{{- if $v.reportKey.secret -}}
+{{- $_ := set $out "report_key" (dict "name" $v.reportKey.name "private" "file:/etc/farhop/report/report.pem") -}}
+{{- end -}}
+{{- $found := list -}}
+{{- $namespace := default $root.Release.Namespace $v.engines.namespace -}}
+{{- if $v.engines.pool -}}
+{{- $found = append $found (dict "kind" "kubernetes" "pool" $v.engines.pool "namespace" $namespace "replica" $v.engines.replica) -}}
+{{- end -}}
+{{- if $v.engines.service -}}
+{{- $found = append $found (dict "kind" "kubernetes" "service" $v.engines.service "namespace" $namespace "replica" $v.engines.replica) -}}
+{{- end -}}
+{{- if $found -}}{{- $_ := set $out "discovery" (concat $found (default list $one.config.discovery)) -}}{{- end -}}
+{{- end -}}
+{{- range $key, $value := $one.config -}}
+{{- if and (eq $key "peers") (hasKey $out "peers") -}}
+{{- $_ := set $out $key (merge (deepCopy $value) (get $out "peers")) -}}
+{{- else if not (and (eq $key "discovery") (hasKey $out "discovery")) -}}
+{{- $_ := set $out $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $out -}}
+{{- end -}}

@@ -1,0 +1,77 @@
+"""Renders the chart without a cluster, in the environment of `make chart-tools`; a line of JSON in, a line out.
+
+Input: {"values": {...}, "name": ..., "namespace": ...} per line. Output: {"documents": [...], "faults": [...]} or
+{"error": "..."}: `faults` is what kubernetes-validate (strict) and CRDs' own words say against it. With `--plain FILE`
+it writes what examples/trial.yaml renders to, for who wants no Helm.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import yaml
+from helm_python.chart import Chart
+
+HERE = Path(__file__).parent
+NAME, NAMESPACE = "farhop", "farhop"
+# Kinds of other projects, whose schemas Kubernetes has not: the tests look at their fields.
+FOREIGN = ("monitoring.coreos.com", "cert-manager.io")
+
+
+def rendered(chart: Any, values: dict[str, Any], name: str = NAME, namespace: str = NAMESPACE) -> str:
+    """The manifests as one YAML text, in the order of the templates' names."""
+    files = chart.render(values, name=name, namespace=namespace)
+    manifests = (text.strip() for path, text in sorted(files.items()) if path.endswith(".yaml"))
+    return "\n".join(f"---\n{text.removeprefix('---').strip()}" for text in manifests if text)
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    """What stands in it."""
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def faults(found: list[dict[str, Any]]) -> list[str]:
+    """What Kubernetes would say against them."""
+    said: list[str] = []
+    for one in found:
+        if one["apiVersion"].startswith(FOREIGN):
+            continue
+        try:
+            kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+        except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
+            said.append(f"{one['kind']}/{one['metadata']['name']}: {error}")
+    return said
+
+
+def plain(chart: Any) -> str:
+    """The manifest for who wants no Helm."""
+    values = yaml.safe_load((HERE / "farhop" / "examples" / "trial.yaml").read_text())
+    head = "# What the chart renders with examples/trial.yaml; written by `make chart`, not by hand.\n"
+    text = "\n".join(line.rstrip() for line in rendered(chart, values).splitlines())
+    return f"{head}{text}\n".replace("managed-by: Helm", "managed-by: kustomize")
+
+
+def main() -> None:
+    """See above."""
+    chart = Chart.load(str(HERE / "farhop"))
+    if sys.argv[1:2] == ["--plain"]:
+        Path(sys.argv[2]).write_text(plain(chart))
+        return
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            where = {key: asked[key] for key in ("name", "namespace") if key in asked}
+            found = documents(rendered(chart, asked["values"], **where))
+            answer: dict[str, Any] = {"documents": found, "faults": faults(found)}
+        except helm_python.HelmError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

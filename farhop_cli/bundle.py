@@ -1,0 +1,230 @@
+"""`farhop bundle`: what a bug report needs of a fleet, in one file, and no secret.
+
+Balancers tell their configurations without secrets; here everything is looked through once more: what stands in the
+place of a secret is withheld, and so is every secret that this command itself was given, wherever it turns up. Never
+asks for prompts: nobody keeps them. Nothing is written over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import platform
+import re
+import sys
+import tarfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from farhop.config import ConfigError, parsed
+from farhop_cli import admin, fleet, show, summary
+from farhop_cli.admin import AdminError
+from farhop_cli.exits import PARTIAL, fail, warn
+from farhop_cli.fleet import Seen
+from topology.problems import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farhop_cli.fleet import Balancer, Fleet
+    from farhop_cli.options import Where
+
+WITHHELD = "(withheld)"
+SECRET_CHARS_MIN = 4  # a shorter one could be any word
+ADDED_BYTES_MAX = 4 * 1024 * 1024
+# Under a field of such a name no text is told, however deep; but for the names of files and variables.
+_SENSITIVE = re.compile(
+    r"(?i)(secret|token|passw|private|credential|authori[sz]ation|cookie|sha256|digest|bearer|^hop$|^keys?$|api_?key)"
+)
+_SAID_ELSEWHERE = re.compile(r"(env|file):[^\n]{1,4096}")
+_PATH = re.compile(r".*_file|tokenizers?")  # paths
+_COUNT = re.compile(r"(?i).*(tokens|bytes_per_token|ms_per_token)(_.*)?")  # numbers of tokens are no secrets
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def run(out: str, added: list[str], decisions: int, where: Where) -> int:
+    """Write the bundle; the exit code."""
+    path = Path(out or time.strftime("farhop-bundle-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
+    if path.exists():
+        fail(f"--out: {path} is there already, and is not written over; give another name")
+    here = where.fleet()
+    configurations = {f"added/{n}-{Path(name).name}.yaml": _added(name) for n, name in enumerate(added, 1)}
+    seen, files = asyncio.run(_collected(here, decisions))
+    fleet.unreachable(here, seen)
+    files |= configurations
+    files["about.json"] = _json(_about(here, seen))
+    files["summary.txt"] = "\n".join(text for text, _ in summary.lines(_summary(here, seen))).encode() + b"\n"
+    _write(path, {name: scrubbed(text, _known(here)) for name, text in files.items()})
+    said = fleet.partial(here, seen)
+    if where.as_json:
+        show.json(
+            {"bundle": str(path), "files": sorted(files), "unreachable": [one.error for one in seen if one.error]}
+        )
+    else:
+        show.line(f"{path}: {len(files)} files of {sum(one.status is not None for one in seen)} balancers", "bold")
+        show.line("It names hosts, regions, tenants and models. Look through it before you send it.")
+    if said:
+        warn(said)
+        return PARTIAL
+    return 0
+
+
+# -- collecting
+
+
+async def _collected(here: Fleet, decisions: int) -> tuple[list[Seen], dict[str, bytes]]:
+    files: dict[str, bytes] = {}
+    async with admin.session(here.access) as http:
+
+        async def one(balancer: Balancer) -> Seen:
+            seen = await fleet.look(http, balancer)
+            of = seen.balancer
+            folder = "-".join(filter(None, (of.tier or "balancer", of.region, of.instance))) or "balancer"
+            if seen.status is None:
+                return seen
+            files[f"{folder}/status.json"] = _json(withheld(seen.status))
+            for name in ("config", "law"):
+                files[f"{folder}/{name}.json"] = _json(withheld(await _or_why(http, of, f"/{name}")))
+            if decisions:
+                told = await _or_why(http, of, f"/decisions?most={decisions}")
+                files[f"{folder}/decisions.json"] = _json(withheld(told))
+            try:
+                files[f"{folder}/metrics.txt"] = (await admin.page(http, of.url, "/metrics")).encode()
+            except AdminError as error:
+                files[f"{folder}/metrics.txt"] = f"# {error}\n".encode()
+            return seen
+
+        return list(await asyncio.gather(*map(one, here.balancers))), files
+
+
+async def _or_why(http: admin.Session, of: Balancer, path: str) -> dict[str, Any]:
+    try:
+        told = await admin.get(http, of.url, path)
+    except AdminError as error:
+        return {"error": str(error)}
+    return told if told is not None else {"error": f"an older build: it has no {path}"}
+
+
+def _about(here: Fleet, seen: list[Seen]) -> dict[str, Any]:
+    balancers = [
+        {
+            "tier": one.balancer.tier,
+            "region": one.balancer.region,
+            "instance": one.balancer.instance,
+            "url": one.balancer.url,
+            "version": (one.status or {}).get("version"),
+            "error": one.error,
+        }
+        for one in seen
+    ]
+    return {
+        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "fleet": here.name,
+        "etcd": {name: list(settings.endpoints) for name, settings in here.hubs.items()},
+        "trouble": list(here.trouble),
+        "balancers": balancers,
+        "farhop": _version("farhop"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: _version(name) for name in ("aetcd", "aiohttp", "grpcio", "protobuf", "uvloop")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """For the summary."""
+
+    region: str
+    name: str
+    status: dict[str, Any] | None
+
+
+def _summary(here: Fleet, seen: list[Seen]) -> summary.Summary:
+    told = [(one.balancer.tier, _Named(one.balancer.region, str(one.balancer), one.status)) for one in seen]
+    upper, lower = ([one for tier, one in told if (tier == "regional") is below] for below in (False, True))
+    unreached = [*here.trouble, *(one.error for one in seen if one.status is None)]
+    return summary.of(here.name, upper, lower, unreached)
+
+
+def _added(name: str) -> bytes:
+    """A file of a configuration, as it is understood: comments, which may say anything, are left out."""
+    try:
+        with Path(name).open("rb") as file:
+            text = file.read(ADDED_BYTES_MAX + 1)
+        if len(text) > ADDED_BYTES_MAX:
+            fail(f"--add: {quoted(name)}: larger than {ADDED_BYTES_MAX} bytes")
+        document = parsed(text, name)
+    except OSError as error:
+        fail(f"--add: {quoted(name)}: {(error.strerror or 'cannot be read').lower()}")
+    except ConfigError as error:
+        fail(f"--add: {error}")
+    if not isinstance(document, dict):
+        fail(f"--add: {quoted(name)}: must be a balancer's configuration, a mapping of fields")
+    return yaml.safe_dump(withheld(document), sort_keys=False, allow_unicode=True).encode()
+
+
+# -- withholding
+
+
+def withheld(said: Any, sensitive: bool = False) -> Any:
+    """A document without what stands in the place of a secret. What only names one (env:, file:) stays."""
+    if isinstance(said, dict):
+        return {name: _field(str(name), value, sensitive) for name, value in said.items()}
+    if isinstance(said, list | tuple):
+        return [withheld(one, sensitive) for one in said]
+    if not isinstance(said, str):
+        return WITHHELD if sensitive and said is not None and not isinstance(said, bool) else said
+    if sensitive and not _SAID_ELSEWHERE.fullmatch(said):
+        return WITHHELD
+    return _LOGIN.sub(f"{WITHHELD}@", said)
+
+
+def _field(name: str, value: Any, sensitive: bool) -> Any:
+    if not sensitive and isinstance(value, int | float) and _COUNT.fullmatch(name):
+        return value
+    return withheld(value, sensitive or (_SENSITIVE.search(name) is not None and _PATH.fullmatch(name) is None))
+
+
+def scrubbed(text: bytes, secrets: Iterable[bytes]) -> bytes:
+    """Without these, wherever they stand."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= SECRET_CHARS_MIN:
+            text = text.replace(secret, WITHHELD.encode())
+    return text
+
+
+def _known(here: Fleet) -> set[bytes]:
+    """The secrets that this command was given: it knows them, so it can tell that they are nowhere."""
+    given = {here.access.token, os.environ.get(fleet.TOKEN, "").strip()}
+    given |= {settings.password or "" for settings in here.hubs.values()}
+    return {one.encode() for one in given if one}
+
+
+def _json(document: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def _write(path: Path, files: Mapping[str, bytes]) -> None:
+    folder = path.name.partition(".")[0]
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:  # noqa: SIM117
+            with tarfile.open(fileobj=out, mode="w:gz") as archive:
+                for name in sorted(files):
+                    entry = tarfile.TarInfo(f"{folder}/{name}")
+                    entry.size, entry.mtime, entry.mode = len(files[name]), int(time.time()), 0o600
+                    archive.addfile(entry, io.BytesIO(files[name]))
+    except OSError as error:
+        fail(f"--out: {path}: {(error.strerror or 'cannot be written').lower()}")
+    sys.stdout.flush()

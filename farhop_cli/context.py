@@ -1,0 +1,423 @@
+"""Contexts: which fleet the commands are for, by name, as kubectl has it: `~/.config/farhop/contexts.yaml`.
+
+A context says where a fleet's etcd is and how its balancers' admin ports are spoken to; the balancers themselves are
+found in etcd. Invariants: the file is replaced whole, is its owner's alone, and holds no secret: those stand as
+`env:NAME` or `file:PATH`; what is wrong with one context is in nobody else's way. Never opens a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from farhop.config import ConfigError, Part, Secret, parsed, problems_of
+from farhop.identity import certificate_names
+from farhop.service.config import ConnectTls, Etcd, Signing
+from farhop_cli import show
+from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_lab.world import world_file
+from farhop_lab.world.world_file import WorldFileError
+from topology.problems import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENVIRONMENT = "FARHOP_CONTEXT"
+FILE_BYTES_MAX = 4 * 1024 * 1024
+UP = "up"  # what `farhop up` calls its own
+_SECRETS = ("token", "password")
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]{1,260}/?")
+
+
+def _url(text: str) -> str:
+    if not _URL.fullmatch(text):
+        raise ValueError("is no URL of an admin port; give such as https://10.1.0.7:8082")
+    return text.rstrip("/")
+
+
+Url = Annotated[str, AfterValidator(_url)]
+
+
+class AdminPorts(ConnectTls):
+    """How balancers' admin ports are spoken to. `urls` are asked beside those that are found in etcd.
+
+    `ca_file` is the authority of their certificates, `cert_file` and `key_file` are the operator's own. A balancer that
+    was found must show a certificate of `server_name`, where `{region}` and `{tier}` stand for its own; "" is for that
+    of the host where it says that it is.
+    """
+
+    urls: Annotated[tuple[Url, ...], Field(max_length=1024)] = ()
+    token: Secret | None = None
+    server_name: Annotated[str, Field(pattern=r"^([A-Za-z0-9_.\-]|\{region\}|\{tier\}){0,253}$")] | None = None
+
+
+class Context(Part):
+    """One fleet. `world` is the file of one that `farhop up` runs; without it etcd, hubs or admin ports are given.
+
+    `topology` is the map's file or name, where not the one that balancers tell is meant; `signing` is as in their
+    configurations: whose signatures count.
+    """
+
+    world: str | None = None
+    etcd: Etcd = Etcd()
+    hubs: dict[Name, Etcd] = Field(default_factory=dict, max_length=64)
+    admin: AdminPorts = AdminPorts()
+    topology: str | None = None
+    signing: Signing = Signing()
+    trust_domain: Annotated[str, Field(pattern=f"^{certificate_names.DOMAIN}$")] = certificate_names.TRUST_DOMAIN
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Context:
+        if self.world is not None:
+            return self
+        if self.etcd.endpoints and self.hubs:
+            raise ValueError("etcd.endpoints: they are one cluster, and `hubs` are several; leave one of them out")
+        for name, hub in self.hubs.items():
+            if not hub.endpoints:
+                raise ValueError(f"hubs.{name}.endpoints: are not given; name at least one, such as etcd.example:2379")
+        if not (self.etcd.endpoints or self.hubs or self.admin.urls):
+            raise ValueError("etcd.endpoints: are not given, nor are hubs or admin.urls; give one of them")
+        return self
+
+
+@dataclass
+class File:
+    """The file as it stands: contexts by name, unchecked."""
+
+    path: Path
+    current: str = ""
+    contexts: dict[str, Any] = field(default_factory=dict)
+
+    def checked(self, name: str) -> Context:
+        """The context of this name. Ends the command if there is none, or it cannot be used."""
+        if name not in self.contexts:
+            known = ", ".join(sorted(self.contexts)) or "none"
+            fail(f"no context {quoted(name)} in {self.path}; there is {known}; make one with `farhop context set`")
+        try:
+            return Context.model_validate(_placed(self.contexts[name], self.path.parent))
+        except ValidationError as error:
+            fail(f"context {quoted(name)} in {self.path}: {'; '.join(problems_of(error))}")
+
+
+def path() -> Path:
+    """Where contexts stand: under XDG_CONFIG_HOME if that is an absolute path, else under ~/.config."""
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".config"
+    return base / "farhop" / "contexts.yaml"
+
+
+def read() -> File:
+    """The file; without one, no contexts. Ends the command if it cannot be read."""
+    where = path()
+    try:
+        with where.open("rb") as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return File(where)
+    except OSError as error:
+        fail(f"{where}: {(error.strerror or 'cannot be read').lower()}")
+    if len(text) > FILE_BYTES_MAX:
+        fail(f"{where}: larger than {FILE_BYTES_MAX} bytes; is it the file of contexts?")
+    try:
+        said = parsed(text, str(where)) or {}
+    except ConfigError as error:
+        fail(str(error))
+    if not isinstance(said, dict) or not set(said) <= {"current", "contexts"}:
+        fail(f"{where}: must hold `current` and `contexts`, and nothing else; `farhop context set` writes it")
+    current, contexts = said.get("current") or "", said.get("contexts") or {}
+    if not isinstance(current, str):
+        fail(f"{where}: current: must be a context's name")
+    if not isinstance(contexts, dict) or not all(isinstance(one, str) for one in contexts):
+        fail(f"{where}: contexts: must be a mapping of names; `farhop context set` writes it")
+    return File(where, current, contexts)
+
+
+@contextlib.contextmanager
+def changing() -> Iterator[File]:
+    """The file, for a change: nobody else changes it meanwhile, and it is written if nothing went wrong."""
+    where = path()
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(where.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        fail(f"{where}: {(error.strerror or 'cannot be written').lower()}")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        file = read()
+        yield file
+        _write(file)
+    finally:
+        os.close(lock)
+
+
+def _write(file: File) -> None:
+    said = {"current": file.current, "contexts": file.contexts}
+    try:
+        handle, temporary = tempfile.mkstemp(dir=file.path.parent, prefix=".contexts")  # mode 0600
+        try:
+            with os.fdopen(handle, "w") as out:
+                out.write(yaml.safe_dump(said, sort_keys=False, allow_unicode=True))
+            os.replace(temporary, file.path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        fail(f"{file.path}: {(error.strerror or 'cannot be written').lower()}")
+
+
+def _placed(said: Any, folder: Path) -> Any:
+    """What a context says, its paths as seen from the file's own folder."""
+    if isinstance(said, list):
+        return [_placed(one, folder) for one in said]
+    if not isinstance(said, dict):
+        return said
+    return {name: _path_in(name, value, folder) for name, value in said.items()}
+
+
+def _path_in(name: Any, value: Any, folder: Path) -> Any:
+    if not isinstance(value, str) or not isinstance(name, str):
+        return _placed(value, folder)
+    if value.startswith("file:"):
+        return f"file:{folder / Path(value.removeprefix('file:')).expanduser()}"
+    if name.endswith("_file") or name == "world" or (name == "topology" and value.endswith((".yaml", ".yml"))):
+        return str(folder / Path(value).expanduser())
+    return value
+
+
+# -- the commands
+
+
+def show_all(as_json: bool) -> int:
+    """List the contexts; the exit code."""
+    file = read()
+    rows = [
+        {"name": name, "current": name == file.current, **_summary(file.contexts[name])}
+        for name in sorted(file.contexts)
+    ]
+    if as_json:
+        show.json({"file": str(file.path), "current": file.current or None, "contexts": rows})
+    elif rows:
+        columns = ("", "context", "etcd", "admin ports", "topology")
+        fields = ("name", "etcd", "admin", "topology")
+        shown = [["*" if row["current"] else "", *(show.word(row[field]) for field in fields)] for row in rows]
+        show.table(f"contexts in {file.path}", columns, shown)
+    else:
+        show.line(f"no contexts in {file.path}; `farhop up` makes one, and so does `farhop context set`")
+    if file.current and file.current not in file.contexts:
+        warn(f"the current context, {quoted(file.current)}, is not there; choose one with `farhop context use`")
+    return 0
+
+
+def _summary(said: Any) -> dict[str, str]:
+    """Of a context, readable or not, what tells it from others."""
+    told = _part(said)
+    if told.get("world"):
+        return {"etcd": f"the world in {told['world']}", "admin": "", "topology": ""}
+    listed = [_part(told.get("etcd")), *map(_part, _part(told.get("hubs")).values())]
+    endpoints = [str(endpoint) for one in listed for endpoint in one.get("endpoints") or ()]
+    urls = [str(url) for url in _part(told.get("admin")).get("urls") or ()]
+    return {"etcd": ", ".join(endpoints), "admin": ", ".join(urls), "topology": str(told.get("topology") or "")}
+
+
+def _part(said: Any) -> dict[str, Any]:
+    return said if isinstance(said, dict) else {}
+
+
+def show_one(name: str, as_json: bool) -> int:
+    """Print a context, or the current one; the exit code."""
+    file = read()
+    name = name or file.current
+    if not name:
+        fail("no context is current; choose one with `farhop context use`, or name one", NEGATIVE)
+    if name not in file.contexts:
+        file.checked(name)
+    said = {"name": name, "current": name == file.current, **_without_secrets(file.contexts[name])}
+    if as_json:
+        show.json(said)
+    else:
+        show.line(yaml.safe_dump(said, sort_keys=False, allow_unicode=True).rstrip())
+    return 0
+
+
+def _without_secrets(said: Any) -> Any:
+    """What a context says; a secret that somebody wrote there in the clear is not repeated."""
+    if not isinstance(said, dict):
+        return {"unreadable": True} if not isinstance(said, list) else said
+    return {
+        name: "(withheld)"
+        if name in _SECRETS and not str(value).startswith(("env:", "file:"))
+        else (_without_secrets(value) if isinstance(value, dict) else value)
+        for name, value in said.items()
+    }
+
+
+def use(name: str) -> int:
+    """Make a context the current one; the exit code."""
+    with changing() as file:
+        file.checked(name)
+        file.current = name
+    show.line(f"{name} is the current context")
+    return 0
+
+
+def unset(name: str) -> int:
+    """Take a context away; the exit code: 1 if there is none."""
+    with changing() as file:
+        if name not in file.contexts:
+            known = ", ".join(sorted(file.contexts)) or "none"
+            fail(f"no context {quoted(name)}; there is {known}; nothing was changed", NEGATIVE)
+        del file.contexts[name]
+        was = file.current == name
+        file.current = "" if was else file.current
+    show.line(f"{name} is no context any more" + ("; no context is current now" if was else ""))
+    return 0
+
+
+def put(name: str, changed: dict[str, Any], make_current: bool) -> int:
+    """Change what a context says, and leave the rest of it; the exit code. Where none is current it becomes that."""
+    with changing() as file:
+        said = file.contexts.get(name)
+        file.contexts[name] = _merged(said if isinstance(said, dict) else {}, changed)
+        _named(name)
+        file.checked(name)
+        if make_current or not file.current:
+            file.current = name
+        current = file.current
+    what = "is the current context" if current == name else f"stands; the current context is {current}"
+    show.line(f"{name} {what}")
+    return 0
+
+
+def _named(name: str) -> None:
+    if not 0 < len(name) <= 128 or not name[0].isalnum() or not all(c.isalnum() or c in "._-" for c in name):
+        fail(f"NAME: {quoted(name)} cannot be a context's name; use letters, digits, '.', '_', '-'")
+
+
+def _merged(said: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    made = dict(said)
+    for part, value in changed.items():
+        old = made.get(part)
+        made[part] = _merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
+    return made
+
+
+# -- `farhop up`
+
+
+def world_began(world: Path) -> tuple[str, str]:
+    """A world runs: it gets a context of its own, the current one where none is; its name, and which one is current."""
+    with changing() as file:
+        for name in [name for name, said in file.contexts.items() if _is_gone(said)]:
+            _forget(file, name)
+        taken = (name for name in (UP, *(f"{UP}-{n}" for n in range(2, 1000))) if name not in file.contexts)
+        name = next(taken)
+        file.contexts[name] = {"world": str(world.absolute())}
+        file.current = file.current or name
+        return name, file.current
+
+
+def world_ended(name: str, world: Path) -> None:
+    """It runs no more: its context goes, if that is still its own."""
+    with changing() as file:
+        said = file.contexts.get(name)
+        if isinstance(said, dict) and said.get("world") == str(world.absolute()):
+            _forget(file, name)
+
+
+def _forget(file: File, name: str) -> None:
+    del file.contexts[name]
+    if file.current == name:
+        file.current = ""
+
+
+def _is_gone(said: Any) -> bool:
+    """Whether it is that of a world that ended without saying so."""
+    if not isinstance(said, dict) or set(said) != {"world"}:
+        return False
+    try:
+        world_file.read(Path(str(said["world"])))
+    except WorldFileError:
+        return True
+    return False
+
+
+# -- what was typed
+
+
+def given(
+    *,
+    etcd: list[str] | None,
+    hub: str,
+    etcd_files: tuple[Path | None, ...],
+    etcd_login: tuple[str | None, str | None],
+    admin: list[str] | None,
+    files: tuple[Path | None, ...],
+    token: str | None,
+    server_name: str | None,
+    topology: str | None,
+    public: list[str],
+    insecure: bool,
+) -> dict[str, Any]:
+    """The parts of a context that options give; paths as seen from where they are typed. What is not given is left out.
+
+    Ends the command for a secret in the clear, which would stay in the shell's history and in the file.
+    """
+    for option, secret in (("--token", token), ("--etcd-password", etcd_login[1])):
+        if secret is not None and not secret.startswith(("env:", "file:")):
+            fail(f"{option}: a secret is given as env:NAME or file:PATH, never in the clear")
+    store = _only(
+        endpoints=[one for text in etcd for one in text.split(",")] if etcd else None,
+        **dict(zip(("ca_file", "cert_file", "key_file"), map(_absolute, etcd_files), strict=True)),
+        username=etcd_login[0],
+        password=_secret_place(etcd_login[1]),
+        insecure=insecure or None,
+    )
+    ports = _only(
+        urls=admin or None,
+        **dict(zip(("ca_file", "cert_file", "key_file"), map(_absolute, files), strict=True)),
+        token=_secret_place(token),
+        server_name=server_name,
+    )
+    said: dict[str, Any] = {}
+    if store:
+        said |= {"hubs": {hub: store}} if hub else {"etcd": store}
+    if ports:
+        said["admin"] = ports
+    if topology is not None:
+        said["topology"] = str(Path(topology).absolute()) if topology.endswith((".yaml", ".yml")) else topology
+    if public:
+        said["signing"] = {"keys": dict(map(_public, public))}
+    if not said:
+        fail("give what is to be set: --etcd HOST:PORT, or --admin URL; see farhop context set --help")
+    return said
+
+
+def _only(**parts: Any) -> dict[str, Any]:
+    return {name: value for name, value in parts.items() if value is not None}
+
+
+def _absolute(file: Path | None) -> str | None:
+    return None if file is None else str(file.expanduser().absolute())
+
+
+def _secret_place(secret: str | None) -> str | None:
+    if secret is None or not secret.startswith("file:"):
+        return secret
+    return f"file:{_absolute(Path(secret.removeprefix('file:')))}"
+
+
+def _public(text: str) -> tuple[str, dict[str, str]]:
+    name, _, file = text.rpartition("=")
+    return name or Path(file).stem, {"public": f"file:{_absolute(Path(file))}"}

@@ -1,0 +1,248 @@
+"""What a law or an override would come to, before it is written: whom it would strand, and what would move.
+
+By the law and by what global balancers say of the regions now. Pure; never reads anything, and never refuses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from topology.law import Law, Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from topology.model import Tenant, Topology
+
+LINES_MAX = 16
+NAMES_MAX = 8
+
+
+class Move(NamedTuple):
+    """Regions that become lawful for a tenant, or are no more. `model`, `key`: "" where its own rule decides."""
+
+    tenant: str
+    scope: str
+    model: str
+    key: str
+    gained: tuple[str, ...]
+    lost: tuple[str, ...]
+
+    def __str__(self) -> str:
+        whose = [
+            self.tenant,
+            *([f"model {self.model}"] if self.model else []),
+            *([f"key {self.key}"] if self.key else []),
+        ]
+        said = [f"{verb} {_named(names)}" for verb, names in (("gains", self.gained), ("loses", self.lost)) if names]
+        return f"{', '.join(whose)}: {self.scope} {' and '.join(said)}"
+
+
+# -- a law in the place of another
+
+
+def moved(before: Topology, after: Topology) -> list[Move]:
+    """What is lawful for whom under one law and not under the other: by tenant, and for models and keys that differ
+    from it by themselves."""
+    then, now = Law(before), Law(after)
+    moves: list[Move] = []
+    for name in sorted({*before.tenants, *after.tenants}):
+        old, new = before.tenants.get(name), after.tenants.get(name)
+        alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Move]] = {}
+        for scope in Scope:
+            if (one := _move(then, now, name, scope)) is not None:
+                alike.setdefault((one.gained, one.lost), []).append(one)
+        moves += [ones[0]._replace(scope=", ".join(one.scope for one in ones)) for ones in alike.values()]
+        models = {*before.models, *after.models}.union(*(one.models for one in (old, new) if one is not None))
+        keys = {key.name for one in (old, new) if one is not None for key in one.keys if key.within}
+        whole = _move(then, now, name, Scope.PROCESSING)
+        for model, key in (*((one, "") for one in sorted(models)), *(("", one) for one in sorted(keys))):
+            apart = _move(then, now, name, Scope.PROCESSING, model, key)
+            if apart is not None and (whole is None or apart[-2:] != whole[-2:]):
+                moves.append(apart)
+    return moves
+
+
+def _move(then: Law, now: Law, tenant: str, scope: Scope, model: str = "", key: str = "") -> Move | None:
+    was = then.verdict(tenant, model, scope, key=key).lawful
+    is_now = now.verdict(tenant, model, scope, key=key).lawful
+    if was == is_now:
+        return None
+    return Move(tenant, str(scope), model, key, tuple(sorted(is_now - was)), tuple(sorted(was - is_now)))
+
+
+def stranded(before: Topology, after: Topology, statuses: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Whose requests for what are served now, in the eyes of any of these balancers, and would be nowhere; sorted."""
+    then, now = Law(before), Law(after)
+    left: set[str] = set()
+    for status in statuses:
+        for model, regions in serving(status).items():
+            here = frozenset(regions)
+            for tenant in before.tenants.values():
+                for key in ("", *(one.name for one in tenant.keys if one.within)):
+                    was = then.verdict(tenant.name, model, key=key).lawful & here
+                    if was and not now.verdict(tenant.name, model, key=key).lawful & here:
+                        left.add(
+                            f"{tenant.name} ({model}{f', key {key}' if key else ''}), served in {_named(sorted(was))}"
+                        )
+    return sorted(left)
+
+
+def of_law(before: Topology, after: Topology, statuses: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Both, in lines for people."""
+    lines = [f"moves: {one}" for one in moved(before, after)]
+    return _short([*(f"strands: {one}" for one in stranded(before, after, statuses)), *lines])
+
+
+# -- an override
+
+
+def drained(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: str) -> list[str]:
+    """What a drain of a region would come to, in lines for people."""
+    lines = [f"strands: {one}" for one in bereft(topology, statuses, region)]
+    law, there = Law(topology), 0
+    moves: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for model, regions in _served(statuses).items():
+        others = frozenset(regions) - {region}
+        if region not in regions:
+            continue
+        for name in topology.tenants:
+            lawful = law.verdict(name, model).lawful
+            if region in lawful and lawful & others:
+                moves.setdefault((model, tuple(sorted(lawful & others))), []).append(name)
+    for status in statuses:
+        there += sum(
+            int(one.get("in_flight") or 0) for one in _dicts(status.get("regions")) if one.get("region") == region
+        )
+    lines += [
+        f"moves: {model} of {_named(sorted(names))}: to {_named(to)}" for (model, to), names in sorted(moves.items())
+    ]
+    return _short([*lines, f"in flight there now, and finishing there: {there}"])
+
+
+def pinned(
+    topology: Topology, statuses: Sequence[Mapping[str, Any]], region: str, tenant: str, model: str, *, strict: bool
+) -> list[str]:
+    """What a pin would come to, in lines for people. One that is not strict strands nobody."""
+    law, served = Law(topology), _served(statuses)
+    lines = []
+    for name in [tenant] if tenant else sorted(topology.tenants):
+        for one in [model] if model else sorted(served):
+            regions, lawful = frozenset(served.get(one, ())), law.verdict(name, one).lawful
+            if region not in lawful:
+                lines.append(f"stays as it is: {one} of {name}: {law.verdict(name, one).why_not(region)}")
+            elif region not in regions:
+                there = f"{region} does not serve it"
+                lines.append(
+                    f"strands: {one} of {name}: {there}" if strict else f"stays as it is: {one} of {name}: {there}"
+                )
+            elif (lawful & regions) - {region}:
+                lines.append(
+                    f"moves: {one} of {name}: to {region}, from {_named(sorted((lawful & regions) - {region}))}"
+                )
+    return _short(sorted(lines, key=lambda line: not line.startswith("strands")))
+
+
+def biased(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: str) -> list[str]:
+    """Whom a bias of a region concerns, in lines for people: those who have another one. It strands nobody."""
+    law, free, bound = Law(topology), dict[tuple[str, tuple[str, ...]], list[str]](), dict[str, list[str]]()
+    for model, regions in sorted(_served(statuses).items()):
+        for name in topology.tenants:
+            lawful = law.verdict(name, model).lawful & regions
+            if region in lawful and len(lawful) > 1:
+                free.setdefault((model, tuple(sorted(lawful - {region}))), []).append(name)
+            elif region in lawful:
+                bound.setdefault(model, []).append(name)
+    lines = [f"may move: {model} of {_named(sorted(names))}: or to {_named(to)}" for (model, to), names in free.items()]
+    lines += [f"stays as it is: {model} of {_named(sorted(names))}: nowhere else" for model, names in bound.items()]
+    return _short(lines or [f"moves nothing: {region} serves nobody now"])
+
+
+def routed(
+    topology: Topology,
+    statuses: Sequence[Mapping[str, Any]],
+    region: str,
+    tenant: str,
+    model: str,
+    route: Mapping[str, Any],
+) -> list[str]:
+    """What a route of an entry would come to, in lines for people."""
+    law, served = Law(topology), _served(statuses)
+    order = route.get("regions") if route.get("policy") == "failover" else None
+    moves: dict[tuple[str, str], list[str]] = {}
+    lines = []
+    for one in [model] if model else sorted(served):
+        there = frozenset(served.get(one, ()))
+        for name in [tenant] if tenant else sorted(topology.tenants):
+            lawful = law.verdict(name, one).lawful
+            if route.get("foreign_quota", 1.0) < 1.0 and region in lawful and region not in there:
+                lines.append(f"strands: {one} of {name} once the quota is used up: {region} does not serve it")
+            first = next((each for each in order or () if each in lawful & there), "")
+            if lawful & there:
+                moves.setdefault((one, first or "as it ranks those that are lawful and serve"), []).append(name)
+    lines += [f"decides: {one} of {_named(names)}: {_led(where)}" for (one, where), names in sorted(moves.items())]
+    return _short(lines or ["moves nothing: nobody is served whom it would be for"])
+
+
+def _led(where: str) -> str:
+    return where if " " in where else f"to {where}"
+
+
+def _served(statuses: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """By model, where any of these balancers sees it served."""
+    found: dict[str, set[str]] = {}
+    for status in statuses:
+        for model, regions in serving(status).items():
+            found.setdefault(model, set()).update(regions)
+    return found
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
+
+
+def _short(lines: list[str]) -> list[str]:
+    return [*lines[:LINES_MAX], *([f"and {len(lines) - LINES_MAX} more"] if len(lines) > LINES_MAX else [])]
+
+
+# -- the last region of a tenant
+
+
+def bereft(topology: Topology, statuses: Iterable[Mapping[str, Any]], region: str) -> list[str]:
+    """Whose requests for what no other region could serve, in the eyes of any of these balancers; sorted."""
+    law = Law(topology)
+    left: set[str] = set()
+    for status in statuses:
+        for model, regions in serving(status).items():
+            if region in regions:
+                others = frozenset(name for name, sure in regions.items() if sure and name != region)
+                for tenant in topology.tenants.values():
+                    left.update(_left(law, tenant, model, region, others))
+    return sorted(left)
+
+
+def _left(law: Law, tenant: Tenant, model: str, region: str, others: frozenset[str]) -> Iterator[str]:
+    for key in ("", *(one.name for one in tenant.keys if one.within)):
+        lawful = law.verdict(tenant.name, model, key=key).lawful
+        if region in lawful and not lawful & others:
+            yield f"{tenant.name} ({model}{f', key {key}' if key else ''})"
+
+
+def serving(status: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
+    """By model the regions that serve it, and whether surely: one that is suspect is nobody's refuge."""
+    found: dict[str, dict[str, bool]] = {}
+    for one in _dicts(status.get("regions")):
+        if one.get("state") not in ("up", "suspect"):
+            continue
+        for instance in _dicts(one.get("instances")):
+            models = instance.get("models")
+            if instance.get("draining") or not isinstance(models, dict):
+                continue
+            for model, offer in models.items():
+                if isinstance(offer, dict) and offer.get("replicas_ready"):
+                    found.setdefault(model, {})[str(one.get("region"))] = one["state"] == "up"
+    return found
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,50 @@
+"""`farhop log-level`: have balancers log more, or less, until they start anew. Changes nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from farhop_cli import admin, fleet, show
+from farhop_cli.admin import AdminError
+from farhop_cli.exits import PARTIAL, fail, warn
+from farhop_cli.fleet import Seen
+from topology.problems import quoted
+
+if TYPE_CHECKING:
+    from farhop_cli.fleet import Balancer, Fleet
+    from farhop_cli.options import Where
+
+LEVELS = ("debug", "info", "warning", "error", "critical")  # farhop.telemetry.logs, which is not light
+
+
+def run(level: str, region: str, where: Where) -> int:
+    """Set it; the exit code."""
+    if level not in LEVELS:
+        fail(f"LEVEL: {quoted(level)} is unknown; give one of {', '.join(LEVELS)}")
+    here = where.fleet(region)
+    asked = [one for one in here.balancers if region in ("", one.region)]
+    done = asyncio.run(_set(here, asked, level))
+    fleet.unreachable(here, done)
+    named = [str(one.balancer) for one in done if one.status is not None]
+    if where.as_json:
+        show.json({"level": level, "set": named, "unreachable": [one.error for one in done if one.error]})
+    else:
+        show.line(f"{', '.join(named)}: {level} until the next start")
+    said = fleet.partial(here, done)
+    if said:
+        warn(said)
+        return PARTIAL
+    return 0
+
+
+async def _set(here: Fleet, asked: list[Balancer], level: str) -> list[Seen]:
+    async with admin.session(here.access) as http:
+
+        async def one(balancer: Balancer) -> Seen:
+            try:
+                return Seen(balancer, await admin.act(http, balancer.at, "/log-level", {"level": level}))
+            except AdminError as error:
+                return Seen(balancer, None, str(error))
+
+        return list(await asyncio.gather(*map(one, asked)))

@@ -1,0 +1,275 @@
+"""A fleet in ten lines: what is wrong, where the load is, which law holds. From what its balancers say; asks nobody."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from farhop_cli.show import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LINES_MAX = 10
+WRONG_MAX, BUSY_MAX = 4, 3
+_STATES = ("down", "draining", "suspect", "up")  # worst first, as some balancer sees it
+
+
+class Balancer(Protocol):
+    """What is known of one balancer."""
+
+    @property
+    def region(self) -> str:
+        """Where it stands."""
+
+    @property
+    def name(self) -> str:
+        """Which one it is, for people."""
+
+    @property
+    def status(self) -> dict[str, Any] | None:
+        """What it says; None: nothing."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A region's work. None is not told."""
+
+    region: str
+    state: str
+    in_flight: int | None
+    queued: int | None
+    used_share: float | None
+    wait_ms: float | None
+    replicas_up: int | None
+    replicas: int | None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The fleet at a glance. `epochs` says which balancers go by which law; `wrong` is worst first."""
+
+    fleet: str
+    balancers: int
+    answered: int
+    regions: dict[str, int]  # how many, by state
+    epochs: dict[int, list[str]]
+    law: str
+    wrong: list[str]
+    loads: list[Load]  # the busiest first
+
+
+def of(
+    name: str, upper: Sequence[Balancer], lower: Sequence[Balancer], unreached: Sequence[str], region: str = ""
+) -> Summary:
+    """Of what balancers say; `unreached` is who or what could not be asked, and how it failed."""
+    views = _worst(upper, region)
+    loads = [_load(one, view, lower) for one, view in views.items()]
+    told = [one for one in (*upper, *lower) if one.status is not None]
+    epochs: dict[int, list[str]] = {}
+    for one in told:
+        epoch = (one.status or {}).get("law_epoch")
+        if isinstance(epoch, int):
+            epochs.setdefault(epoch, []).append(one.name)
+    wrong = [*(f"not reached: {why}" for why in unreached), *_wrong(upper, lower, views, epochs, region)]
+    return Summary(
+        name,
+        len(upper) + len(lower),
+        len(told),
+        dict(Counter(str(view.get("state") or "unknown") for view in views.values())),
+        epochs,
+        _law(told),
+        list(dict.fromkeys(wrong)),
+        sorted(loads, key=lambda load: (-(load.used_share or 0.0), -(load.in_flight or 0), load.region)),
+    )
+
+
+def lines(told: Summary) -> Iterator[tuple[str, str | None]]:
+    """At most LINES_MAX of them, each with a style."""
+    states = ", ".join(
+        f"{count} {state}" for state, count in sorted(told.regions.items(), key=lambda one: _rank(one[0]))
+    )
+    regions = sum(told.regions.values())
+    yield (
+        f"{told.fleet}: {regions} region{'s' if regions != 1 else ''}{f' ({states})' if states else ''}, "
+        f"{told.answered} of {told.balancers} balancers answered",
+        "bold",
+    )
+    yield f"law: {_epochs(told)}", None if len(told.epochs) < 2 else "yellow"
+    if not told.wrong:
+        yield "wrong: nothing", "green"
+    few = told.wrong if len(told.wrong) <= WRONG_MAX else told.wrong[: WRONG_MAX - 1]
+    for what in few:
+        yield f"wrong: {what}", "red"
+    if len(few) < len(told.wrong):
+        yield f"wrong: and {len(told.wrong) - len(few)} more; see --wide", "red"
+    yield f"load: {_total(told.loads)}", None
+    for load in told.loads[:BUSY_MAX]:
+        yield f"  {_said(load)}", None
+
+
+def _epochs(told: Summary) -> str:
+    if not told.epochs:
+        return "nobody says which"
+    if len(told.epochs) == 1:
+        return f"epoch {next(iter(told.epochs))} everywhere{told.law}"
+    parts = (f"epoch {epoch} at {_few(told.epochs[epoch])}" for epoch in sorted(told.epochs, reverse=True))
+    return f"{'; '.join(parts)}{told.law}"
+
+
+def _few(names: Sequence[str]) -> str:
+    listed = sorted(set(names))
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+def _law(told: Sequence[Balancer]) -> str:
+    """Who set the newest one, if anybody is known to have."""
+    laws = [law for one in told if isinstance(law := (one.status or {}).get("law"), dict)]
+    newest = max(laws, key=lambda law: law["epoch"] if isinstance(law.get("epoch"), int) else -1, default={})
+    author = newest.get("author")
+    if not author:
+        return ""
+    signed = f"signed by {newest['signed_by']}" if newest.get("signed_by") else "unsigned"
+    return f", set by {author} ({signed}): {newest.get('why') or ''}".rstrip(": ")
+
+
+# -- load
+
+
+def _worst(upper: Sequence[Balancer], region: str) -> dict[str, dict[str, Any]]:
+    """Each region as the one that sees it worst does."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in upper:
+        for view in _dicts((one.status or {}).get("regions")):
+            name = str(view.get("region"))
+            if region not in ("", name):
+                continue
+            if name not in found or _rank(view.get("state")) < _rank(found[name].get("state")):
+                found[name] = view
+    return found
+
+
+def _rank(state: object) -> int:
+    return _STATES.index(state) if state in _STATES else len(_STATES)
+
+
+def _load(region: str, view: dict[str, Any], lower: Sequence[Balancer]) -> Load:
+    own = [one.status for one in lower if one.region == region and one.status is not None]
+    replicas = {
+        str(replica.get("replica")): replica for status in own for replica in _dicts(status.get("replicas"))
+    }  # several balancers of a region share them
+    offers = [offer for instance in _dicts(view.get("instances")) for offer in _values(instance.get("models"))]
+    up = sum(replica.get("state") == "up" for replica in replicas.values())
+    return Load(
+        region,
+        str(view.get("state") or "unknown"),
+        _sum(status.get("under_way") for status in own),
+        _sum(status.get("queued_requests") for status in own),
+        _best(max, [view.get("used_share"), *(offer.get("used_share") for offer in offers)]),
+        _best(min, [offer.get("wait_ms") for offer in offers]),
+        up if own else None,
+        len(replicas) if own else None,
+    )
+
+
+def _sum(values: Any) -> int | None:
+    known = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    return sum(known) if known else None
+
+
+def _best(best: Any, values: Any) -> float | None:
+    known = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+    return float(best(known)) if known else None
+
+
+def _total(loads: Sequence[Load]) -> str:
+    busiest = next((load.region for load in loads if load.used_share), None)
+    parts = [
+        f"{number(_sum(load.in_flight for load in loads))} requests under way",
+        f"{number(_sum(load.queued for load in loads))} queued",
+    ]
+    return ", ".join(parts) + (f"; most of its capacity used: {busiest}" if busiest else "")
+
+
+def _said(load: Load) -> str:
+    used = f"{load.used_share:.0%} used" if load.used_share is not None else "use not told"
+    replicas = (
+        f"{load.replicas_up} of {load.replicas} replicas up" if load.replicas is not None else "replicas not told"
+    )
+    return (
+        f"{load.region}: {load.state}, {number(load.in_flight)} under way, {number(load.queued)} queued, {used}, "
+        f"wait {number(load.wait_ms)} ms, {replicas}"
+    )
+
+
+# -- what is wrong
+
+
+def _wrong(
+    upper: Sequence[Balancer],
+    lower: Sequence[Balancer],
+    views: dict[str, dict[str, Any]],
+    epochs: dict[int, list[str]],
+    region: str,
+) -> Iterator[str]:
+    for state in ("down", "suspect"):
+        for name, view in views.items():
+            if view.get("state") == state:
+                yield f"{name} is {state}: {view.get('why') or 'no reason told'}"
+    if len(epochs) > 1:
+        behind = [name for epoch in sorted(epochs)[:-1] for name in epochs[epoch]]
+        yield f"the law is not the same everywhere: {_few(behind)} behind epoch {max(epochs)}"
+    for one in (*upper, *lower):
+        yield from _wrong_at(one)
+    for one in lower:
+        if region in ("", one.region):
+            yield from _replicas(one)
+    for name, view in views.items():
+        admitted = view.get("admitted_share")
+        if view.get("state") == "up" and isinstance(admitted, int | float) and admitted <= 0.0:
+            yield f"{name} is hot: new work goes elsewhere if it can"
+        drain = view.get("override")
+        if isinstance(drain, dict):
+            yield f"{name} is drained by {drain.get('author') or 'somebody'}: {drain.get('why') or 'no reason told'}"
+
+
+def _wrong_at(one: Balancer) -> Iterator[str]:
+    status = one.status or {}
+    trouble = status.get("store_trouble")
+    if trouble:
+        yield f"{one.name} has lost etcd: {trouble}"
+    law = status.get("law")
+    if isinstance(law, dict):
+        for what in law.get("trouble") or ():
+            yield f"{one.name}, law: {what}"
+        if law.get("etcd_out_of_reach") and not trouble:
+            yield f"{one.name}, law: frozen, etcd is out of reach: {law['etcd_out_of_reach']}"
+    for configuration in _dicts([status.get("configuration")]):
+        for what in (configuration.get("trouble") or ())[:1]:
+            stands = f"generation {configuration.get('generation')} stands"
+            yield f"{one.name}, configuration passed over ({stands}): {what}"
+    for kept in _dicts(status.get("kept")):
+        if kept.get("from_disk"):
+            yield f"{one.name} started from what was kept on disk: hub {kept.get('hub')} is silent"
+
+
+def _replicas(one: Balancer) -> Iterator[str]:
+    replicas = _dicts((one.status or {}).get("replicas"))
+    bad = [replica for replica in replicas if replica.get("state") != "up"]
+    if bad:
+        first = bad[0]
+        yield (
+            f"{one.name}: {len(bad)} of {len(replicas)} replicas not up, such as {first.get('replica')} "
+            f"({first.get('state')}: {first.get('why') or 'no reason told'})"
+        )
+    elif (one.status or {}) and not replicas:
+        yield f"{one.name} has no replicas"
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _values(value: object) -> list[dict[str, Any]]:
+    return [one for one in value.values() if isinstance(one, dict)] if isinstance(value, dict) else []

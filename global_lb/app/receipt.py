@@ -1,0 +1,81 @@
+"""The route receipt: in one header of the answer, why the request went where it did, for a client that asks for it.
+
+`x-farhop-explain: 1` asks, and the key must have `explain: true` in the law. Never tells of another tenant, of an
+address, of what happens inside a region, or of a place that the tenant's own law does not name or allow: regions that
+are not lawful for the request are counted, by the clause of the tenant's own that keeps them out. Never decides
+anything: it is made of a decision that stands.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from farhop.relay.http.head import Head
+    from global_lb.fleet.table import Scored
+    from global_lb.routing.pick import Decision
+    from topology.model import Topology
+
+ASKED = b"x-farhop-explain"
+HEADER = b"x-farhop-receipt"
+CANDIDATES_MAX = 16
+CLAUSES_MAX = 8
+_REFUSED = {"refused": "this key may not see receipts; its owner sets `explain: true` on it in the law"}
+# How the law's clauses begin that are the tenant's own words; a model's rule for everybody is the operator's.
+_OWN = ("tenant ", "key ", "request ")
+_OTHERS = "a rule of the model"
+
+
+def receipt(head: Head, request: Request, decision: Decision | None, topology: Topology) -> bytes:
+    """The header's line; b"" where nobody asked, or nothing was decided."""
+    if head.get(ASKED) != b"1" or decision is None:
+        return b""
+    told = _told(decision) if _may(request, topology) else _REFUSED
+    # ASCII, and no control character: JSON escapes both.
+    return b"%b: %b\r\n" % (HEADER, json.dumps(told, separators=(",", ":")).encode("ascii"))
+
+
+def _may(request: Request, topology: Topology) -> bool:
+    tenant = topology.tenants.get(request.tenant)
+    return tenant is not None and any(key.explain for key in tenant.keys if key.name == request.key)
+
+
+def _told(decision: Decision) -> dict[str, Any]:
+    field, chosen = decision.field, decision.chosen
+    return {
+        "policy": decision.route.policy.name,
+        "unit": decision.route.policy.unit,
+        "law_epoch": decision.verdict.epoch,
+        "chosen": chosen.region if chosen is not None else None,
+        "margin": _margin(field, chosen),
+        "drawn_from": sorted(decision.ties),
+        "spilled_from": decision.spilled_from,
+        "candidates": [_candidate(one) for one in field[:CANDIDATES_MAX]],
+        "not_serving": sorted(set(decision.absent) & decision.verdict.lawful)[:CANDIDATES_MAX],
+        "excluded_by_law": _excluded(decision),
+    }
+
+
+def _candidate(one: Scored) -> dict[str, Any]:
+    figures = {"score": one.score, "ttft_ms": one.ttft_ms, "rtt_ms": one.rtt_ms, "wait_ms": one.wait_ms}
+    return {"region": one.region, **{name: _number(value) for name, value in figures.items()}}
+
+
+def _margin(field: tuple[Scored, ...], chosen: Scored | None) -> float | None:
+    """By how much the best of the others was worse, in the policy's unit; below 0: better, and it was passed over."""
+    others = [one.score for one in field if chosen is not None and one.region != chosen.region]
+    return _number(min(others) - chosen.score) if chosen is not None and others else None
+
+
+def _excluded(decision: Decision) -> dict[str, int]:
+    """How many regions each clause keeps out."""
+    clauses = (why if why.startswith(_OWN) else _OTHERS for why in decision.verdict.excluded.values())
+    return dict(Counter(clauses).most_common(CLAUSES_MAX))
+
+
+def _number(value: float) -> float | None:
+    return round(value, 2) if math.isfinite(value) else None

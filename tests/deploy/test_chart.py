@@ -1,0 +1,270 @@
+"""The chart over a matrix of values: what it renders, what it refuses, and how balancers read its configurations."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import manifests
+import pytest
+import yaml
+from machine import DEPLOY, ROOT, run
+
+CHART = DEPLOY / "kubernetes" / "farhop"
+TOOLS = ROOT / ".venv-chart" / "bin" / "python"
+EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
+WITH_TOOLS = pytest.mark.skipif(not TOOLS.exists(), reason="what renders the chart is not installed: make chart-tools")
+
+
+def example(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text())
+    return values
+
+
+def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The values with others at `a.b.c`; None takes one out."""
+    made = deepcopy(values)
+    for path, value in changes.items():
+        *folders, last = path.split(".")
+        at = made
+        for folder in folders:
+            at = at.setdefault(folder, {})
+        if value is None:
+            at.pop(last, None)
+        else:
+            at[last] = value
+    return made
+
+
+MATRIX = [
+    {"tls.source": tls, "global.enabled": upper, "regional.enabled": lower, "regional.client.enabled": client,
+     "engines": engines, "networkPolicy.enabled": policy}
+    for tls, (upper, lower), client, engines, policy in itertools.product(
+        ("certManager", "secret", "none"), ((True, True), (True, False), (False, True)), (False, True),
+        ({"pool": "llama", "namespace": "models"}, {"service": "vllm"}), (True, False),
+    )
+]  # fmt: skip
+MORE = [
+    {"etcd.endpoints": ["etcd-0.etcd:12379"], "networkPolicy.etcdPorts": [12379]},
+    {"regional.config.limits": {"drain_s": 600}, "shutdown.preStopSeconds": 0},
+    {"regional.autoscaling.enabled": True, "global.autoscaling.enabled": False},
+    {"image.digest": "sha256:" + "a" * 64, "podDisruptionBudget.enabled": False},
+    {"networkPolicy.regions": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "networkPolicy.otlpPorts": [4317]},
+    {
+        "regional.config.peers": {"addresses": ["other:9001"]},
+        "regional.config.discovery": [{"kind": "file", "path": "x"}],
+    },
+    {"global.clientTlsSecret": "", "region": "a" * 40},
+    {"monitoring.serviceMonitor.enabled": True, "monitoring.rules.enabled": True, "tls.source": "none"},
+]
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    full = example("region")
+    secrets = {"tls.secrets": {"global": "g-tls", "regional": "r-tls"}}
+    return {
+        **{name: example(name) for name in EXAMPLES},
+        **{f"matrix {index}": changed(full, {**secrets, **one}) for index, one in enumerate(MATRIX)},
+        **{f"more {index}": changed(full, one) for index, one in enumerate(MORE)},
+    }
+
+
+# What is wrong, and what must be said of it.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no region": ({"region": ""}, "region"),
+    "a region that is no name": ({"region": "Paris!"}, "region"),
+    "an unknown value": ({"regoin": "paris"}, "regoin"),
+    "an unknown value within": ({"global.replcas": 3}, "replcas"),
+    "no replicas": ({"global.replicas": 0}, "replicas"),
+    "a margin too small": ({"shutdown.marginSeconds": 0}, "marginSeconds"),
+    "no hop secret": ({"hop.secret": ""}, "secret"),
+    "an active key that is not there": ({"hop.active": "k9"}, 'hop.active: "k9" is not among hop.keys (k1)'),
+    "a region without certificates": ({"tls.source": "secret"}, "tls.secrets.global: is not given; name a Secret"),
+    "no issuer": ({"tls.issuer.name": ""}, "tls.issuer.name: is not given"),
+    "no topology": ({"topology": {"configMap": ""}}, "topology: is not given"),
+    "two topologies": ({"topology": {"configMap": "a", "document": {"name": "b"}}}, "both given"),
+    "no tier": ({"global.enabled": False, "regional.enabled": False}, "both are false"),
+    "no engines": ({"engines.pool": ""}, "engines: nobody says where they are"),
+    "two kinds of engines": ({"engines.service": "vllm"}, "pool and service are both given"),
+    "what the chart writes": (
+        {"global.config": {"listen": {"port": 1}}},
+        "global.config.listen: is written by the chart",
+    ),
+    "a password in plaintext": ({"etcd.tlsSecret": ""}, "a password never travels in plaintext"),
+    "scaling the wrong way": ({"global.autoscaling": {"enabled": True, "min": 5, "max": 2}}, "min 5 is above max 2"),
+    "a wrong type": ({"tls.source": "acme"}, "source"),
+    "a port out of range": ({"engines.ports": [70000]}, "ports"),
+    "a digest that is none": ({"image.digest": "latest"}, "digest"),
+}
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, dict[str, Any]]:
+    """Every case, rendered by one process."""
+    asked = {**cases(), **{name: changed(example("region"), wrong) for name, (wrong, _) in REFUSED.items()}}
+    lines = "".join(json.dumps({"values": values}) + "\n" for values in asked.values())
+    ended = subprocess.run(
+        [str(TOOLS), str(DEPLOY / "kubernetes" / "render.py")], input=lines, capture_output=True, text=True,
+        timeout=240.0, check=True,
+    )  # fmt: skip
+    return dict(zip(asked, map(json.loads, ended.stdout.splitlines()), strict=True))
+
+
+@WITH_TOOLS
+def test_whatever_the_values_kubernetes_takes_it_and_nothing_is_broken(rendered: dict[str, dict[str, Any]]) -> None:
+    wrong: list[str] = []
+    for name in cases():
+        answer = rendered[name]
+        if "error" in answer:
+            wrong.append(f"{name}: {answer['error']}")
+            continue
+        wrong += [f"{name}: {one}" for one in (*answer["faults"], *manifests.broken(answer["documents"]))]
+    assert not wrong, "\n".join(wrong)
+
+
+@WITH_TOOLS
+def test_what_cannot_be_right_is_refused_in_a_line(rendered: dict[str, dict[str, Any]]) -> None:
+    for name, (_, expected) in REFUSED.items():
+        assert expected in rendered[name].get("error", "it was rendered"), name
+
+
+@WITH_TOOLS
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_balancers_take_the_configurations_of_the_examples(
+    rendered: dict[str, dict[str, Any]], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = rendered[name]["documents"]
+    folder = _mounted(tmp_path, example(name))
+    for variable, value in (("POD_NAME", "pod-1"), ("POD_IP", "10.0.0.1"), ("ETCD_PASSWORD", "secret")):
+        monkeypatch.setenv(variable, value)
+    for tier, config in manifests.configurations(documents).items():
+        config["state_dir"] = str(tmp_path / "state")
+        path = tmp_path / f"{tier}.yaml"
+        path.write_text(yaml.safe_dump(manifests.at_home(config, folder)))
+        _checked(path)
+
+
+def _checked(path: Path) -> None:
+    from farhop.config import load
+    from farhop.service import stores
+    from global_lb.app.config import GlobalConfig
+    from regional_lb.app.config import RegionalConfig
+
+    config = load(GlobalConfig if "global" in path.stem else RegionalConfig, path)
+    stores.hubs(config, stores.world(config))
+
+
+def _mounted(tmp_path: Path, values: dict[str, Any]) -> Path:
+    """What the Secrets and ConfigMaps of an example would hold."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from farhop_cli import certs
+
+    folder = tmp_path / "etc"
+    for name in ("tls", "client-tls", "etcd", "hop", "report", "topology"):
+        (folder / name).mkdir(parents=True)
+    certs.init(tmp_path / "ca", "farhop.internal")
+    region = values["region"]
+    certs.issue(tmp_path / "ca", "regional", region, [], 90, "farhop.internal")
+    for name in ("tls", "client-tls", "etcd"):
+        shutil.copy(tmp_path / "ca" / f"regional-{region}.pem", folder / name / "tls.crt")
+        shutil.copy(tmp_path / "ca" / f"regional-{region}.key", folder / name / "tls.key")
+        shutil.copy(tmp_path / "ca" / "ca.pem", folder / name / "ca.crt")
+    for key in values["hop"]["keys"]:
+        (folder / "hop" / key).write_text("x" * 32)
+    # The private half of the examples' public key, of which nobody makes use but this test.
+    private = Ed25519PrivateKey.from_private_bytes(b"farhop's examples: nobody's key.")
+    (folder / "report" / "report.pem").write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    document = values["topology"].get("document") or {
+        **example("trial")["topology"]["document"],
+        "regions": [{**example("trial")["topology"]["document"]["regions"][0], "name": region}],
+    }
+    (folder / "topology" / "world.yaml").write_text(yaml.safe_dump(document))
+    return folder
+
+
+@WITH_TOOLS
+def test_the_plain_manifest_is_what_the_chart_renders(tmp_path: Path) -> None:
+    made = tmp_path / "farhop.yaml"
+    run(str(TOOLS), str(DEPLOY / "kubernetes" / "render.py"), "--plain", str(made))
+    assert made.read_text() == (DEPLOY / "kubernetes" / "plain" / "farhop.yaml").read_text(), "run `make chart`"
+
+
+# -- without the chart's tools
+
+
+def plain() -> list[dict[str, Any]]:
+    text = (DEPLOY / "kubernetes" / "plain" / "farhop.yaml").read_text()
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def test_nothing_is_broken_in_the_plain_manifest() -> None:
+    assert manifests.broken(plain()) == []
+    assert len(plain()) == 15
+
+
+def test_balancers_take_the_configurations_of_the_plain_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _mounted(tmp_path, example("trial"))
+    for variable, value in (("POD_NAME", "pod-1"), ("POD_IP", "10.0.0.1")):
+        monkeypatch.setenv(variable, value)
+    for tier, config in manifests.configurations(plain()).items():
+        config["state_dir"] = str(tmp_path / "state")
+        path = tmp_path / f"{tier}.yaml"
+        path.write_text(yaml.safe_dump(manifests.at_home(config, folder)))
+        _checked(path)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_takes_it() -> None:
+    made = run("kubectl", "kustomize", str(DEPLOY / "kubernetes" / "plain")).stdout
+    found = [one for one in yaml.safe_load_all(made) if one]
+    assert {one["metadata"]["namespace"] for one in found} == {"farhop"}
+    assert manifests.broken(found) == []
+
+
+# -- that the rules see what they are for
+
+POD = "Deployment/farhop-global spec template spec"
+# Where in the plain manifest, what is written there (None: it is taken out), what is said of it.
+SPOILT: list[tuple[str, Any, str]] = [
+    (f"{POD} terminationGracePeriodSeconds", 30, "grace 30 s"),
+    (f"{POD} containers 0 env", [], "nobody sets env:POD_NAME"),
+    (f"{POD} volumes 2", None, "volumes and mounts"),
+    (f"{POD} containers 0 securityContext readOnlyRootFilesystem", False, "may write"),
+    (f"{POD} containers 0 readinessProbe httpGet path", "/healthz", "probes are"),
+    (f"{POD} containers 0 ports 0 containerPort", 80, "the pod's ports are"),
+    (f"{POD} securityContext runAsUser", 0, "runs as more than it need"),
+    ("Deployment/farhop-global spec strategy rollingUpdate maxUnavailable", 1, "before others are ready"),
+    ("Service/farhop-global spec selector app.kubernetes.io/component", "x", "selects the pods of nobody"),
+    ("Service/farhop-global spec ports 0 targetPort", "http", "no port http"),
+    ("NetworkPolicy/farhop-regional spec egress 1", None, "may not reach etcd"),
+    ("NetworkPolicy/farhop-regional spec egress 3", None, "may not reach engines"),
+    ("NetworkPolicy/farhop-regional spec ingress 2", None, "nobody may come to its port"),
+    ("NetworkPolicy/farhop-global spec egress 0", {}, "a rule is for all ports"),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "expected"), SPOILT, ids=lambda one: one if isinstance(one, str) else "")
+def test_a_broken_rule_is_seen(where: str, value: Any, expected: str) -> None:
+    found = plain()
+    at: Any = {f"{one['kind']}/{one['metadata']['name']}": one for one in found}
+    *folders, last = (int(step) if step.isdigit() else step for step in where.split())
+    for step in folders:
+        at = at[step]
+    if value is None:
+        at.pop(last)
+    else:
+        at[last] = value
+    assert any(expected in line for line in manifests.broken(found)), manifests.broken(found)

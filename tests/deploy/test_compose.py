@@ -1,0 +1,218 @@
+"""deploy/compose as it stands, with the image built here: restarts and a cut network under streaming load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import machine
+import pytest
+import yaml
+
+from farhop_lab.world.client import Result, answer
+from farhop_lab.world.ports import free_ports
+
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
+
+COMPOSE = machine.DEPLOY / "compose" / "docker-compose.yaml"
+UP_S = 150.0
+CLIENTS = 6
+KEY = "sk-farhop-anywhere"
+
+
+class Compose:
+    """The world of docker-compose.yaml, on ports of its own."""
+
+    def __init__(self, image: str, etcd_image: str) -> None:
+        self.project = f"farhop-test-{os.getpid()}"
+        names = ("ETCD_PARIS", "ETCD_VIRGINIA", "PARIS", "PARIS_ADMIN", "VIRGINIA", "VIRGINIA_ADMIN")
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self._environment = {
+            "FARHOP_IMAGE": image,
+            "ETCD_IMAGE": etcd_image,
+            "SPEEDUP": "10",
+            "COMPOSE_PROJECT_NAME": self.project,
+            **{f"{name}_PORT": str(port) for name, port in self.ports.items()},
+        }
+        self.entries = [f"http://127.0.0.1:{self.ports[region]}" for region in ("PARIS", "VIRGINIA")]
+
+    def __call__(self, *arguments: str, timeout_s: float = 120.0, check: bool = True) -> str:
+        command = ("docker-compose", "-f", str(COMPOSE), *arguments)
+        return machine.run(*command, timeout_s=timeout_s, environment=self._environment, check=check).stdout
+
+    def container(self, service: str) -> str:
+        return self("ps", "-q", service).strip()
+
+    def ready(self, region: str) -> bool:
+        return self._asked(f"http://127.0.0.1:{self.ports[f'{region.upper()}_ADMIN']}/readyz")
+
+    def up_in(self, service: str) -> bool:
+        """Whether a balancer or engine without a published port says that it is ready."""
+        asked = ("exec", self.container(service), "farhop", "healthcheck", "--ready")
+        return machine.docker(*asked, check=False).returncode == 0
+
+    @staticmethod
+    def _asked(url: str) -> bool:
+        try:
+            with urllib.request.urlopen(url, timeout=2.0) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def wait(self, services: tuple[str, ...] = (), within_s: float = UP_S) -> None:
+        """Until both entries and these regional balancers are ready."""
+        end = time.monotonic() + within_s
+        waiting = [
+            *(lambda r=r: self.ready(r) for r in ("paris", "virginia")),
+            *(lambda s=s: self.up_in(s) for s in services),
+        ]
+        while waiting:
+            waiting = [ready for ready in waiting if not ready()]
+            assert time.monotonic() < end, self("logs", "--tail=15")[-6000:]
+            if waiting:
+                time.sleep(0.3)
+
+
+REGIONALS = tuple(f"regional-{region}-{number}" for region in ("paris", "virginia") for number in (1, 2))
+
+
+@pytest.fixture(scope="module")
+def compose(image: str, etcd_image: str) -> Iterator[Compose]:
+    world = Compose(image, etcd_image)
+    try:
+        world("up", "-d", timeout_s=UP_S)
+        world.wait(REGIONALS)
+        yield world
+    finally:
+        world("down", "--volumes", "--timeout", "3", "--remove-orphans", check=False)
+
+
+class Load:
+    """Clients that stream one answer after another; each knows both entries, in an order of its own."""
+
+    def __init__(self, entries: list[str]) -> None:
+        self._entries = entries
+        self.results: list[Result] = []
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(CLIENTS):
+                group.create_task(self._client(number))
+
+    def stop(self) -> None:
+        self._over.set()
+
+    async def _client(self, number: int) -> None:
+        entries = self._entries[:: 1 if number % 2 else -1]
+        asked = 0
+        while not self._over.is_set():
+            asked += 1
+            body = {
+                "model": "llama-3.1-8b", "stream": True, "max_tokens": 120, "min_tokens": 120,
+                "messages": [{"role": "user", "content": f"client {number}, question {asked}"}],
+            }  # fmt: skip
+            self.results.append(await answer(entries, KEY, body))
+
+    @property
+    def lost(self) -> list[str]:
+        """Requests that were not answered, though no answer had begun."""
+        return [str(one.error) for one in self.results if one.error is not None and one.ttft_ms is None]
+
+    @property
+    def cut(self) -> list[str]:
+        """Streams that began and broke off."""
+        return [str(one.error) for one in self.results if one.error is not None and one.ttft_ms is not None]
+
+
+def under_load(compose: Compose, *steps: tuple[str, ...], pause_s: float) -> tuple[Load, list[str]]:
+    """Run docker commands one after another while clients stream; what the commands said at fault."""
+
+    async def drill() -> tuple[Load, list[str]]:
+        load = Load(compose.entries)
+        running = asyncio.create_task(load.run())
+        faults: list[str] = []
+        await asyncio.sleep(1.0)
+        for step in steps:
+            ended = await asyncio.to_thread(machine.docker, *step, timeout_s=90.0, check=False)
+            if ended.returncode:
+                faults.append(ended.stderr)
+            await asyncio.sleep(pause_s)
+        load.stop()
+        await running
+        return load, faults
+
+    return asyncio.run(drill())
+
+
+def test_an_operator_finds_it(compose: Compose, tmp_path: Path) -> None:
+    config = yaml.safe_load((machine.DEPLOY / "compose" / "operator.yaml").read_text())
+    config["admin"]["port"] = compose.ports["PARIS_ADMIN"]
+    for region in ("paris", "virginia"):
+        config["hubs"][region]["endpoints"] = [f"127.0.0.1:{compose.ports[f'ETCD_{region.upper()}']}"]
+    path = tmp_path / "operator.yaml"
+    path.write_text(yaml.safe_dump(config))
+    status = machine.run(
+        sys.executable,
+        "-m",
+        "farhop_cli",
+        "status",
+        "--config",
+        str(path),
+        environment={"HOP_KEY": "x" * 32},
+        check=False,
+    )
+    assert status.returncode == 0, status.stdout + status.stderr
+    assert "virginia" in status.stdout
+
+
+def test_every_container_is_hardened_and_published_on_loopback_alone(compose: Compose) -> None:
+    for identity in compose("ps", "-q").split():
+        (told,) = json.loads(machine.docker("inspect", identity).stdout)
+        for bound in (told["NetworkSettings"]["Ports"] or {}).values():
+            assert {each["HostIp"] for each in bound or ()} <= {"127.0.0.1"}
+        if "etcd" not in told["Name"]:
+            assert told["HostConfig"]["ReadonlyRootfs"], told["Name"]
+            assert told["HostConfig"]["CapDrop"] == ["ALL"], told["Name"]
+            assert told["Config"]["User"] == "65532:65532"
+
+
+def test_a_rolling_restart_of_every_balancer_cuts_no_stream(compose: Compose) -> None:
+    """One after another, as a rollout does: the next goes once the one before is ready again."""
+
+    async def drill() -> Load:
+        load = Load(compose.entries)
+        running = asyncio.create_task(load.run())
+        await asyncio.sleep(1.0)
+        for service in (*REGIONALS, "global-paris", "global-virginia"):
+            name = compose.container(service)
+            await asyncio.to_thread(machine.docker, "restart", "--time=45", name, timeout_s=90.0)
+            await asyncio.to_thread(compose.wait, (service,) if service in REGIONALS else ())
+        load.stop()
+        await running
+        return load
+
+    load = asyncio.run(drill())
+    assert (load.cut, load.lost) == ([], [])
+    assert Counter(one.status for one in load.results) == {200: len(load.results)}
+    assert len(load.results) > 2 * CLIENTS
+
+
+def test_a_host_whose_network_is_cut_loses_no_request_that_had_not_begun(compose: Compose) -> None:
+    name = compose.container("engine-paris-1")
+    network = f"{compose.project}_paris"
+    load, faults = under_load(
+        compose,
+        ("network", "disconnect", network, name),
+        ("network", "connect", "--alias=engine-paris-1", network, name),
+        pause_s=6.0,
+    )
+    assert (faults, load.lost) == ([], [])
+    assert len(load.results) > CLIENTS

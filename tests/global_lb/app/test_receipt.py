@@ -1,0 +1,120 @@
+"""The route receipt: asked for and allowed, it tells the decision; it tells nothing of others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inprocess import HOP_KEY, Both, Engine, both, chat, send, streaming, tenant, topology
+
+from global_lb.app import receipt as receipts
+from topology.law import Law
+from topology.load import of
+from topology.policy import document_of, map_of
+
+ASKS = {"x-farhop-explain": "1"}
+
+
+def seeing(name: str, **more: Any) -> dict[str, Any]:
+    """A tenant whose key may see receipts."""
+    made = tenant(name, **more)
+    made["keys"][0]["explain"] = True
+    return made
+
+
+WORLD = topology(
+    seeing("curious"),
+    seeing("european", residency={"processing": {"allow": ["eu"]}, "entry": {"allow": ["world"]}}),
+    seeing("american", residency={"processing": {"allow": ["us"]}}),
+    tenant("secretive"),
+)
+
+
+@pytest.fixture
+async def up(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Both]:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    async with Engine().running() as engine, both(engine, WORLD) as running:
+        yield running
+
+
+async def asked(up: Both, who: str, **headers: str) -> tuple[int, Any]:
+    answer = await send(up.entry, chat(f"sk-farhop-{who}", body=streaming("a-secret-prompt"), **headers))
+    told = answer.headers.get("x-farhop-receipt")
+    assert told is None or "a-secret-prompt" not in told
+    return answer.status, None if told is None else msgspec.json.decode(told)
+
+
+async def test_who_may_and_asks_is_told_the_decision(up: Both) -> None:
+    status, told = await asked(up, "curious", **ASKS)
+    assert status == 200
+    assert (told["chosen"], told["policy"], told["unit"]) == ("virginia", "predictive", "ms")
+    assert told["candidates"][0]["region"] == "virginia"
+    assert told["candidates"][0]["score"] > 0
+    assert told["margin"] is None  # nobody else serves
+    assert set(told["not_serving"]) == {"frankfurt", "tokyo"}
+    assert told["excluded_by_law"] == {}
+    assert told["law_epoch"] == up.global_.flow.law.epoch
+
+
+async def test_what_the_law_excluded_is_counted_by_the_tenants_own_clause_and_not_named(up: Both) -> None:
+    status, told = await asked(up, "american", **ASKS)
+    assert status == 200
+    assert told["excluded_by_law"] == {"tenant american: processing allows only us": 2}
+    assert not {"frankfurt", "tokyo"} & set(msgspec.json.encode(told).decode().split('"'))
+    status, told = await asked(up, "european", **ASKS)  # a refusal has one, too
+    assert (status, told["chosen"], told["candidates"]) == (503, None, [])
+    assert told["not_serving"] == ["frankfurt"]
+
+
+async def test_who_may_not_is_told_so_and_who_does_not_ask_nothing(up: Both) -> None:
+    status, told = await asked(up, "secretive", **ASKS)
+    assert status == 200
+    assert list(told) == ["refused"]
+    for headers in ({}, {"x-farhop-explain": "0"}, {"x-farhop-explain": "yes"}):
+        assert (await asked(up, "curious", **headers))[1] is None
+
+
+MODEL = st.sampled_from(["m", "llama\r\nset-cookie: a=b", "\u202emodel", "x" * 200])
+
+
+@given(
+    model=MODEL,
+    rule=st.sampled_from([{"allow": ["eu"]}, {"allow": ["world"], "deny": ["jp"]}, {"allow": ["us", "jp"]}]),
+    place=st.sampled_from([["us"], ["eu"], ["world"]]),
+)
+def test_places_of_others_and_of_models_are_never_named_and_the_header_is_one_line(model, rule, place):
+    raw = {**map_of(WORLD), **document_of(WORLD)}
+    raw["tenants"] = [
+        seeing("mine", residency={"processing": {"allow": place}}),
+        tenant("rival", residency={"processing": {"allow": ["jp"]}}),
+    ]
+    world = of({**raw, "models": {model: rule}}, "test")
+    verdict = Law(world).verdict("mine", model)
+    decision: Any = type("D", (), {"verdict": verdict})()
+    told = receipts._excluded(decision)
+    assert sum(told.values()) == len(verdict.excluded)
+    text = str(told)
+    assert "rival" not in text
+    assert "jp" not in text
+    for region in verdict.excluded:
+        assert region not in text
+
+
+def test_the_line_is_ascii_and_of_one_line():
+    key = next(iter(WORLD.tenants["curious"].keys))
+    request: Any = type("R", (), {"tenant": "curious", "key": key.name})()
+    route = type("P", (), {"policy": type("Q", (), {"name": "a\r\nx: y", "unit": "m\u00e9"})()})()
+    verdict = Law(WORLD).verdict("curious", "m")
+    fields = {"verdict": verdict, "field": (), "chosen": None, "ties": {}, "spilled_from": None, "absent": {}}
+    decision: Any = type("D", (), {**fields, "route": route})()
+    asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.ASKED else None})()
+    line = receipts.receipt(asking, request, decision, WORLD)
+    assert line.startswith(b"x-farhop-receipt: {")
+    assert line.endswith(b"}\r\n")
+    assert line.count(b"\r\n") == 1
+    assert line.isascii()
+    assert receipts.receipt(asking, request, None, WORLD) == b""
