@@ -113,7 +113,7 @@ async def tiers(*engines: RealEngine, tokenizer: bool = True, **more: Any) -> As
     """Both tiers before these engines, which are e0, e1, ...; all of them up. `more` goes into the regional one's."""
     world, cluster = topology(), MemoryCluster()
     replicas = [
-        {"url": engine.url, "models": ["tiny"], "name": f"e{n}", "slots": 8}
+        {"url": engine.url, "models": [], "name": f"e{n}", "slots": 8}  # it says itself what it serves
         | ({"kv_events": f"tcp://127.0.0.1:{engine.events}"} if engine.events else {})
         for n, engine in enumerate(engines)
     ]
