@@ -252,8 +252,8 @@ def _no_bases(_model: str) -> Iterable[str]:
 
 
 class Tokenizers:
-    """Those of all models that have one. `unread` counts, by reason, prompts that went on without. `bases_of` tells what
-    a model is an adapter of, as engines say."""
+    """Those of all models that have one. `unread` counts, by reason, prompts that went on without. `bases_of` tells
+    what a model is an adapter of, as engines say."""
 
     def __init__(self, files: Mapping[str, Files], wall: Callable[[], datetime]) -> None:
         known: dict[Files, ModelTokenizer] = {}
