@@ -58,7 +58,7 @@ def _fields(kind: type[Any], names: str = "", *, shared: bool = False) -> tuple[
     def parts(value: Any) -> tuple[Any, ...]:
         return tuple(getattr(value, name) for name in fields) if get is None else get(value)
 
-    return kind, Tag(fields, parts, lambda *values: kind(**dict(zip(fields, values, strict=True))), shared)
+    return kind, Tag(fields, parts, lambda *values: kind(**dict(zip(fields, values, strict=False))), shared)
 
 
 def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
