@@ -100,8 +100,8 @@ def tool(written: dict[str, Any]) -> dict[str, Any]:
         "description": function.get("description"),
         "parameters": function.get("parameters"),
     }
-    more = (("strict", function.get("strict")), ("defer_loading", function.get("defer_loading", deferred)))
-    known.update({name: value for name, value in more if value is not None})
+    rare = {"strict": function.get("strict"), "defer_loading": function.get("defer_loading", deferred)}
+    known |= {name: value for name, value in rare.items() if value is not None}
     made = {"type": written.get("type", "function"), "function": known}
     return made if deferred is None else {**made, "defer_loading": deferred}
 

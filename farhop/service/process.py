@@ -64,15 +64,15 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
     loop.set_exception_handler(_logged(name, loop))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is somebody to tell, what is read is the newest
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # while it starts: its files are looked at from then on
     balancer, manager = make(), Notifier()
-    loop.add_signal_handler(signal.SIGHUP, balancer.reload)
     try:
         line = await _unless(stop, balancer)
     except BaseException:
         await _close_anyway(name, balancer)
         raise
     if line is not None:
+        loop.add_signal_handler(signal.SIGHUP, balancer.reload)
         print(f"{name}: {line}", flush=True)
         manager.ready(loop, line)
         gc.freeze()  # what start-up made stays: the collector need not walk it again

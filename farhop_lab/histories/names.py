@@ -152,7 +152,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     2: _fields(
         machine.Request,
         "id tenant model prompt_bytes body_bytes chain deadline max_tokens stream priority key entry_region issuer "
-        "lawful narrow promised_ttft_ms session version header_matches tokens divisible body_hash waited_s",
+        "lawful narrow promised_ttft_ms session version header_matches tokens divisible body_hash waited_s recomputed",
     ),
     3: _fields(machine.AttemptBegan, "id attempt status"),
     4: _fields(machine.AttemptEnded, "id attempt status usage fault chain said_bytes"),
@@ -165,7 +165,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     11: _fields(machine.LawChanged, "law"),
     12: _fields(machine.Usage, "prompt_tokens completion_tokens cached_tokens"),
     13: _fields(machine.HeaderMatch, "kind name value"),
-    14: _fields(machine.Tokens, "ids cache_salt"),
+    14: _fields(machine.Tokens, "ids cache_salt shape"),
     15: _fields(machine.Address, "host port via tls"),
     16: (outcome.Outcome, Tag(("reason",), lambda it: (it.reason,), outcome.by_reason)),
     17: _fields(machine.Prefill, "target address bootstrap_port room"),
@@ -225,7 +225,10 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         "name address models gpu slots kv_tokens prefill_tokens_max prefill_ms_per_token tpot_ms draining missing "
         "kv_ranks adapters sample version role handover bootstrap_port lineage",
     ),
-    52: _fields(regional_view.Sample, "at waiting running kv_usage kv_tokens prefix_queries prefix_hits lora queued"),
+    52: _fields(
+        regional_view.Sample,
+        "at waiting running kv_usage kv_tokens prefix_queries prefix_hits lora queued started_at",
+    ),
     53: _fields(regional_view.Lora, "max running waiting"),
     54: _fields(regional_view.ReplicaSampled, "target sample"),
     55: _fields(regional_view.ReplicaProbed, "target ok fault ready strain"),
@@ -525,7 +528,7 @@ def reading_writes(flow: Any, now: float) -> bool:
     """Whether whoever reads a regional machine now (a report, `explain`) changes what it remembers: who is eased in is
     written anew by whoever looks first when that is due. For recording alone, as it looks inside."""
     fleet = flow._fleet
-    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.view.by_line))
+    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.view.by_variant))
 
 
 def of_region(region: str, law: Law, seed: str) -> tuple[Any, ...]:

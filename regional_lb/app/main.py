@@ -20,7 +20,7 @@ from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 from farhop.balance.health.replica import Mode
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
-from farhop.config import load, told
+from farhop.config import load
 from farhop.identity.hop_token import HopVerifier
 from farhop.identity.redirect_token import RedirectTokenVerifier, holder
 from farhop.relay.http.listener import Listener, PortTakenError
@@ -131,7 +131,14 @@ class RegionalBalancer:
         pool = self.tls.pool(config.limits, engines)
         self._log, self._slots = log, dataplane.slots(aside=_descriptors(config))
         self.relay = Relay(
-            b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False, budget=self.budget
+            b"regional",
+            self.flow,
+            tier,
+            pool,
+            self.clock.now,
+            upstream_is_tier=False,
+            budget=self.budget,
+            asks_load=config.watch.orca,
         )
         self._incarnation = time.time_ns() // 1_000_000
         self._listeners(rng)
@@ -157,7 +164,7 @@ class RegionalBalancer:
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
-            config.admin.made(config.trust_domain), lambda: told(self.config),
+            config.admin.made(config.trust_domain),
         )  # fmt: skip
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -222,6 +229,8 @@ class RegionalBalancer:
         )
         header_matches = HeaderMatchReader(splits)
         self.tokenizers = _tokenizers(config)
+        if self.tokenizers is not None:
+            self.tokenizers.bases_of = self.flow.bases_of
         self.guard, self.large = config.requests.guard(), LargeBodyReader()
         ingress = partial(
             Ingress,
@@ -308,7 +317,7 @@ class RegionalBalancer:
                 "untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason"
             )
             counter(
-                "miscounted_prompts", "Prompts whose tokens an engine counts otherwise.", lambda: flow.guard.miscounts
+                "miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.guard.miscounts
             )
             counter(
                 "mispredicted_prompts",

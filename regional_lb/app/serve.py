@@ -88,7 +88,7 @@ class HopAuthenticator:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         return vouched(claims, law, region, claims.issuer, claims.attempt)
 
-    def wished(self, caller: Caller, wishes: Wishes) -> Caller:
+    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
         return narrowed(self._flow.law, caller, wishes)
 
@@ -263,7 +263,7 @@ class RegionalAdmin:
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "configuration": self._configuration(),
             "policies": flow.policies.status(),
-            "splits": flow.splits.status(flow.view.by_line),
+            "splits": flow.splits.status(flow.view.by_variant),
             "overrides": {one.what: one.status() for one in self._overrides},
             "kept": self.kept(),
             "under_way": flow.under_way,
@@ -307,6 +307,7 @@ class RegionalAdmin:
             "engine_running": sample.running if sample is not None else None,
             "engine_kv_usage": sample.kv_usage if sample is not None else None,
             "engine_hit_share": sample.hit_share if sample is not None else None,
+            "tells_cached_tokens": flow.tells_cached_tokens(name),
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),

@@ -25,7 +25,7 @@ Milliseconds = Annotated[float, Field(gt=0, le=60_000)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Role = Literal["mixed", "prefill", "decode"]
 Handover = Literal["vllm", "sglang"]
-EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "triton"]
+EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "llamacpp", "triton"]
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
 BOOTSTRAP_PORT = 8998  # SGLang's default
 MODELS_MAX = 64  # of one replica
@@ -68,7 +68,8 @@ def place_of(url: str) -> tuple[Address, str]:
 
 
 class Watch(Part):
-    """How often replicas are looked at, and when they count as down. Seconds, and counts in a row."""
+    """How often replicas are looked at, and when they count as down. Seconds, and counts in a row. `orca`: they are
+    asked to tell their load with each answer, too, which costs an engine the reading of its own metrics."""
 
     probe_s: Seconds = 1.0
     scrape_s: Seconds = 0.5
@@ -77,6 +78,7 @@ class Watch(Part):
     timeout_s: Seconds = 2.0
     rise: Annotated[int, Field(ge=1, le=1000)] = 2
     fall: Annotated[int, Field(ge=1, le=1000)] = 3
+    orca: bool = False
 
 
 class Probe(Part):

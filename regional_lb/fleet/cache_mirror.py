@@ -1,8 +1,7 @@
 """What each replica is thought to hold in its KV cache: a mirror of what it was sent and answered, and its own word.
 
 Invariants: a mirror is no larger than its cache; what a replica says of itself goes before what we think; a tokenizer
-that is wrong is not gone by (regional_lb.fleet.tokenizer_guard). Never chooses, and keeps nothing
-of replicas that left.
+that is wrong is not gone by (regional_lb.fleet.tokenizer_guard). Never chooses; keeps nothing of replicas that left.
 """
 
 from __future__ import annotations

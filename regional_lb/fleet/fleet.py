@@ -23,7 +23,8 @@ from regional_lb.fleet.shares import PeerReported, PeersChanged, TurnTimerFired
 from regional_lb.fleet.speeds import Speeds
 from regional_lb.fleet.standing import EASE_S, Standing
 from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
-from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_line, view_of
+from regional_lb.fleet.untold_hits import UntoldHits
+from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_variant, view_of
 from topology.lineage import Lineages
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from farhop.balance.estimate.estimates import Estimates
     from farhop.balance.health.replica import HealthConfig
     from farhop.balance.ledger import Load, Reservation
-    from farhop.balance.machine import Event
+    from farhop.balance.machine import EngineLoad, Event
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.shares import Shares
     from regional_lb.fleet.table import Eased
@@ -52,13 +53,15 @@ class Fleet:
         self.mirror = CacheMirror(estimates)
         self.trie, self.journal, self.blocks = self.mirror.trie, self.mirror.journal, self.mirror.blocks
         self.adapters = Adapters()
+        self.untold = UntoldHits()
         self.lineages = Lineages()
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
-        # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
+        # Who is able, by variant, as long as nothing happens to anybody's health and no back-off ends.
         self._able: dict[str, Subset] = {}
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
+        self.stirring = ""  # who showed a sign of life with the last event: more than that its server answers
         self._eased: dict[str, Eased] = {}  # those that are: hardly ever anybody
         self._handlers: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
@@ -79,6 +82,7 @@ class Fleet:
 
     def handle(self, event: Event, now: float) -> str | None:
         """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
+        self.stirring = ""
         return self._handlers[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
@@ -90,6 +94,7 @@ class Fleet:
         for name in before.keys() - view.replicas.keys():
             self._eased.pop(name, None)
             self.mirror.drop(name)
+            self.untold.forget(name)
         self.speeds.adopt(view.replicas)
         self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self.standing.adopt(view)
@@ -113,6 +118,14 @@ class Fleet:
         self.speeds.refresh(now)
         self.whole.rate(self.speeds)
 
+    def told(self, name: str, load: EngineLoad, now: float) -> None:
+        """A replica told its load beside an answer: newer than its last sample, which stands for the rest."""
+        known = self.view.replicas.get(name)
+        if known is None or known.sample is None:
+            return
+        told = {of: said for of in load.__struct_fields__ if (said := getattr(load, of)) is not None}
+        self._sampled(ReplicaSampled(name, replace(known.sample, at=now, queued=None, lora=None, **told)), now)
+
     def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
         """A replica said how it is doing: its entry and its row are renewed, whoever else there is."""
         name, sample = event.target, event.sample
@@ -120,6 +133,8 @@ class Fleet:
         if known is None:
             return name
         before = known.sample
+        if before is None or sample.moved(before):
+            self.stirring = name
         # What we sent and it has not begun is on its way, is bounded by tokens (Table.room), and is over within a step,
         # long before the next scrape: held against the engine it would idle until then.
         queued = max(0, sample.waiting - self.ledger.load(name).prefills)
@@ -127,6 +142,10 @@ class Fleet:
             queued = min(1, before.waiting)
         if queued != sample.waiting:
             sample = replace(sample, queued=queued)
+        if before is not None and sample.restarted(before):
+            self._forget(name)
+        elif before is not None and self.untold.overrates(name, sample.prefix_hits - before.prefix_hits):
+            self.trie.clear(name)
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
         if sample.lora is not None:
@@ -154,6 +173,7 @@ class Fleet:
 
     def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
         if event.target in self.view.replicas:
+            self.stirring = event.target
             self.mirror.changed(event)
         return ""
 
@@ -197,13 +217,13 @@ class Fleet:
 
     # -- reading
 
-    def able(self, line: str, now: float) -> Subset:
-        """The replicas that serve the model, or this version of it (`view.line_of`), and may take work."""
+    def able(self, variant: str, now: float) -> Subset:
+        """The replicas that serve the model, or this version of it (`view.variant_of`), and may take work."""
         if now >= self._able_until:
             self._able.clear()
             self._ease(now)
-        known = self._able.get(line)
-        return known if known is not None and known.names else self._find_able(line, now)
+        known = self._able.get(variant)
+        return known if known is not None and known.names else self._find_able(variant, now)
 
     def mode(self, model: str, now: float) -> Mode:
         """How the replicas of a model may be used."""
@@ -212,21 +232,21 @@ class Fleet:
 
     def able_to_prefill(self, model: str, handover: str, now: float) -> Subset:
         """The replicas that prefill for the model's others in this way and may take work."""
-        return self.able(prefill_line(model, handover), now)
+        return self.able(prefill_variant(model, handover), now)
 
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
         return self.whole.only(some)
 
-    def _find_able(self, line: str, now: float) -> Subset:
+    def _find_able(self, variant: str, now: float) -> Subset:
         if not self._able:
             self._able_until = now + EASE_S if self.standing.easing else inf
-        names, until = self.standing.find(line, now)
+        names, until = self.standing.find(variant, now)
         self._able_until = min(self._able_until, until)
         at = self.whole.of.at
         able = Subset(tuple(names), np.array([at[name] for name in names], dtype=np.intp))
-        if line in self.view.by_line:  # others' names come from outside, without end
-            self._able[line] = able
+        if variant in self.view.by_variant:  # others' names come from outside, without end
+            self._able[variant] = able
         return able
 
     # -- what happened
@@ -262,11 +282,16 @@ class Fleet:
         if reason is outcome.CONNECT_FAILED:
             if self.standing.refused(name, now):
                 self._stirred(name, now)
-                self.adapters.forget(name)
-                self.speeds.restarted(name)
-                self.trie.clear(name)  # nobody at home: whoever comes back comes back with an empty cache
+                self._forget(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif outcome.blames_target(reason):
             self.answered(name, 500, now, sent_at)
+
+    def _forget(self, name: str) -> None:
+        """Another process goes by its name, or will: what was known of the last one's memory is void."""
+        self.adapters.forget(name)
+        self.speeds.restarted(name)
+        self.trie.clear(name)
+        self.untold.forget(name)
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""

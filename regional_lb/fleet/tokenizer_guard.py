@@ -72,8 +72,8 @@ class TokenizerGuard:
 
         If it found more than expected and its word has it by now, it was only late.
         """
-        too_many = told > max(expected, held) + _BLOCK_TOKENS
-        if too_many or told + _BLOCK_TOKENS < expected:
+        more, less = told > expected + _BLOCK_TOKENS, told + _BLOCK_TOKENS < expected
+        if less or (more and told > held + _BLOCK_TOKENS):
             self.mispredictions += 1
             self._doubt(shape).mispredicted += 1
         elif told and (doubt := self._doubts.get(shape)) is not None:
@@ -81,8 +81,7 @@ class TokenizerGuard:
             self._settle(shape, doubt)
 
     def _doubt(self, shape: Shape) -> _Doubt:
-        doubt = self._doubts.pop(shape, _Doubt())
-        self._doubts[shape] = doubt  # the last now: the first is the one not met for longest
+        doubt = self._doubts[shape] = self._doubts.pop(shape, _Doubt())
         if len(self._doubts) > _SHAPES_MAX:
             del self._doubts[next(iter(self._doubts))]
         return doubt

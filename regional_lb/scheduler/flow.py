@@ -30,6 +30,7 @@ from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.shares import Shares
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
+from regional_lb.scheduler.doubts import Doubts
 from regional_lb.scheduler.pairs import Pairs
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
 from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
@@ -119,7 +120,7 @@ class RegionalFlow:
         )
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
-        self._budget, self._suspects = retry.RetryBudget(), Suspects()
+        self._budget, self._suspects, self._doubts = retry.RetryBudget(), Suspects(), Doubts()
         self._requests: dict[str, RequestState] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
@@ -144,6 +145,14 @@ class RegionalFlow:
         if now >= self.speeds.due:
             self._fleet.age(now)
         return self._handlers[type(event)](event, now)
+
+    def bases_of(self, model: str) -> frozenset[str]:
+        """What a model is an adapter of, as its engines say."""
+        return self._fleet.lineages.of.get(model) or frozenset()
+
+    def tells_cached_tokens(self, name: str) -> bool | None:
+        """Whether a replica's answers say how much of their prompts was cached; None: it gave none yet."""
+        return self._fleet.untold.tells(name)
 
     @property
     def under_way(self) -> int:
@@ -172,10 +181,10 @@ class RegionalFlow:
             return [suspected]
         if self.splits.by_model:
             self._assign(state)
-        turned = self.wait_estimate.turned_away(request, state.need, now, state.line)
+        turned = self.wait_estimate.turned_away(request, state.need, now, state.variant)
         if turned is not None:
             return [self._refuse(state, turned.outcome, turned.detail, now)]
-        placed = self._place(state, now) if self.queue.waiting(state.line) == 0 else []
+        placed = self._place(state, now) if self.queue.waiting(state.variant) == 0 else []
         return placed or self._hold(state, now)
 
     def _accepted(self, issuer: str, prompt_bytes: int) -> None:
@@ -195,7 +204,11 @@ class RegionalFlow:
             return []
         state.started = True
         self.ledger.began(event.id)
+        self._doubts.over(state.replica, event.id)
+        self._doubts.alive(state.replica, now)
         self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
+        if event.load is not None:
+            self._fleet.told(state.replica, event.load, now)
         if event.status < 400:
             if state.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(state.replica, state.request.chain, admission.hints(state.request, self.law))
@@ -204,6 +217,7 @@ class RegionalFlow:
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
+                self._doubts.began(elapsed_ms, self._due_ms(state, chosen))
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
@@ -217,6 +231,7 @@ class RegionalFlow:
         if state is None:
             return []
         held = self.ledger.held(event.id)
+        self._doubts.alive(state.replica, now)
         if event.usage is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(state)
@@ -248,6 +263,7 @@ class RegionalFlow:
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
         self._pairs.give_back(state)
+        self._doubts.over(failed, event.id)
         self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
         state.replica = ""
         return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
@@ -268,6 +284,7 @@ class RegionalFlow:
         if state.started:
             return self._fill(failed, now)
         self._pairs.give_back(state)
+        self._doubts.over(freed, event.id)
         if freed in self.view.bound and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
             state.tried += (freed,)  # each waits for the other: either may be the one that is stuck
         state.replica = ""
@@ -351,18 +368,22 @@ class RegionalFlow:
         concerned = [state for state in self._requests.values() if state.request.model in changed]
         for state in concerned:
             self._assign(state)
-        self.queue.reline({state.request.id: state.line for state in concerned})
+        self.queue.reassign({state.request.id: state.variant for state in concerned})
 
     def _assign(self, state: RequestState) -> None:
         """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
         state.assigned = assigned = self.wait_estimate.assign(state.request)
-        state.line = state.request.model if assigned is None else assigned.line
-        if state.need.line != state.line:
-            state.need = replace(state.need, line=state.line)
+        state.variant = state.request.model if assigned is None else assigned.variant
+        if state.need.variant != state.variant:
+            state.need = replace(state.need, variant=state.variant)
 
     def _fleet_changed(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.handle(event, now)
+        if self._fleet.stirring:
+            self._doubts.alive(self._fleet.stirring, now)
         commands = self._given_up(now) if self._fleet.silent else []
+        if now >= self._doubts.due:
+            commands += self._overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
 
     def _given_up(self, now: float) -> list[Command]:
@@ -375,7 +396,7 @@ class RegionalFlow:
             lost = next((name for name in asked if name in silent), "")
             if not lost or state.started or request.id not in self._requests:
                 continue
-            others = self.wait_estimate.serving(state.line, now, (state.replica, *state.tried))
+            others = self.wait_estimate.serving(state.variant, now, (state.replica, *state.tried))
             halved = lost == state.prefiller
             if not others and not halved:
                 continue  # it may yet answer
@@ -384,6 +405,28 @@ class RegionalFlow:
                 cancel = machine.Cancel(request.id, state.attempts)
                 commands += [cancel, *self.handle(broken(request.id, state.attempts, reason), now)]
         return commands
+
+    def _overdue(self, now: float) -> list[Command]:
+        """What a healthy replica would long have begun is asked of another that has room for it, if there is one."""
+        commands: list[Command] = []
+        for replica, request_id in self._doubts.doubted(now):
+            state = self._requests.get(request_id)
+            if state is None or state.started or state.replica != replica or state.paired:
+                continue
+            others = self.wait_estimate.serving(state.variant, now, (replica, *state.tried))
+            need, reason = state.need, outcome.FIRST_BYTE_TIMEOUT
+            if not others or not self._fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
+                continue
+            if retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+                failed = machine.AttemptFailed(request_id, state.attempts, reason)
+                commands += [machine.Cancel(request_id, state.attempts), *self.handle(failed, now)]
+        return commands
+
+    def _due_ms(self, state: RequestState, chosen: Scored) -> float:
+        """Until its answer should begin; one in one piece begins with its end."""
+        assert state.pick is not None
+        tokens = 1.0 if state.request.stream else state.need.output_tokens
+        return state.pick.prefill_ms + tokens * chosen.tpot_ms
 
     # -- dispatch: to a replica, or into the queue
 
@@ -398,7 +441,7 @@ class RegionalFlow:
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
             state.declined = False
             return []
-        if state.tried and not self.wait_estimate.serving(state.line, now, state.tried):
+        if state.tried and not self.wait_estimate.serving(state.variant, now, state.tried):
             state.tried = ()  # better the same replica again than none
         choosy = state.held_at is None or now - state.held_at < CHOOSY_S
         choice = self.wait_estimate.consider(
@@ -415,13 +458,16 @@ class RegionalFlow:
             return []  # who was to prefill is on trial, and has one already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
-        choice.policy.placed(chosen.replica, state.line, self._fleet.whole)
+        if request.soft_session:
+            self.wait_estimate.homes.moved_in(request.soft_session, request.model, chosen.replica)
+        choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms, marks = choice.prefill_ms, chain.marks(request.chain)
         kv_tokens = self._own_tokens(state, chosen, marks) + int(GROWN_SHARE * state.need.output_tokens)
         self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens, marks))
         state.prefilled_at = now + ttft_ms / 1e3
+        self._doubts.sent(chosen.replica, request.id, self._due_ms(state, chosen), now)
         address = self.view.replicas[chosen.replica].address
         return [
             self._timer(state, request.deadline if request.stream else min(request.deadline, state.prefilled_at)),
@@ -439,7 +485,7 @@ class RegionalFlow:
         request, tokens = state.request, state.need.prompt_tokens
         if self.wait_estimate.nobody_for(state, now):
             return [self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now)]
-        self.queue.note(state.line, self.config.queue.standing_wait_s, now)
+        self.queue.note(state.variant, self.config.queue.standing_wait_s, now)
         most_s = self._most_s(state, now) - request.waited_s
         if most_s <= 0.0:
             return self._last_call(state, now)
@@ -451,7 +497,7 @@ class RegionalFlow:
         if not self.queue.fits(tokens):
             weight = self._weight_of(request.tenant)
             victim = self.queue.victim(
-                request.priority, tokens, state.line, request.tenant, weight, foreign=state.foreign
+                request.priority, tokens, state.variant, request.tenant, weight, foreign=state.foreign
             )
             if victim is None:
                 return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is full", now)]
@@ -459,13 +505,13 @@ class RegionalFlow:
             commands.append(self._refuse(self._requests[victim.id], outcome.QUEUE_FULL, detail, now))
         self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
-            request.id, state.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
+            request.id, state.variant, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
             state.need.output_tokens, waited_s=request.waited_s, foreign=state.foreign,
         )  # fmt: skip
         state.held_at = now if state.held_at is None else state.held_at
         commands += [machine.Hold(request.id), self._timer(state, min(request.deadline, now + most_s))]
-        # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
-        return commands + self._fill_line(state.line, now) if self.queue.waiting(state.line) > 1 else commands
+        # Alone in its variant it was just tried; before others it may be due, and among them the one that fits.
+        return commands + self._fill_variant(state.variant, now) if self.queue.waiting(state.variant) > 1 else commands
 
     def _most_s(self, state: RequestState, now: float) -> float:
         """How long a request may wait: less where its band's queue stands, and is no burst that will be worked off.
@@ -476,7 +522,7 @@ class RegionalFlow:
         What it waited in regions that let it go counts; where no queue stands it may wait that little once more.
         """
         config, waited_s = self.config, state.request.waited_s
-        stands = self.queue.stands_s(state.line, state.request.priority, now) > config.queue.stands_s
+        stands = self.queue.stands_s(state.variant, state.request.priority, now) > config.queue.stands_s
         if not stands and not waited_s:
             return config.queue.wait_s
         return min(config.queue.wait_s, config.queue.standing_wait_s + (0.0 if stands else waited_s))
@@ -486,42 +532,49 @@ class RegionalFlow:
         if not len(self.queue) or replica not in self.view.replicas:
             return []
         serves = self.view.replicas[replica].models
-        return [c for line in self.queue.models() if model_of(line) in serves for c in self._fill_line(line, now)]
+        return [
+            c
+            for variant in self.queue.models()
+            if model_of(variant) in serves
+            for c in self._fill_variant(variant, now)
+        ]
 
     def _fill_all(self, now: float) -> list[Command]:
-        return [c for line in self.queue.models() for c in self._fill_line(line, now)]
+        return [c for variant in self.queue.models() for c in self._fill_variant(variant, now)]
 
-    def _fill_line(self, line: str, now: float) -> list[Command]:
+    def _fill_variant(self, variant: str, now: float) -> list[Command]:
         """Let go as many as there is room for, or all of them if nobody is there to serve."""
         commands: list[Command] = []
-        while waiting := self.queue.waiting(line):
-            self.queue.note(line, self.config.queue.standing_wait_s, now)
-            able = self.wait_estimate.serving(line, now)
+        while waiting := self.queue.waiting(variant):
+            self.queue.note(variant, self.config.queue.standing_wait_s, now)
+            able = self.wait_estimate.serving(variant, now)
             if not able:
-                everybody = [self._requests[w.id] for w in self.queue.first(line, waiting)]
+                everybody = [self._requests[w.id] for w in self.queue.first(variant, waiting)]
                 return commands + [
                     self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now) for state in everybody
                 ]
             # No room for the smallest request there is: there is no point in scoring.
-            released = self._release_one(line, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
+            released = (
+                self._release_one(variant, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
+            )
             if not released:
                 break
             commands += released
         return commands
 
-    def _release_one(self, line: str, able: Subset, now: float) -> list[Command]:
+    def _release_one(self, variant: str, able: Subset, now: float) -> list[Command]:
         """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
-        table, starved = self._fleet.table(able), self.queue.starved(line, now)
+        table, starved = self._fleet.table(able), self.queue.starved(variant, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
             if released := self._release(self._requests[starved.id], table, now, aside):
                 return released
             aside = (able.names[int(table.kv_taken_tokens.argmin())],)
         # What is free may be the reserve: then foreign requests, however many, do not stand before those it is for.
-        foreign = self.queue.foreign(line)
-        kept = bool(foreign) and self.wait_estimate.left_for_foreign(line, now).slots < 1
+        foreign = self.queue.foreign(variant)
+        kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
         for own in (True,) if kept else (False, True) if foreign else (False,):
-            first = [self._requests[waiting.id] for waiting in self.queue.first(line, K_WAITING, own=own)]
+            first = [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, own=own)]
             for state in self.wait_estimate.in_turn(first, table, now):
                 if released := self._release(state, table, now, aside):
                     return released
@@ -560,7 +613,7 @@ class RegionalFlow:
             state.budgeted = self._budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
-        if reason is outcome.PATH_UNSPOKEN and not self.wait_estimate.serving(state.line, now, state.tried):
+        if reason is outcome.PATH_UNSPOKEN and not self.wait_estimate.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # who has no such path has none a moment later
         return self._again(state, now)
 
@@ -607,13 +660,13 @@ class RegionalFlow:
             return machine.Answer(  # nobody knows how long, if ever
                 state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
             )
-        wait_ms = self.wait_estimate.wait_ms(state.line, now)
+        wait_ms = self.wait_estimate.wait_ms(state.variant, now)
         return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
     def _nobody(self, state: RequestState, now: float) -> str:
         """Why a request is refused where nobody is able."""
         which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
-        if not self.wait_estimate.serving(state.line, now):
+        if not self.wait_estimate.serving(state.variant, now):
             return f"no replica of {which} is healthy"
         if state.whole:
             return f"the replica that prefills for those of {which} refused it"
@@ -625,6 +678,7 @@ class RegionalFlow:
         """Forget a request and give back all it held."""
         request_id = state.request.id
         del self._requests[request_id]
+        self._doubts.over(state.replica, request_id)
         self.queue.remove(request_id, served=False)
         self.queue.settle(request_id, None)
         self._pairs.give_back(state)
@@ -650,6 +704,9 @@ class RegionalFlow:
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
         self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
         chosen = state.chosen
+        if chosen is not None and not state.paired:
+            believed = 0.0 if chosen.exact else chosen.hit_tokens
+            self._fleet.untold.answered(state.replica, believed, told=usage.cached_tokens is not None)
         if usage.cached_tokens is not None and chosen is not None and not state.paired:
             self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens

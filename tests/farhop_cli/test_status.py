@@ -240,6 +240,16 @@ def test_who_is_slow_is_said_beside_why_it_is_up(made):
     assert row[-1] == "proven; slow: 68 ms against 12 of its peers, last sample 40 s ago"
 
 
+async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_are_told(healthy, cli):
+    configuration = {"generation": 4, "trouble": ["spill.at: too large"], "awaits_restart": ["listen.port"]}
+    healthy.status["virginia", "global_admin"] |= {"configuration": configuration}
+    said = " ".join((await cli.in_thread("status")).stdout.split())
+    assert "configuration passed over (generation 4 stands): spill.at: too large" in said
+    builds = (await cli.in_thread("status", "--wide")).stdout.partition("builds")[2]
+    assert "listen.port" in builds
+    assert "spill.at: too large" in builds
+
+
 async def test_by_itself_it_is_the_summary_and_each_part_on_demand(healthy, cli):
     plain = (await cli.in_thread("status")).stdout
     assert len(plain.splitlines()) <= 10

@@ -71,6 +71,7 @@ class _Body(msgspec.Struct, kw_only=True):
 
 class _Chat(_Body, kw_only=True):
     messages: list[Message]
+    echo: Any = None
     tools: list[Any] | None = None
     max_completion_tokens: int | None = None
     continue_final_message: Any = None
@@ -86,6 +87,7 @@ class _Batch(_Body, kw_only=True):
 class _Completion(_Body, kw_only=True):
     prompt: msgspec.Raw
     echo: Any = None
+    logprobs: Any = None
 
 
 class _Embeddings(msgspec.Struct, kw_only=True):
@@ -112,7 +114,8 @@ def _read_chat(body: _Chat, guard: Guard) -> Prompt:
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
-    return _prompt(body, canonical, limit, param, media_bytes, _said_in(body))
+    # vLLM answers an echo in a chat with the prompt's log probabilities.
+    return _prompt(body, canonical, limit, param, media_bytes, _said_in(body), recomputed=bool(body.echo))
 
 
 def _read_batch(body: _Batch, guard: Guard) -> Prompt:
@@ -194,7 +197,16 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
     said = _SAID_IN_COMPLETION if prompt.is_text else None  # not of token ids
     divisible = prompt.one and not body.echo
     surplus = -prompt.surplus_bytes
-    return _prompt(body, prompt.canonical, body.max_tokens, "max_tokens", surplus, said, divisible=divisible)
+    return _prompt(
+        body,
+        prompt.canonical,
+        body.max_tokens,
+        "max_tokens",
+        surplus,
+        said,
+        divisible=divisible,
+        recomputed=bool(body.echo) and body.logprobs is not None,
+    )
 
 
 def _prompt(
@@ -206,6 +218,7 @@ def _prompt(
     said: Said | None,
     *,
     divisible: bool = True,
+    recomputed: bool = False,
 ) -> Prompt:
     most = output_limit(limit, param)
     options = body.stream_options
@@ -223,6 +236,7 @@ def _prompt(
         unspelled_bytes=unspelled_bytes,
         divisible=divisible,
         said=said if divisible else None,
+        recomputed=recomputed or body.prompt_logprobs is not None,
     )
 
 
@@ -290,6 +304,7 @@ def change(body: bytes, prompt: Prompt, salt: str) -> Change:
         if asks:
             options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
             options["include_usage"] = msgspec.Raw(b"true")
+            options.pop("continuous_usage_stats", None)  # without the other it asks for nothing
             document["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
         if salt:
             document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))

@@ -68,7 +68,8 @@ class Prompt(msgspec.Struct, frozen=True):
     one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `said` is None where
     it cannot be told how the next turn's text will go on from this one. `has_options` and `has_salt`: the body may have
     a member `stream_options`, `cache_salt`; `lacks_model`: it names no model, and `model` is the one that it gets.
-    `wishes` is what it says beside its prompt.
+    `wishes` is what it says beside its prompt. `recomputed`: it asks
+    what its prompt's tokens were worth, so that an engine takes none of them from its cache.
     """
 
     model: str
@@ -84,6 +85,7 @@ class Prompt(msgspec.Struct, frozen=True):
     has_salt: bool = True
     lacks_model: bool = False
     wishes: Wishes = NO_WISHES
+    recomputed: bool = False
 
 
 def invalid(param: str, detail: str) -> BodyError:

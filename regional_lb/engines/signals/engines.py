@@ -49,7 +49,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     `waiting`, and `running` unless it is empty, must be there. The KV cache in tokens is the product of the `capacity`
     series, or what the `info` metric's labels say. `lora`: a metric whose labels name adapters, and whose value is when
-    that was so.
+    that was so. `computed`: prompt tokens that were not cached, where an engine counts those instead of all `queries`.
     """
 
     waiting: Series
@@ -57,6 +57,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: tuple[Series, ...] = ()
     queries: tuple[Series, ...] = ()
     hits: tuple[Series, ...] = ()
+    computed: tuple[Series, ...] = ()
     capacity: tuple[Series, ...] = ()
     info: Info | None = None
     lora: bytes = b""
@@ -103,6 +104,12 @@ _TRITON_TRTLLM = Dialect(
     kv_usage=(Series(_BLOCKS, _BLOCK_TYPE, b"fraction"),),
     capacity=(Series(_BLOCKS, _BLOCK_TYPE, b"max"), Series(_BLOCKS, _BLOCK_TYPE, b"tokens_per")),
 )
+_LLAMA_CPP = Dialect(
+    waiting=Series(b"llamacpp:requests_deferred"),
+    running=(Series(b"llamacpp:requests_processing"),),
+    hits=(Series(b"llamacpp:prompt_tokens_cached_total"),),
+    computed=(Series(b"llamacpp:prompt_tokens_total"),),
+)
 _TRITON = Dialect(waiting=Series(b"nv_inference_pending_request_count"))
 
 ENGINES = {
@@ -110,8 +117,10 @@ ENGINES = {
     "sglang": Engine((_SGLANG,)),
     "tgi": Engine((_TGI,)),
     "trtllm": Engine((_TRTLLM,), metrics="/prometheus/metrics"),
+    "llamacpp": Engine((_LLAMA_CPP,)),
     "triton": Engine((_TRITON_TRTLLM, _TRITON), health="/v2/health/ready", metrics_port=8002),
 }
+_STARTED = Series(b"process_start_time_seconds")  # of Prometheus' own client libraries, whichever engine it is
 # An engine nobody named is found out from its page.
 ANY = Engine(tuple(dialect for engine in ENGINES.values() for dialect in engine.dialects))
 
@@ -135,15 +144,19 @@ def read_page(
     if running is None and dialect.running:
         raise PageError("missing", f"{dialect.running[0].name.decode()} is missing")
     usage = _first(page, dialect.kv_usage, 1.0, dropped)
+    started = _first(page, (_STARTED,), _COUNTER_MAX, dropped)
+    hits = sum(_first(page, dialect.hits, _COUNTER_MAX, dropped))
+    computed = sum(_first(page, dialect.computed, _COUNTER_MAX, dropped))
     return Sample(
         at=at,
         waiting=int(waiting),
         running=int(running or 0),
         kv_usage=sum(usage) / len(usage) if usage else None,
         kv_tokens=_kv_tokens(page, dialect, dropped),
-        prefix_queries=sum(_first(page, dialect.queries, _COUNTER_MAX, dropped)),
-        prefix_hits=sum(_first(page, dialect.hits, _COUNTER_MAX, dropped)),
+        prefix_queries=sum(_first(page, dialect.queries, _COUNTER_MAX, dropped)) or computed + hits,
+        prefix_hits=hits,
         lora=_lora(page, dialect.lora, dropped) if dialect.lora else None,
+        started_at=max(started, default=None),
     )
 
 

@@ -1,0 +1,87 @@
+"""Which requests a replica should long have begun, by what a healthy one of its load would have done by now.
+
+A replica that is frozen closes nothing and refuses nothing: what it was sent waits there until probes give it up. So
+each request is due: when the prompts before it and its own were computed, times how late first tokens are hereabouts,
+as measured. What is overdue is in doubt once its replica has shown no sign of life for as long: no answer begun or
+ended, no number on its metrics page that moved, no KV event. A slow replica shows those, however late it is.
+
+Invariants: no age is fixed, but the CONFIRM_S that a sign of life has to arrive; nothing is held against anybody for a
+time in which nobody was listened to; memory is bounded by what is under way. Never moves anything, never reads a clock.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log
+
+CONFIRM_S = 0.6  # after doubt: metrics are looked at more often than that
+LOOK_S = 0.2  # how often to ask; with CONFIRM_S what is doubted moves within a second
+_DEAF_S = 1.0  # so long without being asked, we were not listening ourselves
+_NOISE_MS = 20.0  # by which short times differ without meaning
+_WEIGHT = 0.02
+_LATE, _SPREAD = 0.5, 0.5  # of logarithms, before anything was measured: some 12 times what was expected
+_SPREADS = 4.0  # of a normal distribution 1 in 30,000 lies beyond, and signs of life must be missing, too
+_FACTORS = 3.0, 30.0
+
+
+class Doubts:
+    """See the module's head."""
+
+    def __init__(self) -> None:
+        self._late, self._spread = _LATE, _SPREAD
+        self._waiting: dict[str, dict[str, tuple[float, float]]] = {}  # by replica and request: sent at, due in s
+        self._alive_at: dict[str, float] = {}
+        self._asked_at = -inf
+        self.due = inf  # when to ask next
+
+    @property
+    def factor(self) -> float:
+        """So many times what is expected until a first token, it is due."""
+        lo, hi = _FACTORS
+        return min(max(exp(self._late + _SPREADS * self._spread), lo), hi)
+
+    def sent(self, replica: str, request_id: str, expected_ms: float, now: float) -> None:
+        """A request was sent there, whose answer should begin `expected_ms` from now."""
+        due_s = self.factor * (expected_ms + _NOISE_MS) / 1e3
+        self._waiting.setdefault(replica, {})[request_id] = now, due_s
+        if self.due == inf:
+            self.due, self._asked_at = now + LOOK_S, now
+
+    def began(self, elapsed_ms: float, expected_ms: float) -> None:
+        """An answer began after so long."""
+        late = log((elapsed_ms + _NOISE_MS) / (expected_ms + _NOISE_MS))
+        self._late += _WEIGHT * (late - self._late)
+        self._spread += _WEIGHT * (abs(late - self._late) - self._spread)
+
+    def over(self, replica: str, request_id: str) -> None:
+        """It waits there no longer: it began, ended, or went away."""
+        waiting = self._waiting.get(replica)
+        if waiting is None:
+            return
+        waiting.pop(request_id, None)
+        if not waiting:
+            del self._waiting[replica]
+            self._alive_at.pop(replica, None)
+
+    def alive(self, replica: str, now: float) -> None:
+        """It showed a sign of life."""
+        if replica in self._waiting:
+            self._alive_at[replica] = now
+
+    def doubted(self, now: float) -> list[tuple[str, str]]:
+        """The requests to be moved if they can be, with their replicas; to be asked when `due`."""
+        deaf, self._asked_at = now - self._asked_at > _DEAF_S, now
+        self.due = now + LOOK_S if self._waiting else inf
+        if deaf:
+            self._alive_at = dict.fromkeys(self._waiting, now)
+            return []
+        found: list[tuple[str, str]] = []
+        for replica, waiting in self._waiting.items():
+            alive_at = self._alive_at.get(replica, -inf)
+            if now - alive_at <= CONFIRM_S:
+                continue
+            found += [
+                (replica, request_id)
+                for request_id, (sent_at, due_s) in waiting.items()
+                if now - max(sent_at, alive_at) > due_s + CONFIRM_S
+            ]
+        return found

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "flows")]
+
+import real  # noqa: E402
+from inprocess import HOP_KEY  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="session")
+def vllms(logs: Path) -> Iterator[list[real.RealEngine]]:
+    """Two real vLLMs with KV events."""
+    if not real.VLLM.exists():
+        pytest.skip(f"vLLM is {real.MISSING}")
+    running = os.environ.get("FARHOP_TEST_VLLM", "").split()
+    if running:
+        yield [real.RealEngine(url.partition("#")[0], int(url.partition("#")[2] or 0)) for url in running]
+        return
+    started = [real.vllm(logs), real.vllm(logs)]
+    try:
+        for engine in started:
+            engine.ready()
+        yield started
+    finally:
+        for engine in started:
+            engine.stop()
+
+
+@pytest.fixture(scope="session")
+def llama(logs: Path) -> Iterator[real.RealEngine]:
+    """llama.cpp's server."""
+    if not real.LLAMA.exists():
+        pytest.skip(f"llama-server is {real.MISSING}")
+    started = real.llama(logs)
+    try:
+        started.ready()
+        yield started
+    finally:
+        started.stop()

@@ -1,0 +1,227 @@
+"""Two real vLLMs behind both tiers: nothing is changed on the way, and what is predicted is what they do."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import struct
+from datetime import datetime
+from typing import Any
+
+import pytest
+from inprocess import Both, chat, head, send, until
+from real import BLOCK, MODEL, RealEngine, status, tiers, told
+
+from farhop.relay.formats.paths import Kind
+from farhop.service.tokenizer import Files, ModelTokenizer
+
+pytestmark = pytest.mark.engines
+
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {
+        "type": "object", "properties": {"where": {"type": "string"}, "at": {"type": "integer"}}}}},
+]  # fmt: skip
+ODD_TOOLS = [
+    {"cache_control": {"type": "ephemeral"}, "type": "function",
+     "function": {"strict": True, "x": 1, "parameters": {"properties": {}, "type": "object"}, "name": "odd"}},
+    {"function": {"name": "bare"}, "type": "function"},
+]  # fmt: skip
+CALL = {"index": 0, "type": "function", "function": {"name": "look", "arguments": '{"where": "x", "at": 1.0}'}}
+PARTS = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in ("one", "", "two")]
+LINE = "x-anthropic-billing-header: cc_version=1; cch=9f;"
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {"messages": [user("hello there")]},
+    "system": {"messages": [said("system", "Be."), user("hello")]},
+    "tools": {"messages": [user("a")], "tools": TOOLS},
+    "tools in another order": {"messages": [user("a")], "tools": ODD_TOOLS},
+    "tools not to be used": {"messages": [user("a")], "tools": TOOLS, "tool_choice": "none"},
+    "developer": {"messages": [said("developer", "Be."), user("a")]},
+    "developer and system": {"messages": [said("system", "s"), said("developer", "d"), user("a")]},
+    "developer late, in parts": {"messages": [user("q"), said("developer", PARTS), user("a")]},
+    "calls": {
+        "messages": [
+            user("q"),
+            said("assistant", None, tool_calls=[{**CALL, "id": "c1"}, {**CALL, "id": "c2"}]),
+            said("tool", PARTS, tool_call_id="c1"),
+            user("and"),
+        ],
+        "tools": ODD_TOOLS,
+    },
+    "no calls": {"messages": [user("q"), said("assistant", "x", tool_calls=[]), user("and")]},
+    "parts": {"messages": [said("system", PARTS), user(PARTS)]},
+    "a name and more": {"messages": [user("a", name="bob", extra=1)]},
+    "reasoning": {"messages": [user("a"), said("assistant", "b", reasoning_content="hm", refusal=None), user("c")]},
+    "arguments of the template": {
+        "messages": [user("a")],
+        "chat_template_kwargs": {"enable_thinking": False, "add_generation_prompt": False, "foo": 1},
+    },
+    "no effort": {"messages": [user("a")], "reasoning_effort": "none"},
+    "some effort": {"messages": [user("a")], "reasoning_effort": "low"},
+    "no opening": {"messages": [user("a")], "add_generation_prompt": False},
+    "goes on": {
+        "messages": [user("a"), said("assistant", "It is ")],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    },
+    "special tokens": {"messages": [user("a")], "add_special_tokens": True},
+    "attribution": {"messages": [said("system", f"{LINE}\nYou are"), user("a")]},
+    "attribution in parts": {"messages": [said("system", [{"type": "text", "text": LINE}, *PARTS]), user("a")]},
+    "many letters": {"messages": [user("Zürich 東京 🎉\n\t  x")]},
+    "nothing said": {"messages": [user("q"), said("assistant", None), user("a")]},
+    "another role": {"messages": [said("critic", "c"), user("a")]},
+    "documents": {"messages": [user("a")], "documents": [{"title": "t", "text": "x"}]},
+}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "stream": ("/v1/chat/completions", {"messages": [user("a")], "stream": True}),
+    "stream with usage": (
+        "/v1/chat/completions",
+        {"messages": [user("a")], "stream": True, "stream_options": {"include_usage": True}},
+    ),
+    "continuous usage": (
+        "/v1/chat/completions",
+        {
+            "messages": [user("a")],
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+    "continuous usage alone": (
+        "/v1/chat/completions",
+        {"messages": [user("a")], "stream": True, "stream_options": {"continuous_usage_stats": True}},
+    ),
+    "logprobs": ("/v1/chat/completions", {"messages": [user("a")], "logprobs": True, "top_logprobs": 2}),
+    "several": ("/v1/chat/completions", {"messages": [user("a")], "n": 2}),
+    "prompt logprobs": ("/v1/chat/completions", {"messages": [user("a")], "prompt_logprobs": 1}),
+    "echo in a chat": ("/v1/chat/completions", {"messages": [user("a")], "echo": True}),
+    "json": ("/v1/chat/completions", {"messages": [user("a")], "response_format": {"type": "json_object"}}),
+    "completion": ("/v1/completions", {"prompt": "hello"}),
+    "completion of ids": ("/v1/completions", {"prompt": [11, 12, 13]}),
+    "several completions": ("/v1/completions", {"prompt": ["a", "b"]}),
+    "completion, stream": ("/v1/completions", {"prompt": "hello", "stream": True}),
+    "echo": ("/v1/completions", {"prompt": "hello", "echo": True, "logprobs": 1}),
+    "tokenize": ("/tokenize", {"prompt": "hello"}),
+    "tokenize a chat": ("/tokenize", {"messages": [user("a")]}),
+    "detokenize": ("/detokenize", {"tokens": [11, 12, 13]}),
+    "wrong: temperature": ("/v1/chat/completions", {"messages": [user("a")], "temperature": -1.0}),
+    "wrong: too long": ("/v1/completions", {"prompt": [11] * 5000}),
+    "wrong: no tools": ("/v1/chat/completions", {"messages": [user("a")], "tools": []}),
+}
+# What differs between two answers to the same request: its id and when it was made.
+_OWN = re.compile(rb'"(?:id|request_id|created)": ?(?:"[^"]*"|\d+)|chatcmpl-[\w-]+|cmpl-[\w-]+|call_\w+')
+
+
+def shape(name: str) -> tuple[str, dict[str, Any]]:
+    path, more = MORE[name] if name in MORE else ("/v1/chat/completions", CHATS[name])
+    body = {"model": "tiny", **more}
+    return (
+        (path, body) if path.endswith("tokenize") else (path, {"max_tokens": 4, "seed": 1, "temperature": 0.0} | body)
+    )
+
+
+def told_apart(body: bytes) -> tuple[bytes, ...]:
+    """What an answer says, whatever is its own: its id, when it was made, and at which tokens its stream was cut. vLLM
+    writes its `system_fingerprint` into a stream's last event, which is that of the usage where we asked for it."""
+    body = _OWN.sub(b"", body)
+    if not body.startswith(b"data: "):
+        return (body,)
+    texts = b"".join(re.findall(rb'"(?:content|text)":"((?:[^"\\]|\\.)*)"', body))
+    rest = sorted({_PIECE.sub(b"", event) for event in body.split(b"\n\n")})
+    return (texts, *rest)
+
+
+_PIECE = re.compile(
+    rb'"(?:content|text)":"(?:[^"\\]|\\.)*"|,?"system_fingerprint":"[^"]*"|"(?:total|completion|prompt)_tokens":\d+'
+)
+
+
+@pytest.mark.parametrize("name", [*CHATS, *MORE])
+async def test_an_answer_is_the_same_by_way_of_both_tiers(vllms: list[RealEngine], name: str) -> None:
+    path, body = shape(name)
+    port = int(vllms[0].url.rpartition(":")[2])
+    # Once before: what is cached is told in an answer, and so the second and third are alike.
+    await send(port, chat(key=None, body=body, path=path, content_type="application/json"))
+    direct = await send(port, chat(key=None, body=body, path=path, content_type="application/json"))
+    async with tiers(vllms[0]) as both:
+        through = await send(both.entry, chat(body=body, path=path, content_type="application/json"))
+    assert through.status == direct.status
+    assert told_apart(through.body) == told_apart(direct.body)
+
+
+@pytest.mark.parametrize("name", [*CHATS])
+def test_a_prompt_is_rendered_to_the_token(vllms: list[RealEngine], name: str) -> None:
+    body = {"model": "tiny", "max_tokens": 1, "return_token_ids": True, **CHATS[name]}
+    made = ModelTokenizer("tiny", Files(str(MODEL / "tokenizer.json")), datetime.now)
+    ids = made.read(Kind.CHAT, json.dumps(body).encode()).ids
+    theirs = vllms[0].ask("/v1/chat/completions", body)["prompt_token_ids"]
+    assert list(struct.unpack(f"<{len(ids) // 4}I", ids)) == theirs
+
+
+async def _turns(both: Both, seed: int, n_turns: int, **more: Any) -> list[tuple[float, int]]:
+    """A conversation; of each turn, how much was predicted to be cached, and how much was."""
+    rng, messages, seen = random.Random(seed), [], []
+    if more.pop("developer", False):
+        messages.append(said("developer", " ".join(rng.choices(WORDS, k=120))))
+    for turn in range(n_turns):
+        messages.append(user(" ".join(rng.choices(WORDS, k=90))))
+        body = {"model": "tiny", "max_tokens": 6, "temperature": 0.0, "messages": messages, **more}
+        if "tools" in more and turn % 2:  # a client whose maps have no order
+            body["tools"] = [dict(reversed(tool.items())) for tool in more["tools"]]
+        flow = both.regional.flow
+        before = flow.predicted_tokens, flow.actual_tokens
+        answer = await send(both.entry, chat(body=body, content_type="application/json"))
+        assert answer.status == 200, answer.body
+        await told(both)
+        seen.append((flow.predicted_tokens - before[0], int(flow.actual_tokens - before[1])))
+        messages.append({**answer.json["choices"][0]["message"]})
+        messages[-1] = said("assistant", messages[-1]["content"] or "")
+    return seen
+
+
+WORDS = ["river", "law", "region", "cache", "token", "prompt", "Zürich", "ocean", "ledger", "42", "{}", "why?"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"tools": TOOLS + ODD_TOOLS}, {"developer": True}, {"model": "adapted"}],
+    ids=["plain", "tools", "developer", "lora"],
+)
+async def test_what_is_cached_is_predicted_to_the_token(vllms: list[RealEngine], more: dict[str, Any]) -> None:
+    async with tiers(*vllms) as both:
+        seen: list[tuple[float, int]] = []
+        for seed in range(3):
+            seen += await _turns(both, hash((seed, str(more))) & 0xFFFF, 4, **more)
+        right = sum(predicted == cached for predicted, cached in seen)
+        assert (right, len(seen)) == (12, 12), seen
+        assert sum(cached for _, cached in seen) >= 9 * BLOCK
+        guard = both.regional.flow.guard
+        assert (guard.miscounts, guard.mispredictions) == (0, 0)
+
+
+async def test_its_load_is_read(vllms: list[RealEngine]) -> None:
+    async with tiers(*vllms) as both:
+        await until(lambda: all(r["sample_age_s"] is not None for r in status(both)))
+        for replica in status(both):
+            assert replica["engine_running"] == replica["engine_waiting"] == 0
+            assert replica["kv_tokens_total"] > 10_000
+            assert replica["kv_word"] in ("exact", "partial")
+        sample = both.regional.flow.view.replicas["e0"].sample
+        assert sample is not None
+        assert sample.started_at is not None
+
+
+async def test_what_passes_beside_inference(vllms: list[RealEngine]) -> None:
+    async with tiers(*vllms) as both:
+        answer = await send(both.entry, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
+        assert answer.status == 200
+        assert "tiny" in [model["id"] for model in answer.json["data"]]
