@@ -1,7 +1,7 @@
 """Renders the chart without a cluster, in the environment of `make chart-tools`; a line of JSON in, a line out.
 
-Input: {"values": {...}, "name": ..., "namespace": ..., "validate": true} per line. Output: {"documents": [...], "faults": [...]} or
-{"error": "..."}: `faults` is what kubernetes-validate (strict) and CRDs' own words say against it. With `--plain FILE`
+Input: {"values": {...}, "name": ..., "namespace": ..., "validate": true} per line. Output:
+{"documents": [...], "faults": [...]} or {"error": "..."}: `faults` is what kubernetes-validate (strict) and CRDs' own words say against it. With `--plain FILE`
 it writes what examples/trial.yaml renders to, for who wants no Helm.
 """
 
