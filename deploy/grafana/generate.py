@@ -119,6 +119,10 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Age of regions' reports", "s", (now("farhop_report_age_seconds", "target", how="max"),)),
         Panel("Attempts a second, by region and outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", where=ENTRY),)),
         Panel("Mean time to first token, by region that served", "s", (mean("farhop_target_ttft_seconds", "target", where=ENTRY),)),
+        Panel("Requests a second, by model", "reqps", (rate("farhop_model_requests_total", "model", "code", where=ENTRY),)),
+        Panel("Tokens a second, by model", "short", (rate("farhop_model_tokens_total", "model", "kind", where=ENTRY),)),
+        Panel("Time to first token by model, p90", "s", (quantile(0.9, "farhop_model_ttft_seconds", "model", where=ENTRY),)),
+        Panel("Time per output token by model, p90", "s", (quantile(0.9, "farhop_model_tpot_seconds", "model", where=ENTRY),)),
         Panel("Requests under way", "short", (now("farhop_in_flight", "tier", "region"),)),
         Panel("Tokens a second", "short", (rate("farhop_tokens_total", "kind", where=ENTRY),)),
     ]),
@@ -166,6 +170,12 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Spilled a second, by entry and target", "reqps", (rate("farhop_spilled_requests_total", "region", "target"),)),
         Panel("Share that spills", "percentunit", (
             share(rate("farhop_spilled_requests_total", "region", where=ENTRY), rate(REQUESTS, "region", where=ENTRY)),)),
+        Panel("Configuration: generation in force", "short", (now("farhop_config_generation", "tier", "region", "instance", how="max"),)),
+        Panel("Configuration: refused, awaiting a restart", "short", (
+            now("farhop_config_rejected", "tier", "region", how="max"),
+            now("farhop_config_awaits_restart", "tier", "region", how="max"))),
+        Panel("Configuration read again", "short", (rate("farhop_config_reloads_total", "region", "result"),)),
+        Panel("Admin port: refused", "reqps", (rate("farhop_admin_requests_refused_total", "region", "reason"),)),
         Panel("Handshakes refused", "short", (rate("farhop_handshakes_refused_total", "region", "listener", "reason"),)),
         Panel("Certificates end at", "dateTimeAsIso", (
             Query(f"min by (tier, region, part) ({_at('farhop_certificate_expiry_timestamp_seconds', '')}) * 1000",
@@ -191,7 +201,8 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Blocks that made no sense", "short", (rate("farhop_kv_blocks_ignored_total", "region", "reason"),)),
         Panel("Prompts read as tokens, or not", "reqps", (
             rate("farhop_tokenized_prompts_total", "region"), rate("farhop_untokenized_prompts_total", "region", "reason"))),
-        Panel("Prompts that an engine counts otherwise", "reqps", (rate("farhop_miscounted_prompts_total", "region"),)),
+        Panel("Prompts that an engine counts otherwise", "reqps", (
+            rate("farhop_miscounted_prompts_total", "region"), rate("farhop_mispredicted_prompts_total", "region"))),
     ]),
 }  # fmt: skip
 
