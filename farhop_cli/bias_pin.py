@@ -30,7 +30,13 @@ def set_bias(region: str, ms: float, why: str, by: str | None, length: str, wher
     """Make a region count as worse or better than it is; the exit code."""
     document = BiasOverride(region=region, ms=ms, **leased.signature(why, by, length))
     value = _encoded(document)
-    return leased.put(BIAS, where.fleet(region), document.key, {"region": region}, value, document.for_s, where)
+    here = where.fleet(region)
+
+    async def effects(store: Store) -> Sequence[str]:
+        world = await in_force(store, here.topology)
+        return effect.biased(world, await here.statuses(), region) if world is not None else ()
+
+    return leased.put(BIAS, here, document.key, {"region": region}, value, document.for_s, where, effects=effects)
 
 
 def unset_bias(region: str, where: Where) -> int:

@@ -43,9 +43,8 @@ _SENSITIVE = re.compile(
     r"(?i)(secret|token|passw|private|credential|authori[sz]ation|cookie|sha256|digest|bearer|^hop$|^keys?$|api_?key)"
 )
 _SAID_ELSEWHERE = re.compile(r"(env|file):[^\n]{1,4096}")
-_PUBLIC = re.compile(
-    r".*(_file|_tokens?(_total|_free|_max|_total)?|tokens|tokenizers?)$"
-)  # paths, and counts of tokens
+_PATH = re.compile(r".*_file|tokenizers?")  # paths
+_COUNT = re.compile(r"(?i).*(tokens|bytes_per_token|ms_per_token)(_.*)?")  # numbers of tokens are no secrets
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -182,21 +181,20 @@ def _added(name: str) -> bytes:
 def withheld(said: Any, sensitive: bool = False) -> Any:
     """A document without what stands in the place of a secret. What only names one (env:, file:) stays."""
     if isinstance(said, dict):
-        return {
-            name: withheld(value, sensitive or _is_sensitive(name)) for name, value in said.items()
-        }  # a name is never a secret's place
+        return {name: _field(str(name), value, sensitive) for name, value in said.items()}
     if isinstance(said, list | tuple):
         return [withheld(one, sensitive) for one in said]
-    if isinstance(said, str):
-        if sensitive and not _SAID_ELSEWHERE.fullmatch(said):
-            return WITHHELD
-        return _LOGIN.sub(f"{WITHHELD}@", said)
-    return WITHHELD if sensitive and isinstance(said, bytes) else said
+    if not isinstance(said, str):
+        return WITHHELD if sensitive and said is not None and not isinstance(said, bool) else said
+    if sensitive and not _SAID_ELSEWHERE.fullmatch(said):
+        return WITHHELD
+    return _LOGIN.sub(f"{WITHHELD}@", said)
 
 
-def _is_sensitive(name: object) -> bool:
-    text = str(name)
-    return _SENSITIVE.search(text) is not None and _PUBLIC.fullmatch(text) is None
+def _field(name: str, value: Any, sensitive: bool) -> Any:
+    if not sensitive and isinstance(value, int | float) and _COUNT.fullmatch(name):
+        return value
+    return withheld(value, sensitive or (_SENSITIVE.search(name) is not None and _PATH.fullmatch(name) is None))
 
 
 def scrubbed(text: bytes, secrets: Iterable[bytes]) -> bytes:

@@ -21,6 +21,7 @@ from topology.problems import quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from farhop.store.contract import Store
     from farhop.store.documents.authored import Signature
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
@@ -32,7 +33,11 @@ def set_policy(region: str, name: str, model: str, why: str, by: str | None, whe
     signed.checked(PolicyConfig, name, "POLICY")
     whom = {"model": signed.named("--model", model)}
     notes = ("requests under way are not disturbed; those that wait are placed by it",)
-    return signed.put(POLICY, _encode, region, whom, lambda _: name, signature, where, notes)
+
+    async def effects(here: Fleet, _store: Store) -> Sequence[str]:
+        return _ranked(await here.status_of(region) or {}, model)
+
+    return signed.put(POLICY, _encode, region, whom, lambda _: name, signature, where, notes, None, effects)
 
 
 def set_split(region: str, model: str, weights: str, why: str, by: str | None, where: Where) -> int:
@@ -51,12 +56,27 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, w
         text = "no replica there has version {}; until one has, the split's fallback decides"
         return [text.format(", ".join(absent))] if absent else []
 
-    async def effects(here: Fleet) -> Sequence[str]:
+    async def effects(here: Fleet, _store: Store) -> Sequence[str]:
         return _moved(await here.status_of(region) or {}, model, given)
+
+    async def served(here: Fleet) -> None:
+        status = await here.status_of(region) or {}
+        replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
+        known = {*(status.get("splits") or {}), *(name for one in replicas for name in one.get("models") or ())}
+        if known and model not in known:
+            fail(f"--model: no replica in {region} serves {quoted(model)}; there is {', '.join(sorted(known)[:8])}")
 
     whom = {"model": signed.named("--model", model)}
     notes = (f"shares: {_shares(given)}", "requests under way finish where they are; those that wait go by it")
-    return signed.put(SPLIT, _encode, region, whom, says, signature, where, notes, unserved, effects)
+    return signed.put(SPLIT, _encode, region, whom, says, signature, where, notes, unserved, effects, served)
+
+
+def _ranked(status: dict[str, Any], model: str) -> list[str]:
+    """What a policy concerns in a region, as its balancer sees its replicas."""
+    replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
+    ranked = [one for one in replicas if not model or model in (one.get("models") or ())]
+    whose = f" of {model}" if model else ""
+    return [f"ranks {len(ranked)} replicas{whose} anew, and leaves none out: it strands nobody"]
 
 
 def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> list[str]:

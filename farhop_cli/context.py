@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from farhop.config import ConfigError, Part, Secret, parsed, problems_of
 from farhop.identity import certificate_names
@@ -36,7 +37,16 @@ UP = "up"  # what `farhop up` calls its own
 _SECRETS = ("token", "password")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Url = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.:\[\]_-]{1,260}/?$")]
+_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]{1,260}/?")
+
+
+def _url(text: str) -> str:
+    if not _URL.fullmatch(text):
+        raise ValueError("is no URL of an admin port; give such as https://10.1.0.7:8082")
+    return text.rstrip("/")
+
+
+Url = Annotated[str, AfterValidator(_url)]
 
 
 class AdminPorts(ConnectTls):

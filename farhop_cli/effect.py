@@ -143,6 +143,51 @@ def pinned(
     return _short(sorted(lines, key=lambda line: not line.startswith("strands")))
 
 
+def biased(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: str) -> list[str]:
+    """Whom a bias of a region concerns, in lines for people: those who have another one. It strands nobody."""
+    law, free, bound = Law(topology), dict[tuple[str, tuple[str, ...]], list[str]](), dict[str, list[str]]()
+    for model, regions in sorted(_served(statuses).items()):
+        for name in topology.tenants:
+            lawful = law.verdict(name, model).lawful & regions
+            if region in lawful and len(lawful) > 1:
+                free.setdefault((model, tuple(sorted(lawful - {region}))), []).append(name)
+            elif region in lawful:
+                bound.setdefault(model, []).append(name)
+    lines = [f"may move: {model} of {_named(sorted(names))}: or to {_named(to)}" for (model, to), names in free.items()]
+    lines += [f"stays as it is: {model} of {_named(sorted(names))}: nowhere else" for model, names in bound.items()]
+    return _short(lines or [f"moves nothing: {region} serves nobody now"])
+
+
+def routed(
+    topology: Topology,
+    statuses: Sequence[Mapping[str, Any]],
+    region: str,
+    tenant: str,
+    model: str,
+    route: Mapping[str, Any],
+) -> list[str]:
+    """What a route of an entry would come to, in lines for people."""
+    law, served = Law(topology), _served(statuses)
+    order = route.get("regions") if route.get("policy") == "failover" else None
+    moves: dict[tuple[str, str], list[str]] = {}
+    lines = []
+    for one in [model] if model else sorted(served):
+        there = frozenset(served.get(one, ()))
+        for name in [tenant] if tenant else sorted(topology.tenants):
+            lawful = law.verdict(name, one).lawful
+            if route.get("foreign_quota", 1.0) < 1.0 and region in lawful and region not in there:
+                lines.append(f"strands: {one} of {name} once the quota is used up: {region} does not serve it")
+            first = next((each for each in order or () if each in lawful & there), "")
+            if lawful & there:
+                moves.setdefault((one, first or "as it ranks those that are lawful and serve"), []).append(name)
+    lines += [f"decides: {one} of {_named(names)}: {_led(where)}" for (one, where), names in sorted(moves.items())]
+    return _short(lines or ["moves nothing: nobody is served whom it would be for"])
+
+
+def _led(where: str) -> str:
+    return where if " " in where else f"to {where}"
+
+
 def _served(statuses: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
     """By model, where any of these balancers sees it served."""
     found: dict[str, set[str]] = {}

@@ -12,8 +12,9 @@ import yaml
 
 from farhop.store.contract import ROUTE_PREFIX
 from farhop.store.documents import authored
-from farhop_cli import signed
+from farhop_cli import effect, signed
 from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.law import in_force
 from farhop_cli.standing import Item, Noun, Standing
 from global_lb.app.overrides import DOCUMENT_LIMIT_BYTES
 from global_lb.routing.policy import ROUTES_MAX, RouteConfig, routes_of
@@ -21,6 +22,7 @@ from global_lb.routing.policy import ROUTES_MAX, RouteConfig, routes_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from farhop.store.contract import Store
     from farhop.store.documents.authored import Signature
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
@@ -41,7 +43,12 @@ def put(region: str, text: str, tenant: str, model: str, why: str, by: str | Non
         return _encode(items, signature)
 
     notes = ("requests under way are not disturbed; those on hold are decided by it",)
-    return signed.put(NOUN, encode, region, whom, lambda _: route, signature, where, notes)
+
+    async def effects(here: Fleet, store: Store) -> Sequence[str]:
+        world = await in_force(store, here.topology)
+        return () if world is None else effect.routed(world, await here.statuses(), region, tenant, model, route)
+
+    return signed.put(NOUN, encode, region, whom, lambda _: route, signature, where, notes, None, effects)
 
 
 def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:

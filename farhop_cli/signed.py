@@ -23,6 +23,7 @@ from topology.problems import quoted
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
     from farhop_cli.standing import Noun
@@ -52,7 +53,8 @@ def put(
     where: Where,
     notes: Sequence[str] = (),
     warnings: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None,
-    effects: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None,
+    effects: Callable[[Fleet, Store], Awaitable[Sequence[str]]] | None = None,
+    sense: Callable[[Fleet], Awaitable[None]] | None = None,
 ) -> int:
     """Put `says(what is said for whom, None if nothing is)` in its place, and leave the rest; the exit code."""
     here = where.fleet(region)
@@ -68,7 +70,8 @@ def put(
     asked = Change(
         _key(noun, region), region, whom, make, notes=notes,
         warnings=None if warnings is None else lambda: warnings(here),
-        effects=None if effects is None else lambda _: effects(here),
+        effects=None if effects is None else lambda store: effects(here, store),
+        sense=None if sense is None else lambda: sense(here),
     )  # fmt: skip
     return standing.change(noun, here, asked, where)
 

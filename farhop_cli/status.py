@@ -45,7 +45,7 @@ _REGIONAL = (
     "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
     ">error", "why",
 )  # fmt: skip
-_BUILDS = ("region", "tier", "instance", "version", "admin port")
+_BUILDS = ("region", "tier", "instance", "version", ">configuration", "awaits a restart", "what is wrong", "admin port")
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
     ">engine kv %", ">hit %", ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
@@ -209,8 +209,19 @@ def _tell(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
 
 
 def _build(tier: str, one: Seen) -> list[str]:
+    """Which build, and which generation of its configuration is in force."""
     status = one.status or {}
-    return [one.name, tier, *(word(status.get(field)) for field in ("instance", "version")), one.url or show.NONE]
+    found = status.get("configuration")
+    configuration = found if isinstance(found, dict) else {}
+    return [
+        one.name,
+        tier,
+        *(word(status.get(field)) for field in ("instance", "version")),
+        number(configuration.get("generation"), 0),
+        word(", ".join(map(str, configuration.get("awaits_restart") or ()))),
+        word("; ".join(map(str, configuration.get("trouble") or ()))),
+        one.url or show.NONE,
+    ]
 
 
 async def _ask_all(

@@ -22,8 +22,9 @@ from farhop_lab.world.world import World, WorldSettings
 T = TypeVar("T")
 _NAP_S = 0.005
 
-NEEDS = ("docker", "root", "browser")  # the markers of `make test-system`
+NEEDS = ("docker", "root", "browser", "history")  # the markers of `make test-system`
 DRILLS = Path(__file__).parent / "drills"
+VERSION_BEFORE = "e0c6e3d"  # the version that tests/deploy/test_skew.py runs beside this one
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 # Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
@@ -67,6 +68,15 @@ class RunningWorld:
         return self.call(answer([self.entry(region)], f"sk-farhop-{tenant}", body, trusted=entries, **options))
 
 
+async def at_once(true: Callable[[], object], rounds: int = 40) -> None:
+    """What waits for no clock is so when the loop has gone round so often, however long a round takes here."""
+    for _ in range(rounds):
+        if true():
+            return
+        await asyncio.sleep(0)
+    assert true(), f"not so after {rounds} rounds of the loop"
+
+
 async def soonest(measure: Callable[[], Awaitable[float]], below_s: float, tries: int = 20) -> None:
     """What is measured is below this at least once, less the least that a bare sleep was late beside it.
 
@@ -88,6 +98,10 @@ def _missing() -> dict[str, str]:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "info"], capture_output=True, timeout=20.0, check=False).returncode:
         missing["docker"] = "no Docker engine answers `docker info`"
+    git = shutil.which("git")
+    asked = [git or "git", "cat-file", "-e", f"{VERSION_BEFORE}^{{commit}}"]
+    if git is None or subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, check=False).returncode:
+        missing["history"] = f"the repository's history does not reach back to {VERSION_BEFORE}"
     if os.geteuid() != 0:
         missing["root"] = "not run as root"
     if not any(map(shutil.which, BROWSERS)):

@@ -25,6 +25,15 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
+class EngineLoad(msgspec.Struct, frozen=True):
+    """What an engine told of itself beside an answer: requests that wait and run, the share (0..1) of its KV cache in
+    use. None: not told."""
+
+    waiting: int | None = None
+    running: int | None = None
+    kv_usage: float | None = None
+
+
 class HeaderMatch(msgspec.Struct, frozen=True):
     """Something of a request's head that an operator's rule looks for: a header or a cookie of this name and value."""
 
@@ -53,6 +62,9 @@ class Request(msgspec.Struct, frozen=True):
     them. `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
     prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
     queues of other regions that let it go. `recomputed`: an engine computes the whole prompt, whatever it has cached.
+    `soft_session` is a hash of what a coding agent or another client calls its
+    session without anybody having asked for it, 0 without one, and `parent_session` of the one that it came from: they
+    decide between equals and nothing else.
     """
 
     id: str
@@ -78,6 +90,8 @@ class Request(msgspec.Struct, frozen=True):
     divisible: bool = False
     body_hash: int = 0
     waited_s: float = 0.0
+    soft_session: int = 0
+    parent_session: int = 0
     recomputed: bool = False
 
 
@@ -131,11 +145,13 @@ class PrefillFailed(Event, frozen=True):
 
 
 class AttemptBegan(Event, frozen=True):
-    """The first byte of the upstream's answer is here, and now on its way to the client: the request has started."""
+    """The first byte of the upstream's answer is here, and now on its way to the client: the request has started.
+    `load` is what the engine told of itself with it, if it did."""
 
     id: str
     attempt: int
     status: int
+    load: EngineLoad | None = None
 
 
 class AttemptEnded(Event, frozen=True):

@@ -19,6 +19,7 @@ from farhop.relay import answers
 from farhop.relay.active import ActiveRequest
 from farhop.relay.formats.field_guard import engine_headers
 from farhop.relay.http.listener import SWEEP_S
+from farhop.relay.upstream import orca
 from farhop.relay.upstream.attempt import AttemptRun
 from farhop.relay.upstream.pair import DecodeRun, PrefillRun
 from farhop.relay.upstream.together import TogetherRun
@@ -79,7 +80,10 @@ class Relay:
         *,
         upstream_is_tier: bool,
         budget: ByteBudget | None = None,
+        asks_load: bool = False,
     ) -> None:
+        """`asks_load`: engines are asked to tell their load with each answer."""
+        self.asks_load = asks_load
         self._name, self._flow, self._tier, self.pool, self.clock = name, flow, tier, pool, clock
         self.upstream_is_tier, self._budget = upstream_is_tier, budget
         self._loop = asyncio.get_running_loop()
@@ -175,10 +179,15 @@ class Relay:
             host,
             body_bytes,
             _ALWAYS,
-            head.onward if self.upstream_is_tier else engine_headers(head.onward),
+            head.onward if self.upstream_is_tier else self._for_engine(head.onward),
             self._tier.upstream_headers(active),
             more,
         )
+
+    def _for_engine(self, lines: bytes) -> bytes:
+        """Of a client's header lines those that engines may see, and what they are asked for beside."""
+        passed = engine_headers(lines)
+        return passed + orca.ASKING if self.asks_load and orca.ASK not in passed else passed
 
     def answer_head(self, active: ActiveRequest, upstream_timing: bytes) -> bytes:
         """See AttemptOwner: decision, region, and where the time went."""
@@ -196,7 +205,7 @@ class Relay:
         active.began_at, active.status, active.streams = now, status, attempt.streams
         active.body = b""  # what has begun is never sent again
         active.exchange.let_go()
-        self.react(machine.AttemptBegan(active.request.id, attempt.number, status), now)
+        self.react(machine.AttemptBegan(active.request.id, attempt.number, status, attempt.load), now)
         return active.attempt is attempt
 
     def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:

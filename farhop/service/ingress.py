@@ -27,7 +27,7 @@ from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
 from farhop.service.request_telemetry import RequestContext
-from farhop.service.routing_keys import VERSION_HEADER
+from farhop.service.routing_keys import VERSION_HEADER, soft_session
 from farhop.service.tokenizer import INLINE_BYTES_MAX
 from farhop.telemetry.release import release
 
@@ -55,6 +55,7 @@ _MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is 
 _BODILESS = (_MODELS, _VERSION)
 
 
+_LLM_D = b"x-llm-d-"
 _PROBES = (paths.HEALTH, paths.READY)
 _NO_STORE = b"cache-control: no-store\r\n"
 
@@ -188,17 +189,17 @@ class Ingress:
             prompt = self._read(caller, kind, exchange.body, head.path, head.onward)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
-        wished = self._wished(context, caller, prompt)
+        wished = self._wished(context, caller, prompt, head.onward)
         if not isinstance(wished, Caller):
             return wished
         request = self._request(wished, prompt, exchange.body, head.onward, version, self._clock.now())
         return self._understood(exchange, context, request, prompt)
 
-    def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt) -> Caller | Reply:
+    def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes) -> Caller | Reply:
         """Who asks, now that the body is read: from here on nothing is decided without what it wishes for."""
-        if prompt.wishes is NO_WISHES:
+        if prompt.wishes is NO_WISHES and _LLM_D not in lines:
             return caller
-        wished = self._authenticator.wished(caller, prompt.wishes)
+        wished = self._authenticator.wished(caller, prompt.wishes, lines)
         if isinstance(wished, Caller):
             context.caller = wished
         return wished
@@ -256,6 +257,10 @@ class Ingress:
             geo="" if exchange.is_hop else prompt.wishes.geo,  # whom the client asked says it
         )
 
+    def _salt_kept(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
+        """The salt that engines keep their blocks by: none take one with Anthropic's messages."""
+        return "" if kind is Kind.MESSAGES else self._salt(caller, kind, prompt)
+
     def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
         return openai.salt_of(kind, prompt, caller.hint_scope if self._to_engines else None)
 
@@ -263,7 +268,7 @@ class Ingress:
         """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             return request
-        tokens = self._tokenizers.now(kind, request.model, body, self._salt(caller, kind, prompt))
+        tokens = self._tokenizers.now(kind, request.model, body, self._salt_kept(caller, kind, prompt))
         return replace(request, tokens=tokens) if tokens is not None else request
 
     def _broke(self, exchange: Exchange) -> None:
@@ -287,7 +292,7 @@ class Ingress:
         Raises bodies.BodyError.
         """
         prompt = self._read(caller, kind, body, path, headers)
-        wished = self._authenticator.wished(caller, prompt.wishes)
+        wished = self._authenticator.wished(caller, prompt.wishes, headers)
         if not isinstance(wished, Caller):
             raise bodies.BodyError(wished.outcome, msgspec.json.decode(wished.body)["error"]["message"])
         caller = wished
@@ -299,6 +304,7 @@ class Ingress:
     ) -> Request:  # fmt: skip
         """The machine's Request; `session` is what the body's field for it says, if that was read before."""
         header_matches = self._header_matches
+        soft, parent = soft_session(caller.tenant, headers, prompt.wishes)
         return Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
             id=f"{self._rng.getrandbits(64):016x}",
@@ -324,6 +330,8 @@ class Ingress:
             session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
             version=header_matches.version(prompt.model, version) if header_matches is not None else "",
             header_matches=header_matches.header_matches(prompt.model, headers) if header_matches is not None else (),
+            soft_session=soft,
+            parent_session=parent,
         )
 
 
@@ -415,7 +423,7 @@ class _ReadingApart(_Waiting):
         if parsed.prompt is None:
             refused = parsed.refusal()
             return answers.refusal(refused.outcome, refused.detail, param=refused.param)
-        wished = ingress._wished(self._context, caller, parsed.prompt)
+        wished = ingress._wished(self._context, caller, parsed.prompt, exchange.head.onward)
         if not isinstance(wished, Caller):
             return wished
         caller = wished
@@ -440,7 +448,7 @@ class _Reading(_Waiting):
         exchange, model, self._since = self._exchange, self._request.model, self._since or self._ingress._clock.now()
         context: RequestContext = exchange.context
         assert context.caller is not None  # `head` let it pass
-        salt = self._ingress._salt(context.caller, kind, self._prompt)
+        salt = self._ingress._salt_kept(context.caller, kind, self._prompt)
         self._future = tokenizers.later(kind, model, exchange.body, salt, self._read)
         if self._future is None:
             self._ingress._start(exchange, self._request, self._prompt, onward=self._onward)

@@ -7,12 +7,10 @@ was opened is closed, and what closing meets never hides why it had to be.
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import resource
 import signal
 import sys
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
@@ -48,15 +46,6 @@ class Balancer(Protocol):
         """Read the configuration anew, soon: SIGHUP. Whatever it holds, nothing stops."""
 
 
-@functools.cache
-def version() -> str:
-    """Of this build; "" where it is not installed as a distribution."""
-    try:
-        return metadata.version("farhop")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def run(name: str, make: Callable[[], Balancer]) -> None:
     """Run a balancer until SIGTERM or SIGINT. SystemExit(2) on a fault of configuration or surroundings."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -75,15 +64,15 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
     loop.set_exception_handler(_logged(name, loop))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is somebody to tell, what is read is the newest
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # while it starts: its files are looked at from then on
     balancer, manager = make(), Notifier()
-    loop.add_signal_handler(signal.SIGHUP, balancer.reload)
     try:
         line = await _unless(stop, balancer)
     except BaseException:
         await _close_anyway(name, balancer)
         raise
     if line is not None:
+        loop.add_signal_handler(signal.SIGHUP, balancer.reload)
         print(f"{name}: {line}", flush=True)
         manager.ready(loop, line)
         gc.freeze()  # what start-up made stays: the collector need not walk it again

@@ -109,6 +109,7 @@ class Reloader(Generic[C]):
         self.trouble: tuple[str, ...] = ()
         self.awaiting: tuple[str, ...] = ()  # fields that await a restart
         self.counts: Counter[str] = Counter()  # reloads, by what came of them
+        self._under = laws.law.epoch  # when the files were read last
         self._one = asyncio.Lock()
         self.log: FilteringBoundLogger | None = None
 
@@ -121,10 +122,11 @@ class Reloader(Generic[C]):
             await self.look()
 
     async def look(self) -> None:
-        """Read the files if they are others than those last read, and the same as at the last look."""
+        """Read the files if they are others than those last read, and the same as at the last look; and again what was
+        passed over, once another law is in force: it may fit that one."""
         stamp = await asyncio.to_thread(self._stamps)
         still, self._seen = stamp == self._seen, stamp
-        if still and stamp != self._stamp:
+        if still and (stamp != self._stamp or (self.trouble and self._laws.law.epoch != self._under)):
             await self.reload()
 
     def _stamps(self) -> tuple[object, ...]:
@@ -149,7 +151,7 @@ class Reloader(Generic[C]):
             else:
                 self.trouble = ()
                 self.counts[result] += 1
-            self._stamp = stamp
+            self._stamp, self._under = stamp, self._laws.law.epoch
 
     async def _take(self, path: Path) -> str:
         wanted = await asyncio.to_thread(load, self._kind, path)

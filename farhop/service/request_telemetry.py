@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.spans import Span, Tracing
 
 MODEL_CHARS_MAX = 128
+PROVIDER = "farhop"  # what clients' spans would name, too: the engines behind are not theirs to know
 _UNTRACED = RequestTrace(b"", None)
 _WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
 
@@ -240,9 +241,12 @@ class RequestTelemetry:
         self._finish(context, reason, status, now, active, usage)
 
     def _request_attributes(self, active: ActiveRequest, usage: Usage | None) -> dict[str, Value]:
-        request, context = active.request, active.context
+        request, context, head = active.request, active.context, active.exchange.head
         said: dict[str, Value] = {
-            a.OPERATION: context.kind or "",
+            a.OPERATION: context.kind.operation if context.kind is not None else "",
+            a.PROVIDER: PROVIDER,
+            a.METHOD: head.method.decode("ascii"),
+            a.PATH: head.path.decode("ascii", "replace"),
             a.REQUEST_MODEL: request.model,
             a.REQUEST_STREAM: request.stream,
             a.TENANT: request.tenant,
@@ -250,6 +254,14 @@ class RequestTelemetry:
             a.PROMPT_BYTES: request.prompt_bytes,
             a.ATTEMPTS: len(context.attempts),
         }
+        if request.max_tokens is not None:
+            said[a.REQUEST_MAX_TOKENS] = request.max_tokens
+        if (host := head.known.get(b"host")) is not None:
+            name, _, port = host.decode("ascii", "replace").rpartition(":")
+            bare = not name or not port.isdigit()
+            said[a.SERVER_ADDRESS] = host.decode("ascii", "replace") if bare else name
+            if not bare:
+                said[a.SERVER_PORT] = int(port)
         if usage is not None:
             said |= {a.INPUT_TOKENS: usage.prompt_tokens, a.OUTPUT_TOKENS: usage.completion_tokens}
             if usage.cached_tokens is not None:
@@ -280,14 +292,17 @@ class RequestTelemetry:
                 self._compare(active)
                 if usage is not None and usage.completion_tokens > 1 and reason is outcome.SERVED:
                     tpot_s = (now - active.began_at) / (usage.completion_tokens - 1)
-        self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target)
+        model = active.request.model if active is not None and active.forward is not None else ""
+        self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target, model, usage)
         if not context.trace.sampled:
             return
         said = self._request_attributes(active, usage) if active is not None else {}
         said |= {a.OUTCOME: reason.reason, a.STATUS: status}
         if ttft_s is not None:
             said[a.TTFT_MS] = ttft_s * 1e3
-        context.trace.end(self._clock.wall_ns(now), said, None if reason in _WELL else reason.reason)
+        # OpenTelemetry's HTTP conventions: what a client did wrong is no error of the server's span.
+        wrong = reason not in _WELL and not 400 <= status < 500
+        context.trace.end(self._clock.wall_ns(now), said, reason.reason if wrong else None)
 
     def _compare(self, active: ActiveRequest) -> None:
         """The promise that the choice rested on against what came of it."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop.balance.machine import HeaderMatch
+    from farhop.relay.formats.prompt import Wishes
 
 NAME_BYTES_MAX = 1024  # of a session's name; a longer one counts by its beginning
 
@@ -24,6 +25,46 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text = msgspec.json.Decoder(str)
 VERSION_HEADER = b"x-farhop-version"
 _VERSION = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+# How coding agents name their sessions, and those that they came from: Claude Code (each of its agents has a context of
+# its own), Codex, OpenCode.
+_CLAUDE_SESSION, _CLAUDE_AGENT, _CLAUDE_PARENT = (
+    b"x-claude-code-session-id: ", b"x-claude-code-agent-id: ", b"x-claude-code-parent-agent-id: ",
+)  # fmt: skip
+_AGENTS = (b"session-id: ", b"session_id: ", b"x-session-id: ", b"x-session-affinity: ")
+_PARENT = b"x-parent-session-id: "
+
+
+def soft_session(tenant: str, headers: bytes, wishes: Wishes) -> tuple[int, int]:
+    """A session that nobody had to configure, and the one it came from, as hashes of the tenant and their names; 0 for
+    none. `headers` as for SessionReader.read; `wishes` are those of the body."""
+    name, parent = _agents(headers) if b"session" in headers else (b"", b"")
+    if not name:
+        name = (wishes.cache_key or wishes.user).encode("utf-8", "replace")
+    return (_hash(tenant, name), _hash(tenant, parent)) if name else (0, 0)
+
+
+def _agents(headers: bytes) -> tuple[bytes, bytes]:
+    lines = b"\r\n" + headers
+    if claude := _value(lines, _CLAUDE_SESSION):
+        agent = _value(lines, _CLAUDE_AGENT)
+        if not agent:
+            return claude, b""
+        above = _value(lines, _CLAUDE_PARENT)
+        return claude + b"/" + agent, claude + b"/" + above if above else claude
+    return next(filter(None, (_value(lines, name) for name in _AGENTS)), b""), _value(lines, _PARENT)
+
+
+def _value(lines: bytes, name: bytes) -> bytes:
+    _, found, rest = lines.partition(b"\r\n" + name)
+    return rest.partition(b"\r\n")[0] if found else b""
+
+
+def _hash(tenant: str, name: bytes) -> int:
+    if not name:
+        return 0
+    return xxh3_64_intdigest(b"%d:%b%b" % (len(tenant), tenant.encode(), name[:NAME_BYTES_MAX])) or 1
 
 
 class SessionReader:
@@ -59,7 +100,7 @@ class SessionReader:
             name = self._in_body(body) if said is None else said
         if not name:
             return 0
-        return xxh3_64_intdigest(b"%d:%b%b" % (len(tenant), tenant.encode(), name[:NAME_BYTES_MAX])) or 1
+        return _hash(tenant, name)
 
     def _in_header(self, headers: bytes) -> bytes:
         return next(iter(values(headers, self._header)), b"")

@@ -17,7 +17,7 @@ import aetcd.rpc
 import grpc
 import grpc.aio
 
-from farhop.store.contract import StoreError, StoreUnreachable
+from farhop.store.contract import ROOT, StoreError, StoreUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -139,7 +139,8 @@ class EtcdLink:
         self._closed = False
         if any(self.settings.tls(endpoint) for endpoint in self.settings.endpoints):
             self._credentials = await asyncio.to_thread(_read_credentials, self.settings)
-        request = aetcd.rpc.RangeRequest(key=b"\0", limit=1, keys_only=True)  # linearizable: a quorum must answer
+        # Linearizable: a quorum must answer. Of a key that every role may read which may read anything of ours.
+        request = aetcd.rpc.RangeRequest(key=ROOT.encode(), limit=1, keys_only=True)
         share_s = self.settings.timeout_s / len(self.settings.endpoints)
         failures = []
         for _ in self.settings.endpoints:

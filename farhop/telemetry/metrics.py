@@ -1,7 +1,8 @@
 """What a tier counts, and how Prometheus reads it.
 
 The hot path touches plain numbers only; families are built when scraped. Invariants: every label set is bounded;
-totals derived from others are computed at the scrape, so they cannot disagree; no tenant, model or prompt is a label.
+totals derived from others are computed at the scrape, so they cannot disagree; no tenant or prompt is a label, and a
+model only once an engine has answered for it, so that clients cannot make names up.
 """
 
 from __future__ import annotations
@@ -9,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from farhop.balance.machine import Usage
 from farhop.balance.outcome import ADVISED, CLIENT_LEFT, REDIRECTED, Outcome, Source, by_reason
-from farhop.telemetry.series import OTHER, SAMPLE_MAX, Counter, Histogram, Labels
+from farhop.telemetry.release import release
+from farhop.telemetry.series import OTHER, SAMPLE_MAX, Buckets, Counter, Histogram, Labels
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 HIT_SOURCES = ("trie", "exact")
@@ -23,6 +32,7 @@ TARGETS_MAX = 64
 REASONS_MAX = 32
 READINGS_MAX = 64
 VERSIONS_MAX = 64
+MODELS_MAX = 16  # each has two histograms; of others it is `other`
 
 # From one LAN round trip to a queue's patience; steps of ~1.5 where objectives are set (100 ms to 3 s).
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
@@ -35,6 +45,20 @@ _NOT_REFUSED = (CLIENT_LEFT.reason, REDIRECTED.reason, ADVISED.reason)
 _CLASSES = ("none", "1xx", "2xx", "3xx", "4xx", "5xx")
 
 Reading = Callable[[], "float | Mapping[str, float]"]
+
+
+class _OfModel:
+    """What is counted of one model."""
+
+    __slots__ = ("requests", "tokens", "tpot", "ttft")
+
+    def __init__(self) -> None:
+        self.requests: dict[str, int] = {}
+        self.tokens = [0, 0, 0]  # prompt, completion, cached
+        self.ttft, self.tpot = Buckets(TTFT_BUCKETS_S), Buckets(TPOT_BUCKETS_S)
+
+
+_KINDS = ("prompt", "completion", "cached")
 
 
 class TierMetrics(Collector):
@@ -50,6 +74,7 @@ class TierMetrics(Collector):
         self.in_flight = 0
         self._targets = Labels(TARGETS_MAX)
         self._reasons, self._versions = Labels(REASONS_MAX), Labels(VERSIONS_MAX)
+        self._models: dict[str, _OfModel] = {}
         self._readings: dict[
             str, tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str | None, Reading]
         ] = {}  # at every scrape
@@ -127,8 +152,11 @@ class TierMetrics(Collector):
         ttft_s: float | None = None,
         tpot_s: float | None = None,
         target: str = "",
+        model: str = "",
+        usage: Usage | None = None,
     ) -> None:
-        """A request begun has ended. `status` is what the client got (0: it got none), `target` who served it.
+        """A request begun has ended. `status` is what the client got (0: it got none), `target` who served it. `model`
+        is what it asked for, if an engine was asked; `usage` what that says it took.
 
         Refusals and residency denials are derived from this: do not count them apart.
         """
@@ -139,6 +167,8 @@ class TierMetrics(Collector):
             requests[key] += 1
         else:
             self._first_of(key)
+        if model:
+            self._of_model(model, status, ttft_s, tpot_s, usage)
         sound = self._duration.observe(duration_s)
         if ttft_s is not None:
             if self._ttft.observe(ttft_s):
@@ -151,6 +181,26 @@ class TierMetrics(Collector):
             sound &= self._tpot.observe(tpot_s)
         if not sound:
             self._invalid.add(())
+
+    def _of_model(
+        self, model: str, status: int, ttft_s: float | None, tpot_s: float | None, usage: Usage | None
+    ) -> None:
+        known = self._models.get(model)
+        if known is None:
+            if not 200 <= status < 300 or len(self._models) >= MODELS_MAX:
+                model = OTHER
+            known = self._models.setdefault(model, _OfModel())
+        status_class = status // 100
+        code = _CLASSES[status_class if 0 <= status_class < len(_CLASSES) else 0]
+        known.requests[code] = known.requests.get(code, 0) + 1
+        if ttft_s is not None:
+            known.ttft.observe(ttft_s)
+        if tpot_s is not None:
+            known.tpot.observe(tpot_s)
+        if usage is not None:
+            said = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
+            if all(0 <= tokens <= SAMPLE_MAX for tokens in said):
+                known.tokens = [a + b for a, b in zip(known.tokens, said, strict=True)]
 
     def attempted(self, target: str, outcome: Outcome) -> None:
         """One attempt upstream has ended, however the request goes on."""
@@ -249,7 +299,7 @@ class TierMetrics(Collector):
         names = [name for name, _ in self._const]
         own = [value for _, value in self._const]
         info = InfoMetricFamily("farhop_build", "This balancer.", labels=names)
-        info.add_metric(own, {"balancer": self._instance})
+        info.add_metric(own, {"balancer": self._instance, "version": release()})
         yield info
         yield from self._request_families(names, own)
         self._unread.values = {(_known(reason),): count for reason, count in self.refused_unread().items()}
@@ -272,11 +322,35 @@ class TierMetrics(Collector):
             for value, (count, total_s) in sums.items():
                 summary.add_metric([*own, value], int(count), total_s)
             yield summary
+        yield from self._model_families(names, own)
         in_flight = GaugeMetricFamily("farhop_in_flight", "Requests begun and not finished.", labels=names)
         in_flight.add_metric(own, self.in_flight)
         yield in_flight
         for name, (family, help_text, label, read) in self._readings.items():
             yield _family_of(family, f"farhop_{name}", help_text, self._const, label, read())
+
+    def _model_families(self, names: list[str], own: list[str]) -> Iterator[Metric]:
+        labels = [*names, "model"]
+        requests = CounterMetricFamily(
+            "farhop_model_requests", "Requests finished, by model.", labels=[*labels, "code"]
+        )
+        tokens = CounterMetricFamily(
+            "farhop_model_tokens", "Tokens engines say they used, by model.", labels=[*labels, "kind"]
+        )
+        ttft = HistogramMetricFamily(
+            "farhop_model_ttft_seconds", "From the head to the answer's first byte, by model.", labels=labels
+        )
+        tpot = HistogramMetricFamily(
+            "farhop_model_tpot_seconds", "Time per output token after the first, by model.", labels=labels
+        )
+        for model, of in self._models.items():
+            for code, count in of.requests.items():
+                requests.add_metric([*own, model, code], count)
+            for kind, total in zip(_KINDS, of.tokens, strict=True):
+                tokens.add_metric([*own, model, kind], total)
+            ttft.add_metric([*own, model], list(of.ttft.cumulative()), of.ttft.total)
+            tpot.add_metric([*own, model], list(of.tpot.cumulative()), of.tpot.total)
+        yield from (requests, tokens, ttft, tpot)
 
     def _first_of(self, key: tuple[str, int]) -> None:
         """Count the first of its kind, and everything that has no kind of its own."""

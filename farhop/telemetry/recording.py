@@ -20,6 +20,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from farhop.telemetry import attributes, context, export
 from farhop.telemetry.export import SpanRecord
+from farhop.telemetry.release import release
 
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 _SCOPE = InstrumentationScope("farhop")
@@ -123,6 +124,7 @@ def _resource(service: str, region: str, instance: str) -> Resource:
         "service.name": service,
         "service.namespace": "farhop",
         "service.instance.id": instance,
+        "service.version": release(),
         "cloud.region": region,
         "farhop.region": region,
     }

@@ -181,7 +181,7 @@ class Replica:
                     answer.kv_transfer_params = self.transfers.offer(request, sequences[0])
                 texts = [ticket.text for ticket in tickets if isinstance(ticket, WholeTicket)]
                 document = answer.whole(list(zip(texts, sequences, strict=True)))
-                return web.Response(body=document, content_type="application/json")
+                return web.Response(body=document, content_type="application/json", headers=self._load(request))
             await response.write_eof()
         finally:
             # The client left or the server stops, unless the sequence has ended: then there is nothing to abort.
@@ -191,6 +191,18 @@ class Replica:
                 name = f"{request_id}-{at}" if at else request_id
                 self._record(request, name, sequence, began_ns, ticket)
         return response
+
+    def _load(self, request: web.Request) -> dict[str, str]:
+        """ORCA's header, as vLLM writes it into answers of one piece where a client asks for it."""
+        form, core = request.headers.get("Endpoint-Load-Metrics-Format", "").upper(), self.core
+        told = {"kv_cache_usage_perc": core.kv.usage, "num_requests_waiting": core.waiting}
+        if form == "TEXT":
+            said = ", ".join(f"named_metrics.{name}={value}" for name, value in told.items())
+        elif form == "JSON":
+            said = msgspec.json.encode({"named_metrics": told}).decode()
+        else:
+            return {}
+        return {"endpoint-load-metrics": f"{form} {said}"}
 
     async def _fetched(self, call: Call, sequence: Sequence) -> None:
         """Have here what another engine computed of the prompt. RefusedError."""

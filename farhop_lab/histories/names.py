@@ -58,7 +58,7 @@ def _fields(kind: type[Any], names: str = "", *, shared: bool = False) -> tuple[
     def parts(value: Any) -> tuple[Any, ...]:
         return tuple(getattr(value, name) for name in fields) if get is None else get(value)
 
-    return kind, Tag(fields, parts, lambda *values: kind(**dict(zip(fields, values, strict=True))), shared)
+    return kind, Tag(fields, parts, lambda *values: kind(**dict(zip(fields, values, strict=False))), shared)
 
 
 def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
@@ -528,7 +528,7 @@ def reading_writes(flow: Any, now: float) -> bool:
     """Whether whoever reads a regional machine now (a report, `explain`) changes what it remembers: who is eased in is
     written anew by whoever looks first when that is due. For recording alone, as it looks inside."""
     fleet = flow._fleet
-    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.view.by_line))
+    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.view.by_variant))
 
 
 def of_region(region: str, law: Law, seed: str) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from farhop_lab.studies.cell import Key, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.context import ForkServerProcess
 
     from farhop_lab.scenarios.load import Scenario
 
@@ -156,8 +156,10 @@ class _Crew:
 
     def __init__(self, workers: int) -> None:
         self._workers = max(1, workers)
-        self._context = multiprocessing.get_context("spawn")
-        self._busy: dict[connection.Connection, tuple[Job, SpawnProcess]] = {}
+        # Of one that has the imports made: they would take each cell longer than many a cell does.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["__main__", cell.__name__])
+        self._busy: dict[connection.Connection, tuple[Job, ForkServerProcess]] = {}
         self._shares: dict[Key, float] = {}
 
     def work(self, waiting: list[Job], finished: Callable[[Result], None], moved: Callable[[float], None]) -> None:

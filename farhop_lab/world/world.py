@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from farhop_lab.world.world_file import RegionFile, WorldFile
 from topology import load as worlds
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
     from farhop_lab.world.etcd import EmbeddedEtcd
 
@@ -201,6 +202,21 @@ class World:
         except TimeoutError:
             raise WorldError(f"not every region serves within {timeout_s:g} s; logs are in {self.folder}") from None
 
+    def ended(self) -> dict[str, str]:
+        """Processes of this world that have ended, with how and where they log."""
+        children = [
+            run for region in self.regions.values() for run in (region.regional, region.global_, *region.engines)
+        ]
+        found = {
+            one.name: f"{_how(one.ended)}; its log is {one.log}" for one in children if one and one.ended is not None
+        }
+        for name, cluster in self.hubs.items():
+            for at, member in enumerate(cluster.members):
+                if member.ended is not None:
+                    which = f"etcd {name}" if len(cluster.members) == 1 else f"etcd {name}/{at}"
+                    found[which] = f"{_how(member.ended)}; its log is {member.log}"
+        return found
+
     def describe(self, pid: int) -> WorldFile:
         """What other commands need to know of this world."""
         hubs = {name: cluster.endpoints[0] for name, cluster in self.hubs.items()}
@@ -222,6 +238,7 @@ class World:
                 )
                 for name, run in self.regions.items()
             },
+            emulated=not self.settings.engines,
         )
 
     # -- how
@@ -296,16 +313,36 @@ class World:
     def _environment(self) -> dict[str, str]:
         return {
             "FARHOP_HOP_KEY": self._secret,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.endpoint,
-            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-            "OTEL_TRACES_SAMPLER": "parentbased_always_on",
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            **telemetry(os.environ, self.collector.endpoint),
             # All speak plain HTTP on this machine, and to load its certificates would cost each 30 ms of CPU.
             "SSL_CERT_FILE": os.devnull,
         }
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"has ended by {signal.Signals(-code).name}"
+    return f"has ended with exit code {code}"
+
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def telemetry(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
+    """Where the processes of a world send their spans: to its own collector, unless the user's environment says
+    otherwise. Whatever OTEL_* variable is set there stays as it is."""
+    ours = {"OTEL_TRACES_SAMPLER": "parentbased_always_on", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    if not exports_elsewhere(environ):
+        ours |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+    return {name: value for name, value in ours.items() if name not in environ}
+
+
+def exports_elsewhere(environ: Mapping[str, str]) -> str:
+    """Where the user's own environment sends spans; "" if it says nothing of it."""
+    return next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
 
 
 async def together(*starts: Coroutine[Any, Any, None]) -> None:

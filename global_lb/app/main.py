@@ -26,7 +26,6 @@ from farhop.service.ingress import Ingress
 from farhop.service.large_bodies import LargeBodyReader
 from farhop.service.loop_lag import LoopLag
 from farhop.service.process import run as run_process
-from farhop.service.process import version
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
 from farhop.service.request_telemetry import RequestTelemetry
@@ -36,6 +35,7 @@ from farhop.store.contract import entry_key
 from farhop.store.documents.entry import EntryReport, encode
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
+from farhop.telemetry.release import release
 from farhop.telemetry.spans import Tracing
 from global_lb.app.advise import Advisor
 from global_lb.app.config import GlobalConfig
@@ -293,7 +293,7 @@ class GlobalBalancer:
             instance=config.instance,
             admin_address=config.admin.reached_at(admin_port),
             admin_tls=config.admin.tls is not None,
-            version=version(),
+            version=release(),
         )
         await self.store.publish(entry_key(config.region, config.instance), encode(told), ENTRY_LEASE_S)
 

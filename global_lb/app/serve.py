@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.service.admin import composed
-from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
+from farhop.telemetry.release import release
 from global_lb.app.receipt import receipt
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class GlobalAdmin:
             "tier": "global",
             "region": flow.config.region,
             "instance": self._instance,
-            "version": version(),
+            "version": release(),
             "law_epoch": flow.law.epoch,
             "law": self._laws.status(),
             "configuration": self._configuration(),

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from farhop.balance.homes import Homes
     from global_lb.fleet.table import Column
     from global_lb.routing.policy import Policy
-    from global_lb.routing.policy.account import Homes
     from topology.law import Verdict
 
 FRESH_S = 1.5  # regions report once a second at the least
@@ -115,8 +115,10 @@ def pick(
     here: str = "",
     overrides: OperatorOverrides = _NO_OVERRIDES,
     homes: Homes | None = None,
+    soft_homes: Homes | None = None,
 ) -> Decision:
     """Choose among the regions of `field`, all of them lawful and serving the model. `here`: the entry region.
+    `soft_homes`: where sessions were that nobody asked for; they decide near ties alone.
 
     The field is the decision's from then on.
     """
@@ -137,7 +139,14 @@ def pick(
         score = score + field.penalty_ms
     ready = score if avoided is None or policy.in_ms or avoided.all() else np.where(avoided, np.inf, score)
     ties = _near_ties(field, ready, avoided, policy, now)
-    place = ties[0][0] if len(ties) == 1 else _drawn(field, [at for at, _ in ties], avoided, rng)
+    if len(ties) == 1:
+        place = ties[0][0]
+    else:
+        among = [at for at, _ in ties]
+        home = _soft_home(field, soft_homes, among)
+        place = home if home is not None else _drawn(field, among, avoided, rng)
+        if home is not None:
+            notes.append(f"near tie: the session stays in {field.names[home]}")
     if not route.plain:
         place = _kept(field, place, avoided, route, homes, notes)
     field.forget()
@@ -247,6 +256,15 @@ def _near_ties(
     if avoided is None or len(ties) == 1:
         return ties
     return [tie for tie in ties if not avoided[tie[0]]] or ties
+
+
+def _soft_home(field: Field, homes: Homes | None, ties: Sequence[int]) -> int | None:
+    """Where the request's session was, or the one that it came from, if that is among the ties."""
+    request = field.request
+    if homes is None or not request.soft_session:
+        return None
+    place = field.at.get(homes.near(request.soft_session, request.parent_session, request.model))
+    return place if place in ties else None
 
 
 def _drawn(field: Field, ties: Sequence[int], avoided: NDArray[np.bool_] | None, rng: Random) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farhop.balance.homes import Homes
 from farhop.balance.machine import Event
-from global_lb.routing.policy.account import Homes
 from global_lb.routing.policy.overrides import OperatorOverrides, OverridesChanged
 from global_lb.routing.policy.route import Route, RouteConfig
 
@@ -39,7 +39,7 @@ class Routes:
         self._changes: Mapping[RouteScope, RouteConfig] = {}
         self._routes: dict[RouteScope, Route] = {}
         self.overrides = OperatorOverrides()
-        self.homes = Homes()
+        self.homes, self.soft_homes = Homes(), Homes()
         self.override({})
 
     def of(self, tenant: str, model: str) -> Route:
@@ -80,6 +80,8 @@ class Routes:
             return
         if self._affine and request.session:
             self.homes.moved_in(request.session, request.model, chosen.region)
+        if request.soft_session:
+            self.soft_homes.moved_in(request.soft_session, request.model, chosen.region)
         if route.plain:
             return
         if route.quota is not None and decision.lawful_here:

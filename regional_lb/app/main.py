@@ -131,7 +131,14 @@ class RegionalBalancer:
         pool = self.tls.pool(config.limits, engines)
         self._log, self._slots = log, dataplane.slots(aside=_descriptors(config))
         self.relay = Relay(
-            b"regional", self.flow, tier, pool, self.clock.now, upstream_is_tier=False, budget=self.budget
+            b"regional",
+            self.flow,
+            tier,
+            pool,
+            self.clock.now,
+            upstream_is_tier=False,
+            budget=self.budget,
+            asks_load=config.watch.orca,
         )
         self._incarnation = time.time_ns() // 1_000_000
         self._listeners(rng)

@@ -16,11 +16,11 @@ from farhop.relay import answers
 from farhop.service.admin import composed
 from farhop.service.authenticator import Caller, narrowed, recorded
 from farhop.service.lawbook import LawBook
-from farhop.service.process import version
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
+from farhop.telemetry.release import release
 from regional_lb.app.redirect_token import RETRY_AFTER_S, vouched
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class HopAuthenticator:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         return vouched(claims, law, region, claims.issuer, claims.attempt)
 
-    def wished(self, caller: Caller, wishes: Wishes) -> Caller:
+    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
         return narrowed(self._flow.law, caller, wishes)
 
@@ -258,12 +258,12 @@ class RegionalAdmin:
             "tier": "regional",
             "region": flow.config.region,
             "instance": self._instance,
-            "version": version(),
+            "version": release(),
             "law_epoch": flow.law.epoch,
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "configuration": self._configuration(),
             "policies": flow.policies.status(),
-            "splits": flow.splits.status(flow.view.by_line),
+            "splits": flow.splits.status(flow.view.by_variant),
             "overrides": {one.what: one.status() for one in self._overrides},
             "kept": self.kept(),
             "under_way": flow.under_way,

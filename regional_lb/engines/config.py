@@ -68,7 +68,8 @@ def place_of(url: str) -> tuple[Address, str]:
 
 
 class Watch(Part):
-    """How often replicas are looked at, and when they count as down. Seconds, and counts in a row."""
+    """How often replicas are looked at, and when they count as down. Seconds, and counts in a row. `orca`: they are
+    asked to tell their load with each answer, too, which costs an engine the reading of its own metrics."""
 
     probe_s: Seconds = 1.0
     scrape_s: Seconds = 0.5
@@ -77,6 +78,7 @@ class Watch(Part):
     timeout_s: Seconds = 2.0
     rise: Annotated[int, Field(ge=1, le=1000)] = 2
     fall: Annotated[int, Field(ge=1, le=1000)] = 3
+    orca: bool = False
 
 
 class Probe(Part):

@@ -24,7 +24,7 @@ from regional_lb.fleet.speeds import Speeds
 from regional_lb.fleet.standing import EASE_S, Standing
 from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
 from regional_lb.fleet.untold_hits import UntoldHits
-from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_line, view_of
+from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_variant, view_of
 from topology.lineage import Lineages
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from farhop.balance.estimate.estimates import Estimates
     from farhop.balance.health.replica import HealthConfig
     from farhop.balance.ledger import Load, Reservation
-    from farhop.balance.machine import Event
+    from farhop.balance.machine import EngineLoad, Event
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.shares import Shares
     from regional_lb.fleet.table import Eased
@@ -57,7 +57,7 @@ class Fleet:
         self.lineages = Lineages()
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
-        # Who is able, by line, as long as nothing happens to anybody's health and no back-off ends.
+        # Who is able, by variant, as long as nothing happens to anybody's health and no back-off ends.
         self._able: dict[str, Subset] = {}
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
@@ -117,6 +117,14 @@ class Fleet:
         self.estimates.age(now)
         self.speeds.refresh(now)
         self.whole.rate(self.speeds)
+
+    def told(self, name: str, load: EngineLoad, now: float) -> None:
+        """A replica told its load beside an answer: newer than its last sample, which stands for the rest."""
+        known = self.view.replicas.get(name)
+        if known is None or known.sample is None:
+            return
+        told = {of: said for of in load.__struct_fields__ if (said := getattr(load, of)) is not None}
+        self._sampled(ReplicaSampled(name, replace(known.sample, at=now, queued=None, lora=None, **told)), now)
 
     def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
         """A replica said how it is doing: its entry and its row are renewed, whoever else there is."""
@@ -209,13 +217,13 @@ class Fleet:
 
     # -- reading
 
-    def able(self, line: str, now: float) -> Subset:
-        """The replicas that serve the model, or this version of it (`view.line_of`), and may take work."""
+    def able(self, variant: str, now: float) -> Subset:
+        """The replicas that serve the model, or this version of it (`view.variant_of`), and may take work."""
         if now >= self._able_until:
             self._able.clear()
             self._ease(now)
-        known = self._able.get(line)
-        return known if known is not None and known.names else self._find_able(line, now)
+        known = self._able.get(variant)
+        return known if known is not None and known.names else self._find_able(variant, now)
 
     def mode(self, model: str, now: float) -> Mode:
         """How the replicas of a model may be used."""
@@ -224,21 +232,21 @@ class Fleet:
 
     def able_to_prefill(self, model: str, handover: str, now: float) -> Subset:
         """The replicas that prefill for the model's others in this way and may take work."""
-        return self.able(prefill_line(model, handover), now)
+        return self.able(prefill_variant(model, handover), now)
 
     def table(self, some: Subset) -> Table:
         """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
         return self.whole.only(some)
 
-    def _find_able(self, line: str, now: float) -> Subset:
+    def _find_able(self, variant: str, now: float) -> Subset:
         if not self._able:
             self._able_until = now + EASE_S if self.standing.easing else inf
-        names, until = self.standing.find(line, now)
+        names, until = self.standing.find(variant, now)
         self._able_until = min(self._able_until, until)
         at = self.whole.of.at
         able = Subset(tuple(names), np.array([at[name] for name in names], dtype=np.intp))
-        if line in self.view.by_line:  # others' names come from outside, without end
-            self._able[line] = able
+        if variant in self.view.by_variant:  # others' names come from outside, without end
+            self._able[variant] = able
         return able
 
     # -- what happened

@@ -78,12 +78,12 @@ class Standing:
 
     # -- reading
 
-    def find(self, line: str, now: float) -> tuple[list[str], float]:
+    def find(self, variant: str, now: float) -> tuple[list[str], float]:
         """Who serves the model, or the version of it, and may take work; until when that holds if nothing happens.
 
         Panic is a model's: where a version has nobody left, another may take its work.
         """
-        serving = [name for name in self._view.by_line.get(line, ()) if self._offers(name, model_of(line))]
+        serving = [name for name in self._view.by_variant.get(variant, ()) if self._offers(name, model_of(variant))]
         names: list[str] = []
         held_out: list[str] = []
         until = inf
@@ -96,16 +96,16 @@ class Standing:
                 held_out.append(name)
             if health.until is not None and (health.forced or health.state not in _ABLE):
                 until = min(until, health.until)
-        if line not in self._view.by_model:  # a version, or a name from outside: of those there is no end
+        if variant not in self._view.by_model:  # a version, or a name from outside: of those there is no end
             return names, until
         mode = panic(len(names), len(serving), self._config.panic_share)
-        self._overlooked.pop(line, None)
+        self._overlooked.pop(variant, None)
         if held_out and mode is not Mode.NORMAL and self._config.panic_share:
             mode = Mode.PANIC
-            self._overlooked[line] = tuple(held_out)
+            self._overlooked[variant] = tuple(held_out)
             in_use = {*names, *held_out}
             names = [name for name in serving if name in in_use]
-        self.modes[line] = mode
+        self.modes[variant] = mode
         return names, until
 
     def read(self, name: str, now: float) -> Health:

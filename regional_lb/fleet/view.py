@@ -103,38 +103,38 @@ class Replica(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """All replicas by name, and the names of those that serve a model, or (`by_line`) a model or a version of it, of
-    those that only prefill for it (`prefillers`, by line), and of those that are `bound`."""
+    """All replicas by name, and the names of those that serve a model, or (`by_variant`) a model or a version of it, of
+    those that only prefill for it (`prefillers`, by variant), and of those that are `bound`."""
 
     replicas: dict[str, Replica]
     by_model: dict[str, tuple[str, ...]]
-    by_line: dict[str, tuple[str, ...]]
+    by_variant: dict[str, tuple[str, ...]]
     prefillers: dict[str, tuple[str, ...]] = {}
     bound: frozenset[str] = frozenset()
 
     def alike(self, replica: Replica) -> list[tuple[str, ...]]:
         """Who does the same work as this one, itself among them, for each of its models."""
         if replica.role == "prefill":
-            return [self.prefillers[prefill_line(model, replica.handover)] for model in replica.models]
+            return [self.prefillers[prefill_variant(model, replica.handover)] for model in replica.models]
         return [self.by_model[model] for model in replica.models]
 
 
-def line_of(model: str, version: str) -> str:
+def variant_of(model: str, version: str) -> str:
     """What a request is for, and so what it waits for: a version of a model, or with "" the model, whichever version.
 
-    Models have no spaces in their names (configuration sees to it), so a line names one model and one version.
+    Models have no spaces in their names (configuration sees to it), so a variant names one model and one version.
     """
     return f"{model} {version}" if version else model
 
 
-def prefill_line(model: str, handover: str) -> str:
-    """The line of those that prefill for a model in this way: versions have no slash in their names."""
-    return line_of(model, f"/prefill/{handover}")
+def prefill_variant(model: str, handover: str) -> str:
+    """The variant of those that prefill for a model in this way: versions have no slash in their names."""
+    return variant_of(model, f"/prefill/{handover}")
 
 
-def model_of(line: str) -> str:
-    """The model of a line."""
-    return line.partition(" ")[0]
+def model_of(variant: str) -> str:
+    """The model of a variant."""
+    return variant.partition(" ")[0]
 
 
 def view_of(replicas: list[Replica]) -> View:
@@ -145,16 +145,16 @@ def view_of(replicas: list[Replica]) -> View:
     for replica in replicas:
         for model in sorted(replica.models):
             if replica.role == "prefill":
-                prefillers.setdefault(prefill_line(model, replica.handover), []).append(replica.name)
+                prefillers.setdefault(prefill_variant(model, replica.handover), []).append(replica.name)
                 continue
             by_model.setdefault(model, []).append(replica.name)
             if replica.version:
-                by_version.setdefault(line_of(model, replica.version), []).append(replica.name)
+                by_version.setdefault(variant_of(model, replica.version), []).append(replica.name)
     models = {model: tuple(names) for model, names in by_model.items()}
-    halves = {line: tuple(names) for line, names in prefillers.items()}
-    lines = models | {line: tuple(names) for line, names in by_version.items()}
+    halves = {variant: tuple(names) for variant, names in prefillers.items()}
+    variants = models | {variant: tuple(names) for variant, names in by_version.items()}
     bound = frozenset(replica.name for replica in replicas if replica.bound)
-    return View({r.name: r for r in replicas}, models, lines | halves, halves, bound)
+    return View({r.name: r for r in replicas}, models, variants | halves, halves, bound)
 
 
 class ViewSwapped(Event, frozen=True):

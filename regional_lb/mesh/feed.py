@@ -103,8 +103,8 @@ class _Stream:
         feed, shares, flow = self._feed, self._shares, self._flow
         self._change, moved = shares.moved(self._change)
         queued: dict[str, int] = {}  # by model, whichever version of it is waited for
-        for line in flow.queue.models():
-            queued[model_of(line)] = queued.get(model_of(line), 0) + flow.queue.waiting(line)
+        for variant in flow.queue.models():
+            queued[model_of(variant)] = queued.get(model_of(variant), 0) + flow.queue.waiting(variant)
         self._at, cached = shares.recent.read(self._at, self._all_until, SLICE_NODES)
         caught_up = self._at >= self._until
         now = feed._clock()

@@ -181,10 +181,10 @@ class RegionalFlow:
             return [suspected]
         if self.splits.by_model:
             self._assign(state)
-        turned = self.wait_estimate.turned_away(request, state.need, now, state.line)
+        turned = self.wait_estimate.turned_away(request, state.need, now, state.variant)
         if turned is not None:
             return [self._refuse(state, turned.outcome, turned.detail, now)]
-        placed = self._place(state, now) if self.queue.waiting(state.line) == 0 else []
+        placed = self._place(state, now) if self.queue.waiting(state.variant) == 0 else []
         return placed or self._hold(state, now)
 
     def _accepted(self, issuer: str, prompt_bytes: int) -> None:
@@ -207,6 +207,8 @@ class RegionalFlow:
         self._doubts.over(state.replica, event.id)
         self._doubts.alive(state.replica, now)
         self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
+        if event.load is not None:
+            self._fleet.told(state.replica, event.load, now)
         if event.status < 400:
             if state.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(state.replica, state.request.chain, admission.hints(state.request, self.law))
@@ -366,14 +368,14 @@ class RegionalFlow:
         concerned = [state for state in self._requests.values() if state.request.model in changed]
         for state in concerned:
             self._assign(state)
-        self.queue.reline({state.request.id: state.line for state in concerned})
+        self.queue.reassign({state.request.id: state.variant for state in concerned})
 
     def _assign(self, state: RequestState) -> None:
         """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
         state.assigned = assigned = self.wait_estimate.assign(state.request)
-        state.line = state.request.model if assigned is None else assigned.line
-        if state.need.line != state.line:
-            state.need = replace(state.need, line=state.line)
+        state.variant = state.request.model if assigned is None else assigned.variant
+        if state.need.variant != state.variant:
+            state.need = replace(state.need, variant=state.variant)
 
     def _fleet_changed(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.handle(event, now)
@@ -394,7 +396,7 @@ class RegionalFlow:
             lost = next((name for name in asked if name in silent), "")
             if not lost or state.started or request.id not in self._requests:
                 continue
-            others = self.wait_estimate.serving(state.line, now, (state.replica, *state.tried))
+            others = self.wait_estimate.serving(state.variant, now, (state.replica, *state.tried))
             halved = lost == state.prefiller
             if not others and not halved:
                 continue  # it may yet answer
@@ -411,7 +413,7 @@ class RegionalFlow:
             state = self._requests.get(request_id)
             if state is None or state.started or state.replica != replica or state.paired:
                 continue
-            others = self.wait_estimate.serving(state.line, now, (replica, *state.tried))
+            others = self.wait_estimate.serving(state.variant, now, (replica, *state.tried))
             need, reason = state.need, outcome.FIRST_BYTE_TIMEOUT
             if not others or not self._fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
                 continue
@@ -439,7 +441,7 @@ class RegionalFlow:
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
             state.declined = False
             return []
-        if state.tried and not self.wait_estimate.serving(state.line, now, state.tried):
+        if state.tried and not self.wait_estimate.serving(state.variant, now, state.tried):
             state.tried = ()  # better the same replica again than none
         choosy = state.held_at is None or now - state.held_at < CHOOSY_S
         choice = self.wait_estimate.consider(
@@ -456,7 +458,9 @@ class RegionalFlow:
             return []  # who was to prefill is on trial, and has one already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
-        choice.policy.placed(chosen.replica, state.line, self._fleet.whole)
+        if request.soft_session:
+            self.wait_estimate.homes.moved_in(request.soft_session, request.model, chosen.replica)
+        choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms, marks = choice.prefill_ms, chain.marks(request.chain)
@@ -481,7 +485,7 @@ class RegionalFlow:
         request, tokens = state.request, state.need.prompt_tokens
         if self.wait_estimate.nobody_for(state, now):
             return [self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now)]
-        self.queue.note(state.line, self.config.queue.standing_wait_s, now)
+        self.queue.note(state.variant, self.config.queue.standing_wait_s, now)
         most_s = self._most_s(state, now) - request.waited_s
         if most_s <= 0.0:
             return self._last_call(state, now)
@@ -493,7 +497,7 @@ class RegionalFlow:
         if not self.queue.fits(tokens):
             weight = self._weight_of(request.tenant)
             victim = self.queue.victim(
-                request.priority, tokens, state.line, request.tenant, weight, foreign=state.foreign
+                request.priority, tokens, state.variant, request.tenant, weight, foreign=state.foreign
             )
             if victim is None:
                 return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is full", now)]
@@ -501,13 +505,13 @@ class RegionalFlow:
             commands.append(self._refuse(self._requests[victim.id], outcome.QUEUE_FULL, detail, now))
         self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
-            request.id, state.line, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
+            request.id, state.variant, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
             state.need.output_tokens, waited_s=request.waited_s, foreign=state.foreign,
         )  # fmt: skip
         state.held_at = now if state.held_at is None else state.held_at
         commands += [machine.Hold(request.id), self._timer(state, min(request.deadline, now + most_s))]
-        # Alone in its line it was just tried; before others it may be due, and among them the one that fits.
-        return commands + self._fill_line(state.line, now) if self.queue.waiting(state.line) > 1 else commands
+        # Alone in its variant it was just tried; before others it may be due, and among them the one that fits.
+        return commands + self._fill_variant(state.variant, now) if self.queue.waiting(state.variant) > 1 else commands
 
     def _most_s(self, state: RequestState, now: float) -> float:
         """How long a request may wait: less where its band's queue stands, and is no burst that will be worked off.
@@ -518,7 +522,7 @@ class RegionalFlow:
         What it waited in regions that let it go counts; where no queue stands it may wait that little once more.
         """
         config, waited_s = self.config, state.request.waited_s
-        stands = self.queue.stands_s(state.line, state.request.priority, now) > config.queue.stands_s
+        stands = self.queue.stands_s(state.variant, state.request.priority, now) > config.queue.stands_s
         if not stands and not waited_s:
             return config.queue.wait_s
         return min(config.queue.wait_s, config.queue.standing_wait_s + (0.0 if stands else waited_s))
@@ -528,42 +532,49 @@ class RegionalFlow:
         if not len(self.queue) or replica not in self.view.replicas:
             return []
         serves = self.view.replicas[replica].models
-        return [c for line in self.queue.models() if model_of(line) in serves for c in self._fill_line(line, now)]
+        return [
+            c
+            for variant in self.queue.models()
+            if model_of(variant) in serves
+            for c in self._fill_variant(variant, now)
+        ]
 
     def _fill_all(self, now: float) -> list[Command]:
-        return [c for line in self.queue.models() for c in self._fill_line(line, now)]
+        return [c for variant in self.queue.models() for c in self._fill_variant(variant, now)]
 
-    def _fill_line(self, line: str, now: float) -> list[Command]:
+    def _fill_variant(self, variant: str, now: float) -> list[Command]:
         """Let go as many as there is room for, or all of them if nobody is there to serve."""
         commands: list[Command] = []
-        while waiting := self.queue.waiting(line):
-            self.queue.note(line, self.config.queue.standing_wait_s, now)
-            able = self.wait_estimate.serving(line, now)
+        while waiting := self.queue.waiting(variant):
+            self.queue.note(variant, self.config.queue.standing_wait_s, now)
+            able = self.wait_estimate.serving(variant, now)
             if not able:
-                everybody = [self._requests[w.id] for w in self.queue.first(line, waiting)]
+                everybody = [self._requests[w.id] for w in self.queue.first(variant, waiting)]
                 return commands + [
                     self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now) for state in everybody
                 ]
             # No room for the smallest request there is: there is no point in scoring.
-            released = self._release_one(line, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
+            released = (
+                self._release_one(variant, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
+            )
             if not released:
                 break
             commands += released
         return commands
 
-    def _release_one(self, line: str, able: Subset, now: float) -> list[Command]:
+    def _release_one(self, variant: str, able: Subset, now: float) -> list[Command]:
         """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
-        table, starved = self._fleet.table(able), self.queue.starved(line, now)
+        table, starved = self._fleet.table(able), self.queue.starved(variant, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
             if released := self._release(self._requests[starved.id], table, now, aside):
                 return released
             aside = (able.names[int(table.kv_taken_tokens.argmin())],)
         # What is free may be the reserve: then foreign requests, however many, do not stand before those it is for.
-        foreign = self.queue.foreign(line)
-        kept = bool(foreign) and self.wait_estimate.left_for_foreign(line, now).slots < 1
+        foreign = self.queue.foreign(variant)
+        kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
         for own in (True,) if kept else (False, True) if foreign else (False,):
-            first = [self._requests[waiting.id] for waiting in self.queue.first(line, K_WAITING, own=own)]
+            first = [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, own=own)]
             for state in self.wait_estimate.in_turn(first, table, now):
                 if released := self._release(state, table, now, aside):
                     return released
@@ -602,7 +613,7 @@ class RegionalFlow:
             state.budgeted = self._budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
-        if reason is outcome.PATH_UNSPOKEN and not self.wait_estimate.serving(state.line, now, state.tried):
+        if reason is outcome.PATH_UNSPOKEN and not self.wait_estimate.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # who has no such path has none a moment later
         return self._again(state, now)
 
@@ -649,13 +660,13 @@ class RegionalFlow:
             return machine.Answer(  # nobody knows how long, if ever
                 state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
             )
-        wait_ms = self.wait_estimate.wait_ms(state.line, now)
+        wait_ms = self.wait_estimate.wait_ms(state.variant, now)
         return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
     def _nobody(self, state: RequestState, now: float) -> str:
         """Why a request is refused where nobody is able."""
         which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
-        if not self.wait_estimate.serving(state.line, now):
+        if not self.wait_estimate.serving(state.variant, now):
             return f"no replica of {which} is healthy"
         if state.whole:
             return f"the replica that prefills for those of {which} refused it"

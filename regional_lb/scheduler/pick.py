@@ -207,8 +207,10 @@ def pick(
     delay_ms: Column | None = None,
     *,
     choosy: bool = True,
+    home: str = "",
 ) -> Pick:
-    """Choose among the rows of `table`: at least one, all of them healthy and serving the model.
+    """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
+    session was, which decides near ties alone.
 
     `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits at each row before its prefill can begin;
     policies that score in ms count it. `choosy`: better none than one much worse than who only has a prompt to finish.
@@ -228,7 +230,10 @@ def pick(
         declined = _worth_waiting(need, table, uncached, score, policy, best_score, now)
     if ready.item(best) < inf and not declined:
         row = policy.choose(best, ready, need, table, rng)
-        if policy.explores and rng.random() < EXPLORED_SHARE:
+        at_home = _tied(home, best, ready, table, policy)
+        if at_home is not None:
+            row = at_home
+        elif policy.explores and rng.random() < EXPLORED_SHARE:
             usual, row = row, _explored(need, table, uncached, ready, policy, row, now, rng)
             explored = row != usual
         if policy.explores and _may_be_late(need, table, uncached, row, now):
@@ -250,6 +255,15 @@ def pick(
         policy, names, need, uncached[kept], score[kept], table.rates(kept), None if all_room else room[kept], chosen,
         known.exact, delay_ms[kept] if delay_ms is not None else None, declined=declined, explored=explored,
     )  # fmt: skip
+
+
+def _tied(home: str, best: int, ready: Column, table: Table, policy: Policy) -> int | None:
+    """Where the session was, if that is as good as the best, as far as scores are known."""
+    place = table.of.at.get(home) if home else None
+    if place is None or not (policy.ties_floor or policy.ties_share):
+        return None
+    limit = ready.item(best) + max(policy.ties_floor, policy.ties_share * ready.item(best))
+    return place if ready.item(place) <= limit else None
 
 
 def _explored(

@@ -1,6 +1,6 @@
 """Where requests wait when every replica is full: a line per model, in it bands of priority, in those fair turns.
 
-Where traffic is split between versions of a model each of them has its own line: here a "model" is any line's name.
+Where traffic is split between versions of a model each of them has its own line: here a "model" is any variant.
 
 Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996): who is served moves on
 by work / weight, who comes anew starts where the least served of those waiting stands, and only what is served
@@ -327,10 +327,10 @@ class RequestQueue:
             self._came = {name: self._came[name] for name in self._lines if name in self._came}
         self._came.setdefault(model, {})[priority] = now
 
-    def reline(self, lines: Mapping[str, str]) -> None:
-        """From now on these requests, by id, wait in these lines, each as old as it is. In lines that somebody leaves
-        or joins, turns begin anew."""
-        moved = {i: line for i, line in lines.items() if i in self._by_id and self._by_id[i].model != line}
+    def reassign(self, variants: Mapping[str, str]) -> None:
+        """From now on these requests, by id, wait for these variants, each as old as it is. In lines that somebody
+        leaves or joins, turns begin anew."""
+        moved = {i: line for i, line in variants.items() if i in self._by_id and self._by_id[i].model != line}
         touched = {*moved.values(), *(self._by_id[i].model for i in moved)}
         weights = {
             (line, tenant): known.weight

@@ -17,7 +17,7 @@ class RequestState(msgspec.Struct, eq=False):
     """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
 
     `due` is what its timer is set for, `held_at` when it was first held, None if it never was. `prefilled_at` is when
-    its first token came, or, where the answer comes in one piece and does not show it, when that was due. `line` is
+    its first token came, or, where the answer comes in one piece and does not show it, when that was due. `variant` is
     what it waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if
     nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined). `foreign`: it
     comes from another region.
@@ -25,7 +25,7 @@ class RequestState(msgspec.Struct, eq=False):
 
     request: Request
     need: Need
-    line: str
+    variant: str
     foreign: bool = False
     attempts: int = 0
     transport_retries: int = 0

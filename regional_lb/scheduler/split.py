@@ -17,7 +17,7 @@ from farhop.balance import hashing
 from farhop.balance.machine import Event, HeaderMatch
 from farhop.config import Part
 from farhop.relay.http.head import passes
-from regional_lb.fleet.view import line_of
+from regional_lb.fleet.view import variant_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -106,11 +106,11 @@ class SplitConfig(Part):
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """The version a request is for, the line it waits in, and why: `pinned`, `rule 1`, `session`, `tenant`, `request`
-    (by the weights, drawn by that) or `kept` (where its conversation is cached)."""
+    """The version a request is for, the variant it waits for, and why: `pinned`, `rule 1`, `session`, `tenant`,
+    `request` (by the weights, drawn by that) or `kept` (where its conversation is cached)."""
 
     version: str
-    line: str
+    variant: str
     why: str
 
 
@@ -124,7 +124,7 @@ class Split:
     """One model's split in force. `header_matches` are what its rules look for, `shares` what of the rest each version
     draws."""
 
-    __slots__ = ("_lines", "_rules", "_stakes", "config", "header_matches", "shares")
+    __slots__ = ("_rules", "_stakes", "_variants", "config", "header_matches", "shares")
 
     def __init__(self, model: str, config: SplitConfig) -> None:
         self.config = config
@@ -137,29 +137,29 @@ class Split:
         self._stakes = [
             (version, share, f"{model}\0{config.name}\0{version}\0".encode()) for version, share in self.shares.items()
         ]
-        self._lines = {version: line_of(model, version) for version in config.versions}
+        self._variants = {version: variant_of(model, version) for version in config.versions}
 
     @property
     def versions(self) -> tuple[str, ...]:
         """All versions it speaks of."""
-        return tuple(sorted(self._lines))
+        return tuple(sorted(self._variants))
 
     def assign(self, request: Request, served: Container[str], cached_at: Callable[[Request], str]) -> Assigned | None:
-        """The request's version; None if it is for any. `served` are the lines that replicas serve.
+        """The request's version; None if it is for any. `served` are the variants that replicas serve.
 
         `cached_at` gives the version where the request's conversation is cached, "" if there is none.
         """
         if request.version and self.config.pinning:
-            line = line_of(request.model, request.version)
-            if line in served:
-                return Assigned(request.version, line, "pinned")
+            variant = variant_of(request.model, request.version)
+            if variant in served:
+                return Assigned(request.version, variant, "pinned")
         for n, (match, tenant, version) in enumerate(self._rules, 1):
             if request.tenant == tenant if match is None else match in request.header_matches:
-                return Assigned(version, self._lines[version], f"rule {n}")
+                return Assigned(version, self._variants[version], f"rule {n}")
         if not self._stakes:
             return None
         version, why = self._drawn(request, cached_at)
-        return Assigned(version, self._lines[version], why)
+        return Assigned(version, self._variants[version], why)
 
     def _drawn(self, request: Request, cached_at: Callable[[Request], str]) -> tuple[str, str]:
         sticky = self.config.sticky
@@ -239,7 +239,7 @@ def _status(model: str, split: Split, served: Container[str]) -> dict[str, Any]:
         "sticky": config.sticky,
         "fallback": config.fallback,
         "pinning": config.pinning,
-        "unserved": [version for version in split.versions if line_of(model, version) not in served],
+        "unserved": [version for version in split.versions if variant_of(model, version) not in served],
     }
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from farhop.balance.homes import Homes
 from farhop.balance.prefix import chain
 from regional_lb.fleet.blocks import Path
 from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.table import TOTAL
 from regional_lb.fleet.tokenizer_guard import Shape
-from regional_lb.fleet.view import line_of, model_of
+from regional_lb.fleet.view import model_of, variant_of
 from regional_lb.scheduler import admission, pairs
 from regional_lb.scheduler.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
 from regional_lb.scheduler.policy import Need
@@ -61,6 +62,7 @@ class WaitEstimate:
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
+        self.homes = Homes()  # of sessions that nobody asked for; the flow says where they went
 
     def foreign_by(self, foreign: admission.ForeignConfig) -> None:
         """Work from other regions is let in on these terms from now on."""
@@ -84,7 +86,7 @@ class WaitEstimate:
             tenant=request.tenant,
             path=path,
             deadline=request.deadline,
-            line=request.model,
+            variant=request.model,
             recomputed=request.recomputed,
         )
 
@@ -108,7 +110,7 @@ class WaitEstimate:
     def assign(self, request: Request) -> Assigned | None:
         """The version that the split in force gives the request; None where none is, or it is for any."""
         split = self._splits.of(request.model)
-        return None if split is None else split.assign(request, self._fleet.view.by_line, self._kept)
+        return None if split is None else split.assign(request, self._fleet.view.by_variant, self._kept)
 
     def consider(
         self,
@@ -129,9 +131,9 @@ class WaitEstimate:
         """
         if assigned is None and self._splits.by_model:
             assigned = self.assign(request)
-        if assigned is not None and need.line != assigned.line:
-            need = replace(need, line=assigned.line)
-        able = self.serving(need.line, now, without)
+        if assigned is not None and need.variant != assigned.variant:
+            need = replace(need, variant=assigned.variant)
+        able = self.serving(need.variant, now, without)
         if aside:
             able = able.without(aside)
         half, view = None, self._fleet.view
@@ -144,7 +146,8 @@ class WaitEstimate:
         table = self._fleet.table(able)
         delay_ms = self._fleet.adapters.delay_ms(request.model, table, now)
         policy = self._policies.of(request.model)
-        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy)
+        home = self.homes.near(request.soft_session, request.parent_session, request.model)
+        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy, home=home)
         choice.assigned = assigned
         chosen = choice.chosen
         if chosen is not None:
@@ -165,8 +168,8 @@ class WaitEstimate:
         return pairs.soonest(need, self._fleet.table(others), *self.hits(need, others), now)
 
     def nobody_for(self, state: RequestState, now: float) -> bool:
-        """Whether nobody able serves its line, or only bound ones, who cannot take this one now."""
-        able, bound = self.serving(state.line, now), self._fleet.view.bound
+        """Whether nobody able serves its variant, or only bound ones, who cannot take this one now."""
+        able, bound = self.serving(state.variant, now), self._fleet.view.bound
         request = state.request
         if bound and not (
             request.divisible and not state.whole and self._fleet.able_to_prefill(request.model, "sglang", now)
@@ -174,28 +177,28 @@ class WaitEstimate:
             able = able.without(bound)
         return not able
 
-    def turned_away(self, request: Request, need: Need, now: float, line: str = "") -> admission.Refusal | None:
+    def turned_away(self, request: Request, need: Need, now: float, variant: str = "") -> admission.Refusal | None:
         """Why a foreign request that others could take may not enter; None for who is none, and for one whom nobody
         else would take. That nobody is healthy is for the queue to say."""
         promised_ms = request.promised_ttft_ms
         if promised_ms is None or not admission.is_foreign(request, self._region):
             return None
-        line = line or request.model
-        table = self.able(line, now)
+        variant = variant or request.model
+        table = self.able(variant, now)
         if not len(table):
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
         uncached, prefill_ms = least_prefill(need, table, *self.hits(need, table.of))
-        expected_ms = self.wait_ms(line, now) + prefill_ms
+        expected_ms = self.wait_ms(variant, now) + prefill_ms
         return admission.foreign_refusal(promised_ms, uncached + need.output_tokens, left, expected_ms, self._foreign)
 
-    def left_for_foreign(self, line: str, now: float) -> admission.Headroom:
+    def left_for_foreign(self, variant: str, now: float) -> admission.Headroom:
         """What those who are in have left for foreign requests who wait here, or whom nobody else would take."""
-        return admission.headroom(self.able(line, now), self._foreign.last_resort_reserve_share)
+        return admission.headroom(self.able(variant, now), self._foreign.last_resort_reserve_share)
 
     def fits_foreign(self, state: RequestState, now: float) -> bool:
         """Whether one of those fits beside the reserve now."""
-        table = self.able(state.line, now)
+        table = self.able(state.variant, now)
         if not len(table):
             return False
         left = admission.headroom(table, self._foreign.last_resort_reserve_share)
@@ -203,20 +206,24 @@ class WaitEstimate:
         return left.takes(uncached + state.need.output_tokens)
 
     def parts(self, model: str) -> list[tuple[float, str]]:
-        """What new requests for the model are for: shares (their sum is 1) and lines. A line is its own only part."""
+        """What new requests for the model are for: shares (their sum is 1) and variants. A variant has one part."""
         split = self._splits.of(model)
         if split is None or not split.shares:
             return [(1.0, model)]
-        return [(share, line_of(model, version)) for version, share in split.shares.items()]
+        return [(share, variant_of(model, version)) for version, share in split.shares.items()]
 
     def wait_ms(self, model: str, now: float) -> float:
-        """What one more request for the model, or line, would wait before its prefill begins, in the mean over its
+        """What one more request for the model, or variant, would wait before its prefill begins, in the mean over its
         parts; 0 where nobody serves it."""
-        return sum(share * self._wait_ms(line, self._queue.waiting(line), now) for share, line in self.parts(model))
+        return sum(
+            share * self._wait_ms(variant, self._queue.waiting(variant), now) for share, variant in self.parts(model)
+        )
 
-    def _wait_ms(self, line: str, queued: int, now: float) -> float:
+    def _wait_ms(self, variant: str, queued: int, now: float) -> float:
         # Of those who wait at another balancer of the region as many are served before ours as stand before it here.
-        return expected_wait_ms(self.able(line, now), queued, now, self.queued_elsewhere(model_of(line), queued + 1))
+        return expected_wait_ms(
+            self.able(variant, now), queued, now, self.queued_elsewhere(model_of(variant), queued + 1)
+        )
 
     def queued_elsewhere(self, model: str, most: float = inf) -> int:
         """Requests for the model that wait at other balancers of the region; of each, `most` at most."""
@@ -225,27 +232,27 @@ class WaitEstimate:
 
     def used_share(self, model: str, now: float) -> float:
         """What share of slots or of KV cache, whichever is more, is taken or waited for, in the mean over its parts."""
-        return sum(share * self._used(line, now) for share, line in self.parts(model))
+        return sum(share * self._used(variant, now) for share, variant in self.parts(model))
 
-    def _used(self, line: str, now: float) -> float:
-        able = self.able(line, now)
+    def _used(self, variant: str, now: float) -> float:
+        able = self.able(variant, now)
         if not len(able):
             return 0.0
-        wanted = float(TOTAL(able.in_flight)) + self._queue.waiting(line) + self.queued_elsewhere(model_of(line))
+        wanted = float(TOTAL(able.in_flight)) + self._queue.waiting(variant) + self.queued_elsewhere(model_of(variant))
         return max(wanted / float(TOTAL(able.slots)), float(TOTAL(able.kv_taken_tokens)) / float(TOTAL(able.kv_tokens)))
 
     def queued(self, model: str) -> int:
         """How many requests wait for the model, whichever version of it."""
         if self._splits.of(model) is None:
             return self._queue.waiting(model)
-        return sum(self._queue.waiting(line) for line in self._queue.models() if model_of(line) == model)
+        return sum(self._queue.waiting(variant) for variant in self._queue.models() if model_of(variant) == model)
 
     def open_share(self, model: str, now: float) -> float:
-        """The share of new requests for the model that would find a slot beside the reserve in their line."""
+        """The share of new requests for the model that would find a slot beside the reserve among their variant's."""
         parts, kept = self.parts(model), self._foreign.reserve_share
         if len(parts) == 1:
             return 1.0  # the headroom of the whole says it
-        return sum(share for share, line in parts if admission.headroom(self.able(line, now), kept).slots)
+        return sum(share for share, variant in parts if admission.headroom(self.able(variant, now), kept).slots)
 
     def offered(self, model: str, now: float) -> Table:
         """The able replicas that new requests for the model may go to: without those of versions that draw nobody.
@@ -255,7 +262,7 @@ class WaitEstimate:
         (_, first), *others = self.parts(model)
         if not others:
             return self.able(first, now)
-        wanted = {*self.serving(first, now).names}.union(*(self.serving(line, now).names for _, line in others))
+        wanted = {*self.serving(first, now).names}.union(*(self.serving(variant, now).names for _, variant in others))
         able = self._fleet.able(model, now)
         return self._fleet.table(able.without(frozenset(able.names) - wanted))
 
@@ -263,23 +270,23 @@ class WaitEstimate:
         """Of those on offer, the ones that are ours to report to the world. Not to be kept either."""
         return self._fleet.table(self._fleet.owned(self.offered(model, now).of))
 
-    def serving(self, line: str, now: float, without: tuple[str, ...] = ()) -> Subset:
-        """Who may take what waits in a line: those of its version, or, if none of them is able and the split lets it
+    def serving(self, variant: str, now: float, without: tuple[str, ...] = ()) -> Subset:
+        """Who may take what waits for a variant: those of its version, or, if none is able and the split lets it
         fall back, those of any."""
-        able = self._fleet.able(line, now)
+        able = self._fleet.able(variant, now)
         if without:
             able = able.without(without)
         if able.names:
             return able
-        model = model_of(line)
-        if model == line:
+        model = model_of(variant)
+        if model == variant:
             return able
         split = self._splits.of(model)
         return self._fleet.able(model, now).without(without) if split is None or split.config.fallback else able
 
-    def able(self, line: str, now: float) -> Table:
-        """The replicas that serve the line and may take work. Not to be kept: it goes on changing."""
-        return self._fleet.table(self.serving(line, now))
+    def able(self, variant: str, now: float) -> Table:
+        """The replicas that serve the variant and may take work. Not to be kept: it goes on changing."""
+        return self._fleet.table(self.serving(variant, now))
 
     def _kept(self, request: Request) -> str:
         """The version that holds the earlier turns of the request's conversation; "" if none does or several.
@@ -303,12 +310,12 @@ class WaitEstimate:
 
         Who would be the next never would: waiting for that costs nothing. Somebody must be able to serve it.
         """
-        ahead = self._queue.ahead(state.line, state.request.priority)
+        ahead = self._queue.ahead(state.variant, state.request.priority)
         if not ahead:
             return False
-        able = self.able(state.line, now)
+        able = self.able(state.variant, now)
         patience_ms = self.patience_ms(state.request, state.need, able, most_s, now)
-        return self._wait_ms(state.line, ahead, now) > HOPELESS * patience_ms
+        return self._wait_ms(state.variant, ahead, now) > HOPELESS * patience_ms
 
     def patience_ms(self, request: Request, need: Need, table: Table, most_s: float, now: float) -> float:
         """How long a request may wait, `most_s` at the most, and still be served by its deadline. At least one row."""

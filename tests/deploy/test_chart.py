@@ -89,6 +89,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no topology": ({"topology": {"configMap": ""}}, "topology: is not given"),
     "two topologies": ({"topology": {"configMap": "a", "document": {"name": "b"}}}, "both given"),
     "no tier": ({"global.enabled": False, "regional.enabled": False}, "both are false"),
+    "tokens without a Secret": ({"admin.tokensSecret": ""}, "admin: give both tokensSecret and tokens"),
+    "Prometheus without a token": ({"admin.scrape": ""}, "admin.scrape: is not given"),
+    "a right that is none": ({"admin.tokens": {"ops": "all"}}, "tokens"),
     "no engines": ({"engines.pool": ""}, "engines: nobody says where they are"),
     "two kinds of engines": ({"engines.service": "vllm"}, "pool and service are both given"),
     "what the chart writes": (
@@ -167,7 +170,7 @@ def _mounted(tmp_path: Path, values: dict[str, Any]) -> Path:
     from farhop_cli import certs
 
     folder = tmp_path / "etc"
-    for name in ("tls", "client-tls", "etcd", "hop", "report", "topology"):
+    for name in ("tls", "client-tls", "etcd", "hop", "report", "topology", "admin"):
         (folder / name).mkdir(parents=True)
     certs.init(tmp_path / "ca", "farhop.internal")
     region = values["region"]
@@ -178,6 +181,8 @@ def _mounted(tmp_path: Path, values: dict[str, Any]) -> Path:
         shutil.copy(tmp_path / "ca" / "ca.pem", folder / name / "ca.crt")
     for key in values["hop"]["keys"]:
         (folder / "hop" / key).write_text("x" * 32)
+    for token in values.get("admin", {}).get("tokens", ()):
+        (folder / "admin" / token).write_text("x" * 64)
     # The private half of the examples' public key, of which nobody makes use but this test.
     private = Ed25519PrivateKey.from_private_bytes(b"farhop's examples: nobody's key.")
     (folder / "report" / "report.pem").write_bytes(

@@ -122,3 +122,23 @@ def test_a_pin_moves_the_lawful_and_a_strict_one_strands_where_it_is_not_served(
         "strands: small of eu: milan does not serve it"
     ]
     assert effect.pinned(world, elsewhere, "milan", "eu", "", strict=False)[0].startswith("stays as it is")
+
+
+def test_a_bias_concerns_who_has_another_region():
+    lines = effect.biased(topology(), [status(**UP)], "osaka")
+    assert "may move: small of all, keyed, picky: or to milan, paris" in lines
+    assert "stays as it is: small of jp: nowhere else" in lines
+    assert effect.biased(topology(), [status(paris="up")], "osaka") == ["moves nothing: osaka serves nobody now"]
+
+
+def test_a_route_leads_to_the_first_lawful_region_that_serves_and_a_quota_may_strand():
+    failover = {"policy": "failover", "regions": ["osaka", "milan"]}
+    lines = effect.routed(topology(), [status(**UP)], "paris", "", "small", failover)
+    assert "decides: small of all, jp, keyed, picky: to osaka" in lines
+    assert "decides: small of eu: to milan" in lines
+    quota = {"policy": "nearest", "foreign_quota": 0.2}
+    assert effect.routed(topology(), [status(osaka="up")], "paris", "all", "", quota) == [
+        "strands: small of all once the quota is used up: paris does not serve it",
+        "decides: small of all: as it ranks those that are lawful and serve",
+    ]
+    assert effect.routed(topology(), [], "paris", "", "", {})[0].startswith("moves nothing")

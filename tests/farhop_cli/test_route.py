@@ -56,3 +56,10 @@ def test_what_cannot_be_read_is_left_alone(cli, stands):
 def test_what_is_at_fault_is_one_line(cli, stands, arguments, code, said):
     assert said in cli.failed(cli.run("route", *arguments, "--why", "x"), code)
     assert stands.signed("route") is None
+
+
+def test_a_dry_run_says_what_it_decides(cli, stands):
+    route = "{policy: failover, regions: [tokyo, virginia]}"
+    said = cli.run("route", "set", "virginia", route, "--tenant", "anywhere", "--why", "x", "--dry-run").stdout
+    assert "decides: m of anywhere: to tokyo" in said
+    assert stands.signed("route") is None

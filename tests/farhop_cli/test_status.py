@@ -1,11 +1,13 @@
 """`farhop status`: what each balancer sees; silence is a row; code 1 where anything is down."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
-from farhop_cli import status
+from farhop_cli import show, status
 
 REGIONS = ("virginia", "frankfurt", "tokyo")
 
@@ -236,3 +238,75 @@ def test_who_is_slow_is_said_beside_why_it_is_up(made):
     told["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
     (row,) = status._replicas(status.Seen("virginia", "http://r", told))
     assert row[-1] == "proven; slow: 68 ms against 12 of its peers, last sample 40 s ago"
+
+
+async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_are_told(healthy, cli):
+    configuration = {"generation": 4, "trouble": ["spill.at: too large"], "awaits_restart": ["listen.port"]}
+    healthy.status["virginia", "global_admin"] |= {"configuration": configuration}
+    said = " ".join((await cli.in_thread("status")).stdout.split())
+    assert "configuration passed over (generation 4 stands): spill.at: too large" in said
+    builds = (await cli.in_thread("status", "--wide")).stdout.partition("builds")[2]
+    assert "listen.port" in builds
+    assert "spill.at: too large" in builds
+
+
+async def test_by_itself_it_is_the_summary_and_each_part_on_demand(healthy, cli):
+    plain = (await cli.in_thread("status")).stdout
+    assert len(plain.splitlines()) <= 10
+    assert plain.startswith("the world in ")
+    assert "load: 15 requests under way, 6 queued" in plain
+    titles = {
+        "--regions": "regions, as each global balancer sees them", "--replicas": "regional balancers",
+        "--law": None, "--prefixes": None,
+    }  # fmt: skip
+    for flag, title in titles.items():
+        shown = (await cli.in_thread("status", flag)).stdout
+        assert shown.startswith(plain.splitlines()[0])
+        for other in filter(None, titles.values()):
+            assert (other in shown) == (other == title), (flag, other)
+    wide = (await cli.in_thread("status", "--wide")).stdout
+    assert all(title in wide for title in filter(None, titles.values()))
+    assert "builds" in wide
+
+
+async def test_of_one_region(healthy, cli):
+    shown = (await cli.in_thread("status", "--region", "tokyo", "--wide")).stdout
+    rows = [line.split() for line in shown.splitlines() if "why up" in line]
+    assert [row[1] for row in rows] == ["tokyo"] * 3
+    assert "virginia-0" not in shown
+    assert "did you mean" in cli.failed(await cli.in_thread("status", "--region", "tokio"), 2)
+
+
+async def test_watching_draws_anew_and_outlives_silence(healthy, cli, monkeypatch):
+    draws = []
+
+    def sleep(_s):
+        draws.append(1)
+        healthy.silent.add(("tokyo", "global_admin"))
+        if len(draws) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    result = await cli.in_thread("status", "--watch")
+    assert result.stdout.count("balancers answered") == 3
+    assert "5 of 6 balancers answered" in result.stdout
+    assert "give one of them" in cli.failed(await cli.in_thread("status", "--watch", "--json"), 2)
+
+
+async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
+    out = io.StringIO()
+    terminal = Console(file=out, force_terminal=True, width=100, height=30)
+    monkeypatch.setattr(show, "console", lambda: show._captured[-1] if show._captured else terminal)
+    draws = []
+
+    def sleep(_s):
+        draws.append(1)
+        if len(draws) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    await cli.in_thread("status", "--watch", "--regions")
+    text = out.getvalue()
+    assert text.startswith("\x1b[?1049h")  # a screen of its own, which is left as it was found
+    assert "\x1b[?1049l" in text
+    assert text.count("balancers answered") == 2

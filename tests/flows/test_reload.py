@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +21,19 @@ from inprocess import (
     send,
     until,
 )
-from playbook import answered, sent
-from worlds import law, request, worldwide
+from playbook import answered, sent, timer
+from worlds import heard, law, request, worldwide
 
 from farhop.balance import outcome
-from farhop.balance.machine import AttemptRefused, RequestArrived
+from farhop.balance.machine import AttemptBegan, AttemptRefused, RequestArrived, TimerFired
 from farhop.config import load
 from farhop.service import stores
+from farhop.store.contract import LAW_KEY
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.config import GlobalConfig
 from global_lb.app.main import GlobalBalancer
 from global_lb.fleet.table import Price
+from global_lb.fleet.view import ChannelChanged, RegionKnown
 from global_lb.routing.flow import Reconfigured
 from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import RoutesChanged
@@ -39,6 +42,7 @@ from regional_lb.app.main import RegionalBalancer
 from topology import load as worlds
 from topology.law import Law
 from topology.model import Rule
+from topology.policy import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -80,9 +84,9 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def living(files: Files) -> AsyncIterator[Both]:
+async def living(files: Files, cluster: MemoryCluster | None = None) -> AsyncIterator[Both]:
     """Virginia's regional balancer and Frankfurt's global one, each as its file says."""
-    cluster = MemoryCluster()
+    cluster = cluster or MemoryCluster()
     low, high = load(RegionalConfig, files.below), load(GlobalConfig, files.above)
     low_world = worlds.load(worlds.shipped("three-regions"))
     below = RegionalBalancer(low, low_world, Random(1), MemoryStore(Random(2), cluster), files.below)
@@ -221,6 +225,29 @@ async def test_files_are_looked_at_and_read_once_they_stand_still(engine, tmp_pa
         assert (reloader.generation, dict(reloader.counts)) == (2, {"taken": 1})
 
 
+async def test_a_map_that_did_not_fit_is_taken_once_the_law_does(engine, tmp_path):
+    files = Files(tmp_path, engine)
+    laws = {"models": {"m": {"deny": ["virginia"]}}, "tenants": files.world["tenants"]}
+    store = MemoryStore(Random(5), (cluster := MemoryCluster()))
+    async with living(files, cluster) as both:
+        await until(lambda: serves(both.global_))
+        reloader = both.global_.reloader
+        await store.open()
+        await store.put(LAW_KEY, encode(laws, 2, "ann", "x", "2026-01-01T00:00:00Z"))
+        await until(lambda: both.global_.flow.law.epoch == 2)
+        files.write("frankfurt", "tokyo")
+        await reloader.look()
+        await reloader.look()
+        assert 'models.m.deny[0]: unknown place "virginia"' in reloader.trouble[0]
+        await reloader.look()
+        assert reloader.counts["rejected"] == 1  # once for each reason to read it
+        await store.put(LAW_KEY, encode({**laws, "models": {}}, 3, "ann", "x", "2026-01-01T00:00:00Z"))
+        await until(lambda: both.global_.flow.law.epoch == 3)
+        await reloader.look()
+        assert (reloader.trouble, set(both.global_.flow.law.topology.regions)) == ((), {"frankfurt", "tokyo"})
+    await store.close()
+
+
 # -- in the machine
 
 
@@ -241,6 +268,20 @@ def test_a_further_attempt_goes_by_the_map_of_then_and_of_now(play) -> None:
         .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", "tokyo", attempt=2))
         .on(AttemptRefused("a", 2, outcome.QUEUE_FULL)).expect(answered("a", outcome.NO_REGION))
     )  # fmt: skip
+
+
+def test_who_is_under_way_in_a_region_that_left_the_map_is_not_given_up_because_nobody_looks_there(play) -> None:
+    flow = worldwide()
+    there = law(1).topology
+    smaller = Law(replace(there, regions={name: one for name, one in there.regions.items() if name != "london"}))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.on(to(smaller)).expect()
+    book.on(ChannelChanged("london", False, None)).expect(timer("a"))
+    book.on(RegionKnown("london", None)).expect()
+    heard(flow, ("tokyo", "frankfurt"), 5.0)
+    book.at(6.0).on(TimerFired("a")).expect(timer("a"))
+    book.at(7.0).on(AttemptBegan("a", 1, 200)).expect()
+    book.on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))
 
 
 def test_what_operators_set_goes_before_another_configuration_too(play) -> None:

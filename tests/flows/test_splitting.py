@@ -25,12 +25,12 @@ from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 from farhop_cli.main import app
 from farhop_lab.world.etcd import EmbeddedEtcd
-from regional_lb.fleet.view import ReplicaProbed, line_of
+from regional_lb.fleet.view import ReplicaProbed, variant_of
 from regional_lb.scheduler.flow import RegionalFlow
 from regional_lb.scheduler.pick import Pick
 from regional_lb.scheduler.split import RuleConfig, SplitConfig, SplitsChanged
 
-V1, V2 = line_of(MODEL, "v1"), line_of(MODEL, "v2")
+V1, V2 = variant_of(MODEL, "v1"), variant_of(MODEL, "v2")
 CANARY = HeaderMatch("header", "x-canary", "yes")
 
 

@@ -45,6 +45,7 @@ _TARGET = bytes(range(0x21, 0x7F))
 _LENGTH_DIGITS_MAX = 15
 
 _ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via", b"server-timing"}
+_ANSWER_BOTH = (b"content-type", b"endpoint-load-metrics")  # read here, and passed on
 # Of an engine's answer: what acts on the client's browser in the name of our host (cookies, where to go, what to forget
 # or to trust), and what tells an address inside the fleet or what runs there.
 _ANSWER_DROPPED = frozenset(
@@ -62,8 +63,13 @@ def passes(name: bytes) -> bool:
     return not (name in _NOT_FORWARDED or name.startswith(_INTERNAL))
 
 
+def without(lines: bytes, name: bytes) -> bytes:
+    """Header lines ready to be sent on, less those of this name, which is in lower case."""
+    return b"".join(line for line in lines.splitlines(keepends=True) if not line.startswith(name + b":"))
+
+
 def _answer_read(name: bytes) -> bool:
-    return name in _ANSWER_OURS or name == b"content-type" or name.startswith(b"x-farhop-")
+    return name in _ANSWER_OURS or name in _ANSWER_BOTH or name.startswith(b"x-farhop-")
 
 
 def _answer_passes(name: bytes) -> bool:

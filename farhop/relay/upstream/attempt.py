@@ -13,7 +13,8 @@ from farhop.balance.health.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.relay import answers
 from farhop.relay.formats import paths
 from farhop.relay.formats.transcript import Transcript
-from farhop.relay.upstream import engine_faults
+from farhop.relay.http.head import without
+from farhop.relay.upstream import engine_faults, orca
 from farhop.relay.upstream.tap import BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class AttemptRun:
         "_transcript",
         "active",
         "began",
+        "load",
         "number",
         "owner",
         "timing",
@@ -102,6 +104,7 @@ class AttemptRun:
         self._over = self._paused = False
         self.began = False
         self.timing = b""  # the upstream's own server-timing
+        self.load: machine.EngineLoad | None = None  # as it tells with its answer
 
     # -- pool.UpstreamHandler
 
@@ -137,6 +140,10 @@ class AttemptRun:
                 return
             if version := known.get(b"x-farhop-version"):
                 self._onward += b"x-farhop-version: " + version + b"\r\n"
+        if (told := known.get(orca.HEADER)) is not None and not self.owner.upstream_is_tier:
+            self.load = orca.read(told)
+            if orca.ASK not in self.active.exchange.head.onward:  # what we asked for alone is for us alone
+                self._onward = without(self._onward, orca.HEADER)
         content_type = known.get(b"content-type", b"").lower()
         if answer.status in (404, 405) and self._may_be_unspoken():
             self._tap = engine_faults.UnspokenTap()

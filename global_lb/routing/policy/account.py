@@ -1,4 +1,4 @@
-"""What is counted over requests: the share that left the entry region, USD spent on traffic, where sessions live.
+"""What is counted over requests: the share that left the entry region, USD spent on traffic.
 
 Invariants: what left is never more than its share of all that was sent; an account changes when a request is really
 sent, never by a decision; all of it is bounded. Never reads a clock: `now` is monotonic seconds.
@@ -6,10 +6,7 @@ sent, never by a decision; all of it is bounded. Never reads a clock: `now` is m
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 CREDIT_MAX = 10.0  # requests that may leave at once after a quiet time: a night at home is no licence for the morning
-SESSIONS_MAX = 65_536
 _ROUNDING = 1e-9
 _HOUR_S = 3600.0
 
@@ -54,26 +51,3 @@ class EgressBudget:
         """This was spent; below 0: an earlier guess was too high."""
         self._spent_usd = max(0.0, self.spent_usd(now) + usd)
         self._at = max(self._at, now)
-
-
-class Homes:
-    """Where each session's last request for a model was sent; the longest silent ones are forgotten."""
-
-    __slots__ = ("_homes",)
-
-    def __init__(self) -> None:
-        self._homes: OrderedDict[tuple[int, str], str] = OrderedDict()
-
-    def of(self, session: int, model: str) -> str | None:
-        """Its region, if it is known."""
-        return self._homes.get((session, model))
-
-    def moved_in(self, session: int, model: str, region: str) -> None:
-        """A request of it was sent there."""
-        self._homes[session, model] = region
-        self._homes.move_to_end((session, model))
-        if len(self._homes) > SESSIONS_MAX:
-            self._homes.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._homes)

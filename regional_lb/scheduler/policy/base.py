@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Need(msgspec.Struct, frozen=True, gc=False):
     """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica.
 
-    `path` are the tokens themselves, where they are known; `deadline` is in monotonic seconds. `line`: what it waits
+    `path` are the tokens themselves, where they are known; `deadline` is in monotonic seconds. `variant`: what it waits
     for, its model or a version of it. `recomputed`: nothing that is cached is of use to it.
     """
 
@@ -37,7 +37,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     path: Path | None = None
     deadline: float = inf
-    line: str = ""
+    variant: str = ""
     recomputed: bool = False
 
 
@@ -96,8 +96,8 @@ class Policy(ABC):
     def adopt(self, names: tuple[str, ...]) -> None:  # noqa: B027 - most keep nothing
         """These are the replicas now, of whatever model, in the order of the fleet's rows."""
 
-    def placed(self, name: str, line: str, whole: Table) -> None:  # noqa: B027
-        """A request of this line (see Need) was sent to a replica. `whole` is the fleet's table."""
+    def placed(self, name: str, variant: str, whole: Table) -> None:  # noqa: B027
+        """A request of this variant (see Need) was sent to a replica. `whole` is the fleet's table."""
 
     def answered(self, name: str, elapsed_ms: float, now: float) -> None:  # noqa: B027
         """An answer that is no error began `elapsed_ms` after its request was sent. The replica may have left."""

@@ -3,8 +3,8 @@
 Stride scheduling (Waldspurger and Weihl 1995; Envoy's weighted round robin is of this kind): each replica has a stride
 of 1 / weight in virtual time, is due in its middle, and the earliest due goes first. So turns interleave, whatever the
 weights. Who had no room, or is new, goes on from the present and does not catch up. A turn is over when a request is
-sent, never when one is only considered. Each line (a model, or a version of it) has turns and a present of its own: by
-one clock for all, the replicas of a line that others outrun would all be overdue, and the first of them get everything.
+sent, never when one is only considered. Each variant (a model, or a version of it) has turns and a present of its own:
+by one clock for all, the replicas of a variant that others outrun would all be overdue, and the first get everything.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.policy.base import Need
 
 
-LINES_MAX = 256  # each keeps a number per replica of the region
+VARIANTS_MAX = 256  # each keeps a number per replica of the region
 
 
 class _Turns:
-    """One line's: where each replica's last stride ended, and when the last one to go was due."""
+    """One variant's: where each replica's last stride ended, and when the last one to go was due."""
 
     __slots__ = ("clock", "gone")
 
@@ -43,12 +43,12 @@ class RoundRobin(Policy):
     name, unit = "round-robin", "turns"
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Turns] = {}  # who was used least lately first
+        self._variants: dict[str, _Turns] = {}  # who was used least lately first
         self._names: tuple[str, ...] = ()
 
     def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """How long until it is due."""
-        turns = self._lines.get(need.line)
+        turns = self._variants.get(need.variant)
         half = 0.5 * self._strides(table)
         return half if turns is None else np.maximum(turns.gone.of(table) + half - turns.clock, 0.0)
 
@@ -59,18 +59,18 @@ class RoundRobin(Policy):
     def adopt(self, names: tuple[str, ...]) -> None:
         """See Policy."""
         self._names = names
-        for turns in self._lines.values():
+        for turns in self._variants.values():
             turns.gone.adopt(names)
 
-    def placed(self, name: str, line: str, whole: Table) -> None:
+    def placed(self, name: str, variant: str, whole: Table) -> None:
         """See Policy."""
-        turns = self._lines.pop(line, None)
+        turns = self._variants.pop(variant, None)
         if turns is None:
             turns = _Turns()
             turns.gone.adopt(self._names)
-            if len(self._lines) >= LINES_MAX:
-                del self._lines[next(iter(self._lines))]
-        self._lines[line] = turns
+            if len(self._variants) >= VARIANTS_MAX:
+                del self._variants[next(iter(self._variants))]
+        self._variants[variant] = turns
         half = 0.5 * self._strides(whole).item(whole.of.at[name])
         turns.clock = max(turns.gone.get(name) + half, turns.clock)
         turns.gone.set(name, turns.clock + half)

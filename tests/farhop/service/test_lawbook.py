@@ -13,6 +13,8 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from farhop.service import lawbook
 from farhop.service.lawbook import LawBook
@@ -249,6 +251,29 @@ def test_a_map_that_would_widen_changes_nothing_until_a_later_law_says_so(stage)
     assert remap(stage, world(virginia={"country": "de"}, epoch=4)) == []
     assert stage.book.law.epoch == 4
     assert stage.lawful("eu-only") == {"frankfurt", "virginia"}
+
+
+_INSIDE = st.sampled_from(["us", "de", "fr", "jp"])
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.dictionaries(st.sampled_from(["r1", "r2", "r3"]), _INSIDE), min_size=1, max_size=5))
+def test_whatever_maps_come_and_go_no_region_is_lawful_for_more_than_when_it_was_first_seen(maps):
+    stage = Stage(law=Law(world()))
+    first: dict[str, dict] = {}
+    for regions in ({}, *maps):
+        remap(stage, world(**{name: {"country": country} for name, country in regions.items()}))
+        law = stage.book.law
+        for name in law.topology.regions:
+            whose = {
+                (tenant, narrow)
+                for tenant in law.topology.tenants
+                for narrow in ((), (("eu",),), (("us",),), (("jp",),))
+                if name in law.verdict(tenant, "", narrow=narrow).lawful
+            }
+            assert whose <= first.setdefault(name, whose)
+            first[name] = whose
+    assert law.epoch == 1
 
 
 def test_a_files_own_law_changes_under_a_later_epoch_alone(stage):

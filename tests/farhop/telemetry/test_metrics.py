@@ -21,6 +21,7 @@ from farhop.balance.outcome import (
 )
 from farhop.telemetry import metrics as module
 from farhop.telemetry.metrics import TierMetrics
+from farhop.telemetry.release import release
 
 
 @pytest.fixture
@@ -194,7 +195,8 @@ def test_a_gauge_with_too_many_values_is_cut(metrics):
 def test_two_tiers_in_one_process_do_not_meet():
     first, second = TierMetrics("global", "virginia", "g1"), TierMetrics("regional", "tokyo", "r1")
     serve(first)
-    assert b'farhop_build_info{balancer="r1",region="tokyo",tier="regional"} 1.0' in second.render()
+    own = f'farhop_build_info{{balancer="r1",region="tokyo",tier="regional",version="{release()}"}} 1.0'
+    assert own.encode() in second.render()
     assert b'reason="served"' not in second.render()
 
 
@@ -228,3 +230,22 @@ def test_what_only_grows_is_read_as_a_counter(metrics):
     assert "# TYPE farhop_ejections_total counter" in metrics.render().decode()
     with pytest.raises(ValueError, match="is taken"):
         metrics.gauge("ejections", "Again.", float)
+
+
+def test_models_are_told_apart_once_an_engine_answered_for_them(metrics, monkeypatch):
+    monkeypatch.setattr(module, "MODELS_MAX", 3)
+    serve(metrics, status=404, model="made-up")
+    for model in ("a", "a", "b", "c", "d"):
+        serve(metrics, ttft_s=0.2, tpot_s=0.01, model=model, usage=Usage(10, 2, 4))
+    serve(metrics, CONNECT_FAILED, 502, model="a")
+    assert scraped(metrics, "farhop_model_requests_total") == {
+        by(model="other", code="4xx"): 1,
+        by(model="a", code="2xx"): 2,
+        by(model="a", code="5xx"): 1,
+        by(model="b", code="2xx"): 1,
+        by(model="other", code="2xx"): 2,
+    }
+    assert scraped(metrics, "farhop_model_tokens_total")[by(model="a", kind="cached")] == 8
+    assert scraped(metrics, "farhop_model_ttft_seconds_count")[by(model="a")] == 2
+    assert scraped(metrics, "farhop_model_tpot_seconds_sum")[by(model="b")] == pytest.approx(0.01)
+    assert next(iter(scraped(metrics, "farhop_build_info"))) is not None

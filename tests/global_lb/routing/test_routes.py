@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from worlds import field, instance, law, request, seen, worldwide
 
+from farhop.balance.homes import Homes
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived
 from global_lb.fleet.table import Field
 from global_lb.routing import admission
@@ -17,7 +18,6 @@ from global_lb.routing.policy import (
     Route,
     RouteConfig,
 )
-from global_lb.routing.policy.account import Homes
 from global_lb.routing.routes import Routes, RoutesChanged
 
 

@@ -20,7 +20,7 @@ from farhop.balance.machine import Address
 from farhop.balance.prefix import chain
 from regional_lb.fleet.fleet import Fleet
 from regional_lb.fleet.kv_events import Change, Cleared, Linked, Stored
-from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, Sample, line_of, view_of
+from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, Sample, variant_of, view_of
 from regional_lb.scheduler.policy import Need
 
 
@@ -274,13 +274,13 @@ def test_a_version_has_its_own_able_replicas_as_cheap_as_a_model() -> None:
     known.adopt(view_of([replica("r1", version="v1"), replica("r2", version="v2"), replica("r3", version="v2")]))
     for name in ("r1", "r2", "r3"):
         known.handle(ReplicaProbed(name, True), 0.0)
-    v2 = line_of(MODEL, "v2")
+    v2 = variant_of(MODEL, "v2")
     assert known.able(v2, 0.0).names == ("r2", "r3")
     assert known.able(v2, 0.0) is known.able(v2, 0.0)
     assert known.table(known.able(v2, 0.0)).of.names == ("r2", "r3")
     known.failed("r2", outcome.CONNECT_FAILED, 0.0)
     assert known.able(v2, 0.0).names == ("r3",)
-    assert known.able(line_of(MODEL, "v9"), 0.0).names == ()
+    assert known.able(variant_of(MODEL, "v9"), 0.0).names == ()
 
 
 def test_another_version_under_the_same_name_begins_with_an_empty_cache() -> None:
@@ -292,7 +292,7 @@ def test_another_version_under_the_same_name_begins_with_an_empty_cache() -> Non
     assert known.trie.count("r1") == len(one.chain)
     known.adopt(view_of([replica("r1", version="v2")]))
     assert known.trie.count("r1") == 0
-    assert known.able(line_of(MODEL, "v1"), 0.0).names == ()
+    assert known.able(variant_of(MODEL, "v1"), 0.0).names == ()
 
 
 # -- what replicas say of their caches

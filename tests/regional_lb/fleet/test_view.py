@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worlds import MODEL, OTHER_MODEL, replica
 
-from regional_lb.fleet.view import line_of, model_of, prefill_line, view_of
+from regional_lb.fleet.view import model_of, prefill_variant, variant_of, view_of
 
 
 def test_replicas_are_found_by_name_and_by_model() -> None:
@@ -21,14 +21,14 @@ def test_a_line_is_a_model_or_a_version_of_it() -> None:
     first, second, plain = (replica(name, version=version) for name, version in (("a", "v1"), ("b", "v2"), ("c", "")))
     view = view_of([first, second, plain])
     assert view.by_model == {MODEL: ("a", "b", "c")}
-    assert view.by_line == {MODEL: ("a", "b", "c"), line_of(MODEL, "v1"): ("a",), line_of(MODEL, "v2"): ("b",)}
-    assert line_of(MODEL, "") == model_of(line_of(MODEL, "v1")) == model_of(MODEL) == MODEL
+    assert view.by_variant == {MODEL: ("a", "b", "c"), variant_of(MODEL, "v1"): ("a",), variant_of(MODEL, "v2"): ("b",)}
+    assert variant_of(MODEL, "") == model_of(variant_of(MODEL, "v1")) == model_of(MODEL) == MODEL
 
 
 def test_who_prefills_answers_nobody() -> None:
     view = view_of([replica("p", role="prefill"), replica("d", role="decode"), replica("m")])
     assert view.by_model == {MODEL: ("d", "m")}
-    assert view.prefillers == {prefill_line(MODEL, "vllm"): ("p",)}
+    assert view.prefillers == {prefill_variant(MODEL, "vllm"): ("p",)}
     assert set(view.replicas) == {"p", "d", "m"}
 
 

@@ -296,7 +296,7 @@ class RegionalMachine(RuleBasedStateMachine):
     @invariant()
     def who_waits_is_in_the_line_of_what_it_is_for(self) -> None:
         flow = self.flow
-        assert all(waiting.model == flow._requests[name].line for name, waiting in flow.queue._by_id.items())
+        assert all(waiting.model == flow._requests[name].variant for name, waiting in flow.queue._by_id.items())
         assert sum(flow.wait_estimate.queued(model) for model in (MODEL, OTHER_MODEL)) == len(flow.queue)
 
     @invariant()

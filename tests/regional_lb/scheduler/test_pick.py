@@ -231,3 +231,18 @@ def test_a_deadline_is_not_left_to_doubt() -> None:
     # Even where it would be the better by a little.
     assert {name for name, _ in doubtful(deadline=3.0, tpot_ms=19.0)} == {"r1"}
     assert {name for name, _ in doubtful(deadline=5.2, tpot_ms=19.0)} == {"r2"}
+
+
+def test_a_session_breaks_near_ties_and_nothing_else() -> None:
+    """Among equals it stays, however often; against a score that is clearly better it never does."""
+    equals = table(*(replica(f"r{i}") for i in range(5)))
+    for seed in range(50):
+        assert pick(NEED, equals, (), Predictive(), 0.0, Random(seed), home="r3").chosen.replica == "r3"
+    slower = table(replica("r1"), replica("r2", prefill_ms_per_token=0.2))
+    for seed in range(50):
+        assert pick(NEED, slower, (), Predictive(), 0.0, Random(seed), home="r2").chosen.replica == "r1"
+    full = table(replica("r1"), replica("r2"), reserved=FULL)
+    assert pick(NEED, full, (), Predictive(), 0.0, Random(1), home="r1").chosen.replica == "r2"
+    assert pick(NEED, equals, (), Predictive(), 0.0, Random(1), home="gone").chosen is not None
+    rounds = RoundRobin()
+    assert {pick(NEED, equals, (), rounds, 0.0, Random(s), home="r3").chosen.replica for s in range(9)} == {"r0"}

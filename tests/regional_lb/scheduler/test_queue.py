@@ -142,7 +142,7 @@ def test_who_moves_to_another_line_keeps_its_age_and_its_band() -> None:
     ):
         push(queue, name, f"t{n}", model=model, priority=priority, now=float(n), tokens=80.0)
     apart = queue.first("apart", 8)
-    queue.reline({"a": "new", "c": "new", "d": "newest", "b": "new", "gone": "new"})
+    queue.reassign({"a": "new", "c": "new", "d": "newest", "b": "new", "gone": "new"})
     assert [w.id for w in queue.first("new", 8)] == ["c", "a", "b"]
     assert [(w.id, w.since) for w in queue.first("newest", 8)] == [("d", 3.0)]
     assert (queue.waiting("old"), len(queue), queue.tokens) == (0, 5, 400.0)

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from worlds import MODEL, request
 
 from farhop.balance.machine import HeaderMatch
-from regional_lb.fleet.view import line_of
+from regional_lb.fleet.view import variant_of
 from regional_lb.scheduler.split import Assigned, Split, SplitConfig, Splits
 
 RUN = settings(max_examples=40, deadline=None, derandomize=True)
 CANARY, COOKIE = HeaderMatch("header", "x-canary", "yes"), HeaderMatch("cookie", "ab", "b")
 CANARY_RULE = {"version": "v2", "header": {"name": "x-canary", "value": "yes"}}
 COOKIE_RULE = {"version": "v3", "cookie": {"name": "ab", "value": "b"}}
-SERVED = {line_of(MODEL, version) for version in ("v1", "v2", "v3")}
+SERVED = {variant_of(MODEL, version) for version in ("v1", "v2", "v3")}
 WEIGHTS = st.dictionaries(
     st.sampled_from(("v1", "v2", "v3", "v4")), st.floats(0.0, 100.0), min_size=2, max_size=4
 ).filter(lambda weights: sum(weights.values()) > 1e-3)
@@ -37,7 +37,7 @@ def assign(one: Split, keeps: str = "", **fields) -> Assigned | None:
 def why(one: Split, keeps: str = "", **fields) -> tuple[str, str]:
     assigned = assign(one, keeps, **fields)
     assert assigned is not None
-    assert assigned.line == f"{MODEL} {assigned.version}"
+    assert assigned.variant == f"{MODEL} {assigned.version}"
     return assigned.version, assigned.why
 
 
@@ -82,7 +82,7 @@ def test_one_session_and_one_tenant_have_one_version_each() -> None:
 @given(WEIGHTS)
 @RUN
 def test_each_version_gets_its_share(weights: dict[str, float]) -> None:
-    drawn = [split(weights=weights).draw(who) for who in MANY]
+    drawn = list(map(split(weights=weights).draw, MANY))
     total, n = sum(weights.values()), len(MANY)
     for version, weight in weights.items():
         share = weight / total

@@ -9,7 +9,7 @@ from farhop.balance.health.replica import Mode
 from farhop.balance.machine import Forward, RequestArrived, Tokens
 from regional_lb.fleet.kv_events import Cleared, Linked, Lost, Stored
 from regional_lb.fleet.shares import PeerReported
-from regional_lb.fleet.view import ReplicaProbed, line_of
+from regional_lb.fleet.view import ReplicaProbed, variant_of
 from regional_lb.scheduler.flow import RegionalFlow
 from regional_lb.scheduler.pick import uncached_tokens
 from regional_lb.scheduler.policy import Need
@@ -52,13 +52,13 @@ def test_only_guests_are_turned_away() -> None:
 
 def test_a_version_is_served_by_its_own_or_where_none_is_able_by_any() -> None:
     flow = regional(replica("r1", version="v1"), replica("r2", version="v2"))
-    v2 = line_of(MODEL, "v2")
+    v2 = variant_of(MODEL, "v2")
     assert flow.wait_estimate.serving(v2, 0.0).names == ("r2",)
     assert flow.wait_estimate.serving(MODEL, 0.0).names == ("r1", "r2")
     assert flow.wait_estimate.serving(v2, 0.0, without=("r2",)).names == ("r1",)
     flow.splits.override({MODEL: SplitConfig(fallback=False)})
     assert flow.wait_estimate.serving(v2, 0.0, without=("r2",)).names == ()
-    assert flow.wait_estimate.serving(line_of(OTHER_MODEL, "v2"), 0.0).names == ()
+    assert flow.wait_estimate.serving(variant_of(OTHER_MODEL, "v2"), 0.0).names == ()
 
 
 def test_what_is_kept_free_is_no_reason_to_fall_back() -> None:

@@ -69,6 +69,15 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if ne (empty $v.admin.tokensSecret) (empty $v.admin.tokens) -}}
+{{- fail "admin: give both tokensSecret and tokens, or neither" -}}
+{{- end -}}
+{{- if and $v.admin.scrape (not (hasKey $v.admin.tokens $v.admin.scrape)) -}}
+{{- fail (printf "admin.scrape: %q is not among admin.tokens" $v.admin.scrape) -}}
+{{- end -}}
+{{- if and $v.admin.tokens $v.monitoring.serviceMonitor.enabled (not $v.admin.scrape) -}}
+{{- fail "admin.scrape: is not given, and the admin port asks Prometheus for a token; name one of admin.tokens" -}}
+{{- end -}}
 {{- if and $v.engines.pool $v.engines.service -}}
 {{- fail "engines: pool and service are both given; leave one of them out" -}}
 {{- end -}}
@@ -96,6 +105,16 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- if .mutual -}}{{- $_ := set $tls "client_ca_file" "/etc/farhop/tls/ca.crt" -}}{{- end -}}
 {{- $_ := set $out "tls" $tls -}}
 {{- end -}}
+{{- toYaml $out -}}
+{{- end -}}
+
+{{- define "farhop.admin" -}}
+{{- $out := fromYaml (include "farhop.listen" .) -}}
+{{- $tokens := dict -}}
+{{- range $name, $may := .root.Values.admin.tokens -}}
+{{- $_ := set $tokens $name (dict "token" (printf "file:/etc/farhop/admin/%s" $name) "may" $may) -}}
+{{- end -}}
+{{- if $tokens -}}{{- $_ := set $out "tokens" $tokens -}}{{- else -}}{{- $_ := set $out "insecure" true -}}{{- end -}}
 {{- toYaml $out -}}
 {{- end -}}
 
@@ -139,12 +158,12 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- $plain := eq $v.tls.source "none" -}}
 {{- $files := dict "ca_file" "/etc/farhop/tls/ca.crt" "cert_file" "/etc/farhop/tls/tls.crt" "key_file" "/etc/farhop/tls/tls.key" -}}
 {{- if eq $tier "global" -}}
-{{- $_ := set $out "admin" (fromYaml (include "farhop.listen" (dict "root" $root "port" 8082))) -}}
+{{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 8082))) -}}
 {{- $folder := ternary "/etc/farhop/client-tls" "/etc/farhop/tls" (ne $v.global.clientTlsSecret "") -}}
 {{- $_ := set $out "listen" (fromYaml (include "farhop.listen" (dict "root" $root "port" 8080 "folder" $folder))) -}}
 {{- if $plain -}}{{- $_ := set $out "tier_insecure" true -}}{{- else -}}{{- $_ := set $out "tier_tls" $files -}}{{- end -}}
 {{- else -}}
-{{- $_ := set $out "admin" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9002))) -}}
+{{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 9002))) -}}
 {{- $_ := set $out "tier" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9000 "mutual" true))) -}}
 {{- $_ := set $out "control" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9001 "mutual" true))) -}}
 {{- if $v.regional.client.enabled -}}

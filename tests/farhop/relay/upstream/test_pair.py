@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from farhop.balance import machine
 from farhop.balance.machine import Command, Forward, Prefill, Request
 from farhop.relay.upstream.pair import ANSWER_BYTES_MAX, decode_body, prefill_body, where_is_it
 from farhop.relay.upstream.pool import UpstreamLimits
-from tests.conftest import soonest
+from tests.conftest import at_once
 
 WHERE = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_host": "p"}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hé"}], "max_tokens": 50, "stream": True}
@@ -171,20 +170,12 @@ async def test_a_client_that_leaves_stops_either_half_at_once(stage: Any, half: 
 
     s.upstream.script = script
 
-    async def leave() -> float:
-        asked = len(s.upstream.asked)
-        client = await s.client()
-        await client.send(post(msgspec.json.encode(BODY)))
-        await until(lambda: len(s.upstream.asked) == asked + half)
-        before, left_at = s.upstream.gone, time.monotonic()
-        client.abort()
-        await until(lambda: s.upstream.gone > before)
-        took_s = time.monotonic() - left_at
-        await until(lambda: s.flow.event_names()[-1] == "ClientLeft")
-        assert s.tier.attempts[-1] == (1, "client_left")
-        return took_s
-
-    await soonest(leave, 0.5)
+    client = await s.client()
+    await client.send(post(msgspec.json.encode(BODY)))
+    await until(lambda: len(s.upstream.asked) == half)
+    client.abort()
+    await at_once(lambda: s.upstream.gone == 1 and s.flow.event_names()[-1] == "ClientLeft")
+    assert s.tier.attempts == [(1, "client_left")]
 
 
 @pytest.mark.parametrize("half", [1, 2])

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from global_lb.routing.policy import account
-from global_lb.routing.policy.account import CREDIT_MAX, EgressBudget, ForeignQuota, Homes
+from global_lb.routing.policy.account import CREDIT_MAX, EgressBudget, ForeignQuota
 
 
 @given(st.floats(0, 1), st.lists(st.booleans(), max_size=300))
@@ -53,13 +52,3 @@ def test_a_budget_of_nothing_is_spent_and_a_guess_is_set_right() -> None:
     assert budget.spent_usd(0.0) == pytest.approx(0.5)
     budget.spend(-9.0, 0.0)
     assert budget.spent_usd(0.0) == 0.0
-
-
-def test_the_sessions_silent_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "SESSIONS_MAX", 2)
-    homes = Homes()
-    for session in (1, 2, 1, 3):
-        homes.moved_in(session, "m", f"r{session}")
-    assert [homes.of(session, "m") for session in (1, 2, 3)] == ["r1", None, "r3"]
-    assert homes.of(1, "other") is None
-    assert len(homes) == 2

@@ -14,7 +14,7 @@ from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptEnded, RequestArrived
 from regional_lb.scheduler.pick import pick
 from regional_lb.scheduler.policy import Need, PoliciesChanged, PolicyConfig
-from regional_lb.scheduler.policy.round_robin import LINES_MAX, RoundRobin, WeightedRoundRobin
+from regional_lb.scheduler.policy.round_robin import VARIANTS_MAX, RoundRobin, WeightedRoundRobin
 
 NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 
@@ -24,7 +24,7 @@ def turns(policy, known, times: int, need: Need = NEED) -> list[str]:
     picked = []
     for n in range(times):
         choice = pick(need, known.whole, (), policy, 0.0, Random(n))
-        policy.placed(choice.chosen.replica, need.line, known.whole)
+        policy.placed(choice.chosen.replica, need.variant, known.whole)
         picked.append(choice.chosen.replica)
     return picked
 
@@ -86,10 +86,10 @@ def test_a_busier_model_does_not_move_the_others_turns() -> None:
 
 def test_lines_are_bounded_and_the_least_used_begins_anew() -> None:
     known, policy = fleet(*(replica(name) for name in "ab")), RoundRobin()
-    for n in range(LINES_MAX):
-        turns(policy, known, 1, replace(NEED, line=f"m{n}"))
-    turns(policy, known, 1, replace(NEED, line="m0"))
-    turns(policy, known, 1, replace(NEED, line="one more"))
-    assert len(policy._lines) == LINES_MAX
-    assert {"m0", "one more"} <= policy._lines.keys()
-    assert "m1" not in policy._lines
+    for n in range(VARIANTS_MAX):
+        turns(policy, known, 1, replace(NEED, variant=f"m{n}"))
+    turns(policy, known, 1, replace(NEED, variant="m0"))
+    turns(policy, known, 1, replace(NEED, variant="one more"))
+    assert len(policy._variants) == VARIANTS_MAX
+    assert {"m0", "one more"} <= policy._variants.keys()
+    assert "m1" not in policy._variants

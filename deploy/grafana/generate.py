@@ -1,0 +1,276 @@
+"""Makes the Grafana dashboards from the metrics that the code exposes, and copies the rules into the chart.
+
+`make deploy` runs it. A query names metrics and labels of the registry (tests/house/reference.py reads it), or this
+fails: no panel can go on asking for what is gone. Panels' descriptions are the metrics' own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "house"))
+
+import reference  # noqa: E402
+
+METRICS = {one.name: one for one in reference.metrics()}
+ALWAYS = ("tier", "region", "instance")  # of every series; Prometheus sets `instance`
+SELECTED = 'region=~"$region"'
+RULES = ROOT / "deploy" / "prometheus" / "farhop.rules.yaml"
+WIDTH, HEIGHT, COLUMNS = 12, 8, 2
+
+
+class UnknownError(Exception):
+    """A panel asks for a metric or label that is not there; the text names both."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One line of a panel: PromQL, what its series are called, and the metrics it reads."""
+
+    expr: str
+    legend: str
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A graph of one or more queries in one unit (Grafana's name for it)."""
+
+    title: str
+    unit: str
+    queries: tuple[Query, ...]
+
+
+def _known(name: str, by: tuple[str, ...], where: str = "") -> None:
+    metric = METRICS.get(name)
+    if metric is None:
+        raise UnknownError(f"no metric {name}; see docs/reference/metrics.md")
+    labels = {*ALWAYS, *(label.strip(" `") for label in metric.labels.split(","))}
+    used = {*by, *(part.split("=")[0].rstrip("!").strip() for part in where.split(",") if part)}
+    if strangers := used - labels:
+        raise UnknownError(f"{name} has no label {', '.join(sorted(strangers))}")
+
+
+def _at(name: str, where: str) -> str:
+    return f"{name}{{{', '.join(filter(None, (SELECTED, where)))}}}"
+
+
+def _legend(by: tuple[str, ...]) -> str:
+    return " ".join(f"{{{{{label}}}}}" for label in by)
+
+
+def rate(name: str, *by: str, where: str = "") -> Query:
+    """How fast a counter grows, a second, summed by labels."""
+    _known(name, by, where)
+    if METRICS[name].kind != "counter":
+        raise UnknownError(f"{name} is no counter")
+    return Query(f"sum by ({', '.join(by)}) (rate({_at(name, where)}[$__rate_interval]))", _legend(by), (name,))
+
+
+def now(name: str, *by: str, how: str = "sum", where: str = "") -> Query:
+    """A gauge, summed by labels, or the `max` or `min` of them."""
+    _known(name, by, where)
+    if METRICS[name].kind != "gauge":
+        raise UnknownError(f"{name} is no gauge")
+    return Query(f"{how} by ({', '.join(by)}) ({_at(name, where)})", _legend(by), (name,))
+
+
+def quantile(share: float, name: str, *by: str, where: str = "") -> Query:
+    """A quantile of a histogram."""
+    _known(name, by, where)
+    if METRICS[name].kind != "histogram":
+        raise UnknownError(f"{name} is no histogram")
+    buckets = f"sum by ({', '.join((*by, 'le'))}) (rate({_at(f'{name}_bucket', where)}[$__rate_interval]))"
+    return Query(f"histogram_quantile({share:g}, {buckets})", f"p{100 * share:g} {_legend(by)}", (name,))
+
+
+def mean(name: str, *by: str, where: str = "") -> Query:
+    """The mean of a summary or a histogram."""
+    _known(name, by, where)
+    parts = [
+        f"sum by ({', '.join(by)}) (rate({_at(name + end, where)}[$__rate_interval]))" for end in ("_sum", "_count")
+    ]
+    return Query(" / ".join(parts), _legend(by), (name,))
+
+
+def share(part: Query, whole: Query) -> Query:
+    """One query as a share of another."""
+    return Query(f"{part.expr} / ({whole.expr} > 0)", part.legend, (*part.metrics, *whole.metrics))
+
+
+REQUESTS, TTFT, TPOT = "farhop_requests_total", "farhop_ttft_seconds", "farhop_tpot_seconds"
+ENTRY, BELOW = 'tier="global"', 'tier="regional"'
+
+DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
+    "fleet": ("Farhop: fleet", [
+        Panel("Requests a second, by entry", "reqps", (rate(REQUESTS, "region", where=ENTRY),)),
+        Panel("Requests a second, by how they ended", "reqps", (rate(REQUESTS, "reason", "code", where=ENTRY),)),
+        Panel("Time to first token", "s", tuple(quantile(q, TTFT, where=ENTRY) for q in (0.5, 0.9, 0.99))),
+        Panel("Time to first token by entry, p90", "s", (quantile(0.9, TTFT, "region", where=ENTRY),)),
+        Panel("Time per output token", "s", tuple(quantile(q, TPOT, where=ENTRY) for q in (0.5, 0.9, 0.99))),
+        Panel("Duration", "s", tuple(quantile(q, "farhop_duration_seconds", where=ENTRY) for q in (0.5, 0.9, 0.99))),
+        Panel("Regions that may be chosen", "short", (now("farhop_region_up", "target", how="min"),)),
+        Panel("Age of regions' reports", "s", (now("farhop_report_age_seconds", "target", how="max"),)),
+        Panel("Attempts a second, by region and outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", where=ENTRY),)),
+        Panel("Mean time to first token, by region that served", "s", (mean("farhop_target_ttft_seconds", "target", where=ENTRY),)),
+        Panel("Requests under way", "short", (now("farhop_in_flight", "tier", "region"),)),
+        Panel("Tokens a second", "short", (rate("farhop_tokens_total", "kind", where=ENTRY),)),
+    ]),
+    "region": ("Farhop: region", [
+        Panel("Requests a second, by how they ended", "reqps", (rate(REQUESTS, "reason", "code", where=BELOW),)),
+        Panel("Refused a second, by reason", "reqps", (rate("farhop_refusals_total", "tier", "reason"),)),
+        Panel("Waiting requests", "short", (now("farhop_queued_requests", "region", "instance"),)),
+        Panel("Waiting prompt tokens", "short", (now("farhop_queued_tokens", "region", "instance"),)),
+        Panel("Replicas by state", "short", (now("farhop_replicas", "region", "state", how="max"),)),
+        Panel("Models by mode", "short", (now("farhop_models_by_mode", "region", "mode", how="max"),)),
+        Panel("Time to first token, within the region", "s", tuple(quantile(q, TTFT, where=BELOW) for q in (0.5, 0.9, 0.99))),
+        Panel("Promised time to first token was off by, p90", "s", (quantile(0.9, "farhop_ttft_error_seconds", "tier", "direction"),)),
+        Panel("Versions: requests a second", "reqps", (rate("farhop_version_requests_total", "version", "split", "code"),)),
+        Panel("Versions: mean time to first token", "s", (mean("farhop_version_ttft_seconds", "version"),)),
+        Panel("Other balancers connected", "short", (now("farhop_peers_connected", "region", "instance"),)),
+        Panel("Since peers' last message", "s", (now("farhop_peer_age_seconds", "instance", "peer", how="max"),)),
+        Panel("Event loop late by", "s", (now("farhop_loop_lag_seconds", "tier", "instance", how="max"),)),
+        Panel("Event loop late, share of time", "percentunit", (rate("farhop_loop_late_seconds_total", "tier", "instance"),)),
+        Panel("Bytes held, of those allowed", "percentunit", (
+            share(now("farhop_buffered_bytes", "instance"), now("farhop_buffered_bytes_max", "instance")),
+            share(now("farhop_buffered_answer_bytes", "instance"), now("farhop_buffered_bytes_max", "instance")))),
+        Panel("Connections", "short", (now("farhop_connections", "instance", "listener"), now("farhop_upstream_connections", "instance"))),
+        Panel("Request slots used, tenants with bytes held", "short", (
+            now("farhop_request_slots_used", "instance"), now("farhop_buffering_tenants", "instance"))),
+        Panel("Refused before a request was read", "reqps", (rate("farhop_connections_refused_total", "reason"),)),
+        Panel("Large bodies, unknown fields", "reqps", (
+            rate("farhop_large_bodies_total", "how"), rate("farhop_unknown_body_fields_total", "field"))),
+        Panel("Samples that made no sense", "short", (rate("farhop_invalid_samples_total", "instance"),)),
+    ]),
+    "replica": ("Farhop: replica", [
+        Panel("Requests at each replica", "short", (now("farhop_replica_in_flight", "replica"),)),
+        Panel("What each replica may use of its slots", "percentunit", (now("farhop_replica_usable_ratio", "replica", how="min"),)),
+        Panel("KV cache in use", "percentunit", (now("farhop_replica_kv_cache_usage_ratio", "replica", how="max"),)),
+        Panel("Ejections", "short", (rate("farhop_replica_ejections_total", "region", "reason"),)),
+        Panel("Attempts a second, by outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", where=BELOW),)),
+        Panel("Mean time to first token", "s", (mean("farhop_target_ttft_seconds", "target", where=BELOW),)),
+        Panel("Time per output token", "s", tuple(quantile(q, TPOT, where=BELOW) for q in (0.5, 0.9, 0.99))),
+        Panel("Pages, probes and events not believed", "short", (rate("farhop_reports_refused_total", "reason", where=BELOW),)),
+    ]),
+    "law-and-spill": ("Farhop: law, spill, trust", [
+        Panel("Requests the law turned away", "reqps", (rate("farhop_residency_denials_total", "tier", "region", "reason"),)),
+        Panel("Epoch of the law in force", "short", (now("farhop_law_epoch", "tier", "region", "instance", how="max"),)),
+        Panel("A law is refused", "bool", (now("farhop_law_rejected", "tier", "region", how="max"),)),
+        Panel("Reports and documents not believed", "short", (rate("farhop_reports_refused_total", "region", "reason", where=ENTRY),)),
+        Panel("Spilled a second, by entry and target", "reqps", (rate("farhop_spilled_requests_total", "region", "target"),)),
+        Panel("Share that spills", "percentunit", (
+            share(rate("farhop_spilled_requests_total", "region", where=ENTRY), rate(REQUESTS, "region", where=ENTRY)),)),
+        Panel("Configuration: generation in force", "short", (now("farhop_config_generation", "tier", "region", "instance", how="max"),)),
+        Panel("Configuration: refused, awaiting a restart", "short", (
+            now("farhop_config_rejected", "tier", "region", how="max"),
+            now("farhop_config_awaits_restart", "tier", "region", how="max"))),
+        Panel("Configuration read again", "short", (rate("farhop_config_reloads_total", "region", "result"),)),
+        Panel("Admin port: refused", "reqps", (rate("farhop_admin_requests_refused_total", "region", "reason"),)),
+        Panel("Handshakes refused", "short", (rate("farhop_handshakes_refused_total", "region", "listener", "reason"),)),
+        Panel("Certificates end at", "dateTimeAsIso", (
+            Query(f"min by (tier, region, part) ({_at('farhop_certificate_expiry_timestamp_seconds', '')}) * 1000",
+                  "{{tier}} {{region}} {{part}}", ("farhop_certificate_expiry_timestamp_seconds",)),)),
+        Panel("Certificates that were not taken up", "bool", (now("farhop_certificate_stale", "tier", "region", "part", how="max"),)),
+    ]),
+    "prefix-prediction": ("Farhop: prefix prediction", [
+        Panel("Prompt tokens expected to be cached", "short", (rate("farhop_prefix_predicted_tokens_total", "tier", "source"),)),
+        Panel("Prompt tokens that were", "short", (rate("farhop_prefix_actual_tokens_total", "tier", "source"),)),
+        Panel("Off by, as a share of what was expected", "percentunit", (
+            share(rate("farhop_prefix_error_tokens_total", "region", "source", where=BELOW),
+                  rate("farhop_prefix_predicted_tokens_total", "region", "source", where=BELOW)),)),
+        Panel("Share of prompts that was cached", "percentunit", (
+            share(rate("farhop_tokens_total", "region", where=f'{BELOW}, kind="cached"'),
+                  rate("farhop_tokens_total", "region", where=f'{BELOW}, kind="prompt"')),)),
+        Panel("At the entry: found of what was expected, by region", "percentunit", (
+            share(rate("farhop_region_prefix_actual_tokens_total", "target"),
+                  rate("farhop_region_prefix_predicted_tokens_total", "target")),)),
+        Panel("Trust in expected hits", "percentunit", (now("farhop_region_cache_hit_calibration", "target", how="min"),)),
+        Panel("Nodes of the prefix trie", "short", (now("farhop_prefix_trie_nodes", "tier", "region", "instance", how="max"),)),
+        Panel("Replicas whose cache is known wholly", "short", (now("farhop_kv_exact_replicas", "region", how="max"),)),
+        Panel("Blocks reported", "short", (now("farhop_kv_blocks", "region", how="max"),)),
+        Panel("Blocks that made no sense", "short", (rate("farhop_kv_blocks_ignored_total", "region", "reason"),)),
+        Panel("Prompts read as tokens, or not", "reqps", (
+            rate("farhop_tokenized_prompts_total", "region"), rate("farhop_untokenized_prompts_total", "region", "reason"))),
+        Panel("Prompts that an engine counts otherwise", "reqps", (
+            rate("farhop_miscounted_prompts_total", "region"), rate("farhop_mispredicted_prompts_total", "region"))),
+    ]),
+}  # fmt: skip
+
+
+def dashboard(name: str) -> dict[str, Any]:
+    """As Grafana takes it."""
+    title, panels = DASHBOARDS[name]
+    return {
+        "uid": f"farhop-{name}",
+        "title": title,
+        "tags": ["farhop"],
+        "schemaVersion": 39,
+        "editable": False,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": [_datasource(), _region()]},
+        "links": [{"type": "dashboards", "title": "Farhop", "tags": ["farhop"], "asDropdown": True, "keepTime": True}],
+        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "type": "datasource", "query": "prometheus"}
+
+
+def _region() -> dict[str, Any]:
+    return {
+        "name": "region",
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "$datasource"},
+        "query": "label_values(farhop_build_info, region)",
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
+    said = dict.fromkeys(f"`{name}`: {METRICS[name].meaning}" for query in panel.queries for name in query.metrics)
+    source = {"type": "prometheus", "uid": "$datasource"}
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": "\n\n".join(said),
+        "datasource": source,
+        "gridPos": {
+            "x": number % COLUMNS * WIDTH, "y": number // COLUMNS * HEIGHT, "w": WIDTH, "h": HEIGHT,
+        },
+        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": {"fillOpacity": 8}}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},
+        "targets": [
+            {"refId": chr(ord("A") + index), "datasource": source, "expr": query.expr, "legendFormat": query.legend}
+            for index, query in enumerate(panel.queries)
+        ],
+    }  # fmt: skip
+
+
+def files() -> dict[Path, str]:
+    """Everything that is made, by where it stands."""
+    made = {HERE / f"{name}.json": json.dumps(dashboard(name), indent=1) + "\n" for name in DASHBOARDS}
+    return {**made, ROOT / "deploy" / "kubernetes" / "farhop" / "files" / RULES.name: RULES.read_text()}
+
+
+def main() -> None:
+    """Write them."""
+    for path, text in files().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The load that an engine tells with an answer's head, where it is asked for: ORCA's `endpoint-load-metrics`.
+
+As text (`TEXT a=1, named_metrics.b=0.5`) or JSON, as vLLM and Triton write them. Invariants: bounded, and a value
+outside its domain is as one that was not told. Never asks, and never decides what it means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from farhop.balance.machine import EngineLoad
+
+HEADER = b"endpoint-load-metrics"
+ASK = b"endpoint-load-metrics-format"
+ASKING = ASK + b": TEXT\r\n"
+BYTES_MAX = 2048
+COUNT_MAX = 1_000_000_000
+_NAMED = "named_metrics."
+_WAITING = ("num_requests_waiting", "num_waiting_requests")
+_RUNNING = ("num_requests_running",)
+_KV_USAGE = ("kv_cache_usage_perc", "kv_cache_utilization", "kv_cache_usage")
+
+
+def read(value: bytes) -> EngineLoad | None:
+    """What the header says; None where it says nothing that is of use."""
+    if len(value) > BYTES_MAX:
+        return None
+    kind, _, rest = value.partition(b" ")
+    try:
+        told = _json(rest) if kind.upper() == b"JSON" else _text(rest) if kind.upper() == b"TEXT" else {}
+    except (ValueError, RecursionError):
+        return None
+    waiting, running = _count(told, _WAITING), _count(told, _RUNNING)
+    kv_usage = next((told[name] for name in _KV_USAGE if name in told), None)
+    if kv_usage is not None and not 0.0 <= kv_usage <= 1.0:
+        kv_usage = None
+    if waiting is None and running is None and kv_usage is None:
+        return None
+    return EngineLoad(waiting, running, kv_usage)
+
+
+def _text(rest: bytes) -> dict[str, float]:
+    told: dict[str, float] = {}
+    for pair in rest.decode("ascii").split(","):
+        name, mark, number = pair.strip().partition("=")
+        if mark:
+            told[name.removeprefix(_NAMED)] = float(number)
+    return told
+
+
+def _json(rest: bytes) -> dict[str, float]:
+    document: Any = msgspec.json.decode(rest)
+    if not isinstance(document, dict):
+        return {}
+    named = document.get("named_metrics")
+    flat = {**document, **(named if isinstance(named, dict) else {})}
+    return {name: float(said) for name, said in flat.items() if isinstance(said, (int, float))}
+
+
+def _count(told: dict[str, float], names: tuple[str, ...]) -> int | None:
+    said = next((told[name] for name in names if name in told), None)
+    return int(said) if said is not None and 0.0 <= said <= COUNT_MAX else None

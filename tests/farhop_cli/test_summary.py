@@ -1,0 +1,87 @@
+"""A fleet in ten lines, whatever its balancers say."""
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farhop_cli import summary
+
+
+def balancer(region, **status):
+    return SimpleNamespace(region=region, name=region, status=status or None)
+
+
+def view(region, state="up", **more):
+    offer = {"wait_ms": 12.0, "used_share": 0.25}
+    return {"region": region, "state": state, "why": f"why {state}", "instances": [{"models": {"m": offer}}], **more}
+
+
+def replicas(*states):
+    return [{"replica": f"r{n}", "state": state, "why": "probe failed"} for n, state in enumerate(states)]
+
+
+def told(upper, lower=(), unreached=(), region=""):
+    return [text for text, _ in summary.lines(summary.of("prod", upper, lower, unreached, region))]
+
+
+def test_where_all_is_well_it_says_so_and_where_the_load_is():
+    upper = [balancer("tokyo", law_epoch=7, regions=[view("tokyo"), view("paris")])]
+    lower = [
+        balancer("tokyo", law_epoch=7, under_way=90, queued_requests=4, replicas=replicas("up", "up")),
+        balancer("paris", law_epoch=7, under_way=2, queued_requests=0, replicas=replicas("up")),
+    ]
+    assert told(upper, lower) == [
+        "prod: 2 regions (2 up), 3 of 3 balancers answered",
+        "law: epoch 7 everywhere",
+        "wrong: nothing",
+        "load: 92 requests under way, 4 queued; most of its capacity used: tokyo",
+        "  tokyo: up, 90 under way, 4 queued, 25% used, wait 12.0 ms, 2 of 2 replicas up",
+        "  paris: up, 2 under way, 0 queued, 25% used, wait 12.0 ms, 1 of 1 replicas up",
+    ]
+    assert told(upper, lower, region="paris")[-1].startswith("  paris")
+
+
+def test_what_is_wrong_comes_worst_first_and_no_more_of_it_than_fits():
+    drain = {"author": "ann", "why": "new racks"}
+    views = [view("oslo", "down"), view("tokyo", "suspect")]
+    views += [view("paris", override=drain), view("rome", admitted_share=0.0)]
+    law = {"epoch": 8, "author": "bob", "why": "audit", "signed_by": "ops", "trouble": ["refused: unsigned"]}
+    upper = [
+        balancer("tokyo", law_epoch=8, law=law, store_trouble="silent for 9 s", regions=views),
+        balancer("paris", law_epoch=7, regions=[view("tokyo", "up")]),
+    ]
+    lower = [balancer("tokyo", law_epoch=8, replicas=replicas("up", "down", "ejected"))]
+    lines = told(upper, lower, ["http://h:1 cannot be reached: refused"])
+    assert lines[0] == "prod: 4 regions (1 down, 1 suspect, 2 up), 3 of 3 balancers answered"
+    assert lines[1] == "law: epoch 8 at tokyo; epoch 7 at paris, set by bob (signed by ops): audit"
+    assert [line for line in lines if line.startswith("wrong")] == [
+        "wrong: not reached: http://h:1 cannot be reached: refused",
+        "wrong: oslo is down: why down",
+        "wrong: tokyo is suspect: why suspect",
+        "wrong: and 6 more; see --wide",
+    ]
+    whole = summary.of("prod", upper, lower, [])
+    assert "tokyo: 2 of 3 replicas not up, such as r1 (down: probe failed)" in whole.wrong
+    assert "paris is drained by ann: new racks" in whole.wrong
+    assert "rome is hot: new work goes elsewhere if it can" in whole.wrong
+    assert "the law is not the same everywhere: paris behind epoch 8" in whole.wrong
+
+
+FIELDS = (
+    "law_epoch", "law", "regions", "region", "state", "why", "instances", "models", "m", "wait_ms", "used_share",
+    "replicas", "replica", "under_way", "queued_requests", "store_trouble", "kept", "override", "trouble", "epoch",
+    "from_disk", "author", "signed_by", "admitted_share",
+)  # fmt: skip
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=6),
+    max_leaves=25,
+)
+
+
+@given(statuses=st.lists(st.none() | st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=8), max_size=6))
+def test_ten_lines_and_no_fault_whatever_is_told(statuses):
+    those = [SimpleNamespace(region="tokyo", name="tokyo", status=status) for status in statuses]
+    lines = told(those[::2], those[1::2], ["a", "b", "c", "d", "e"])
+    assert 4 <= len(lines) <= summary.LINES_MAX
