@@ -45,7 +45,7 @@ _REGIONAL = (
     "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
     ">error", "why",
 )  # fmt: skip
-_BUILDS = ("region", "tier", "instance", "version", ">configuration", "awaits a restart", "what is wrong", "admin port")
+_BUILDS = ("region", "tier", "instance", "version", "admin port", ">configuration", "awaits restart", "last error")
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
     ">engine kv %", ">hit %", ">prefill ms/tok", ">tpot ms", ">sample age s", "why",
@@ -87,7 +87,7 @@ def run(asked: Asked, where: Where) -> int:
     here = where.fleet(asked.region)
     if asked.watch:
         _watch(asked, where, here)
-    upper, lower, answered = _asked(here, asked, spills=asked.wide or where.as_json)
+    upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions or where.as_json)
     fleet.unreachable(here, answered)
     down, missing = down_regions(upper), fleet.partial(here, answered)
     if where.as_json:
@@ -137,7 +137,7 @@ def _watch(asked: Asked, where: Where, here: Fleet) -> None:
             if draws % FIND_EVERY == FIND_EVERY - 1:
                 with contextlib.suppress(typer.Exit):  # what was known stands until more is
                     here = where.fleet(asked.region)
-            upper, lower, answered = _asked(here, asked, spills=asked.wide)
+            upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions)
             if live is None:
                 _draw(here, asked, upper, lower, answered)
             else:
@@ -212,16 +212,10 @@ def _build(tier: str, one: Seen) -> list[str]:
     """Which build, and which generation of its configuration is in force."""
     status = one.status or {}
     found = status.get("configuration")
-    configuration = found if isinstance(found, dict) else {}
-    return [
-        one.name,
-        tier,
-        *(word(status.get(field)) for field in ("instance", "version")),
-        number(configuration.get("generation"), 0),
-        word(", ".join(map(str, configuration.get("awaits_restart") or ()))),
-        word("; ".join(map(str, configuration.get("trouble") or ()))),
-        one.url or show.NONE,
-    ]
+    configuration: dict[str, Any] = found if isinstance(found, dict) else {}
+    told = [", ".join(map(str, configuration.get(name) or ())) or show.NONE for name in ("awaits_restart", "trouble")]
+    process = [word(status.get(field)) for field in ("instance", "version")]
+    return [one.name, tier, *process, one.url or show.NONE, word(configuration.get("generation")), *told]
 
 
 async def _ask_all(

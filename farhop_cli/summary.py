@@ -245,9 +245,8 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
             yield f"{one.name}, law: {what}"
         if law.get("etcd_out_of_reach") and not trouble:
             yield f"{one.name}, law: frozen, etcd is out of reach: {law['etcd_out_of_reach']}"
-    configuration = status.get("configuration")
-    if isinstance(configuration, dict):
-        for what in _texts(configuration.get("trouble")):
+    for configuration in _dicts([status.get("configuration")]):
+        for what in _texts(configuration.get("trouble"))[:1]:
             stands = f"generation {configuration.get('generation')} stands"
             yield f"{one.name}, configuration passed over ({stands}): {what}"
         waits = _texts(configuration.get("awaits_restart"))
