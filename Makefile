@@ -9,10 +9,12 @@ ROOMS  := topology proto farhop regional_lb global_lb farhop_lab farhop_cli
 
 # Tests that need more than a plain machine are marked with what they need (tests/conftest.py).
 SYSTEM := docker or root or browser or history
+# Nor real engines: `make engines` installs them outside of $(VENV), `make test-engines` runs what needs them.
+APART  := $(SYSTEM) or engines
 # Drills wait more than they work: one more than there are cores on the smallest machine this is for.
 WORKERS ?= 3
 
-.PHONY: demo test test-system coverage mutants lint bench fuzz stubs image dist deploy chart chart-tools clean
+.PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines image dist deploy chart chart-tools clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -33,7 +35,14 @@ $(TESTS_STAMP): $(STAMP) $(shell find tests -name '*.py')
 	@touch $@
 
 test: $(TESTS_STAMP)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))'
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(APART))'
+
+# vLLM's CPU build, llama.cpp's server and tiny models for them: some 9 GB. Nothing else needs them.
+engines:
+	$(PYTHON) tests/engines/install.py
+
+test-engines: $(STAMP)
+	$(BIN)/pytest -m engines tests/engines
 
 # pytest ends with 5 where no test is marked so: then there is nothing to do.
 test-system: $(STAMP)
@@ -46,7 +55,7 @@ test-system: $(STAMP)
 coverage: TESTS ?= tests/topology tests/proto tests/farhop tests/global_lb tests/regional_lb tests/farhop_cli
 coverage: $(STAMP)
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))' --ignore=tests/drills $(TESTS)
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(APART))' --ignore=tests/drills $(TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered --skip-empty --sort=cover
 	@echo "Covered of what ships: $$($(BIN)/coverage report --format=total --omit='farhop_lab/*') % of lines and branches."

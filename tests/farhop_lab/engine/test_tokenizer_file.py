@@ -56,6 +56,8 @@ def test_a_balancer_renders_what_the_engine_does(model: ModelTokenizer, said) ->
 
 
 def test_tools_are_refused(model: ModelTokenizer) -> None:
-    body = b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}'
+    body = (
+        b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f"}}]}'
+    )
     with pytest.raises(UnreadableError, match="template"):
         model.read(Kind.CHAT, body)

@@ -455,3 +455,22 @@ def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:
     known.age(1.0)
     assert known.speeds["p"].prefill_ms_per_token > before
     assert known.whole.prefill_ms_per_token[known.whole.of.at["p"]] == known.speeds["p"].prefill_ms_per_token
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "forgets"),
+    [
+        (Sample(0.0, 0, 0, started_at=100.0), Sample(1.0, 0, 0, started_at=160.0), True),
+        (Sample(0.0, 0, 0, started_at=100.0), Sample(1.0, 0, 0, started_at=100.2), False),
+        (Sample(0.0, 0, 0, prefix_queries=900.0), Sample(1.0, 0, 0, prefix_queries=20.0), True),
+        (Sample(0.0, 0, 0, prefix_queries=900.0), Sample(1.0, 0, 0, prefix_queries=920.0), False),
+    ],
+)
+def test_another_process_behind_the_same_address_holds_nothing(
+    fleet: Fleet, before: Sample, after: Sample, forgets: bool
+) -> None:
+    fleet.handle(ReplicaSampled("r1", before), 0.0)
+    fleet.caches("r1", request("a").chain)
+    assert fleet.trie.bytes_held("r1") > 0
+    fleet.handle(ReplicaSampled("r1", after), 1.0)
+    assert (fleet.trie.bytes_held("r1") == 0) is forgets
