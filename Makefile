@@ -40,8 +40,10 @@ test-system: $(STAMP)
 	@$(BIN)/pytest -m '$(SYSTEM)'; ended=$$?; \
 	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; else exit $$ended; fi
 
-# Lines and branches, of the processes of a world, too; without the drills, which a tracer slows beyond what they are
-# about, and whose killed processes would tell nothing. Two figures: what ships, and the lab.
+# Lines and branches, by the tests that mirror what ships: minutes. `make coverage TESTS=tests` takes all but the drills,
+# which a tracer slows beyond what they are about, and whose killed processes would tell nothing. Two figures: what
+# ships, and the lab (by these tests, so without its own it is low).
+coverage: TESTS ?= tests/topology tests/proto tests/farhop tests/global_lb tests/regional_lb tests/farhop_cli
 coverage: $(STAMP)
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(SYSTEM))' --ignore=tests/drills $(TESTS)

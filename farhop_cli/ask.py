@@ -23,6 +23,15 @@ from farhop_lab.world import client, world_file
 from farhop_lab.world.client import Delta, Redirected, Result, Skipped
 from farhop_lab.world.world_file import WorldFileError
 
+EMULATED_TOKENS = 24
+# What stands before a question to emulated engines, as before most questions to real ones: six blocks of the prefix
+# chain, which the next question finds cached.
+SYSTEM = (
+    "You are the assistant of a demonstration of Farhop, which routes requests for language models over regions of the "
+    "world and over the replicas in them. For each request it counts how far away a region is, how long the request "
+    "would wait there, and how much of its prompt is cached there already; and it never sends one where the law of its "
+    "tenant forbids it to be read or computed. "
+) * 4
 PROMPT_CHARS_MAX = 16 * 1024 * 1024
 
 
@@ -81,7 +90,7 @@ def plan(options: Options) -> Plan:
         nearest = [here.file.regions[name].entry for name in here.nearest(options.origin)]
     path = client.COMPLETION if options.completion else client.CHAT
     entries = [_checked(options.url)] if options.url is not None else nearest
-    return Plan(here, who, entries, nearest, path, _body(options, model), allow)
+    return Plan(here, who, entries, nearest, path, _body(options, model, emulated=_emulated(here)), allow)
 
 
 def _world(options: Options) -> Running | None:
@@ -94,6 +103,10 @@ def _world(options: Options) -> Running | None:
     return running.ruled(running.open_world(options.world))
 
 
+def _emulated(here: Running | None) -> bool:
+    return here is not None and here.file.emulated
+
+
 def _checked(url: str) -> str:
     try:
         return client.origin(url)
@@ -101,14 +114,18 @@ def _checked(url: str) -> str:
         fail("--url: give an entry such as http://127.0.0.1:8100")
 
 
-def _body(options: Options, model: str) -> dict[str, Any]:
+def _body(options: Options, model: str, *, emulated: bool) -> dict[str, Any]:
     if not model.isprintable():
         fail("--model: the name holds characters that are no text")
     prompt = _prompt(options.prompt)
     asked: dict[str, Any] = {"model": model}
-    asked |= {"prompt": prompt} if options.completion else {"messages": [{"role": "user", "content": prompt}]}
-    if options.max_tokens is not None:
-        asked["max_tokens"] = options.max_tokens
+    # Emulated engines do not know when to end; and of a bare question no block of their cache would be filled.
+    system = [{"role": "system", "content": SYSTEM}] if emulated else []
+    user = [{"role": "user", "content": prompt}]
+    asked |= {"prompt": prompt} if options.completion else {"messages": [*system, *user]}
+    most = options.max_tokens if options.max_tokens is not None or not emulated else EMULATED_TOKENS
+    if most is not None:
+        asked["max_tokens"] = most
     return {**asked, "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -153,6 +170,10 @@ async def _send(planned: Plan, trace_id: str, *, quiet: bool) -> tuple[Result, l
     if planned.allow:
         headers["x-farhop-allow"] = ",".join(planned.allow)
     times: list[float] = []
+    if _emulated(planned.running) and not quiet:
+        show.line(
+            "(emulated engines: their words mean nothing; paces, queues and caches are those of real ones)", "dim"
+        )
     asked = client.ask(
         planned.entries, planned.who.key, planned.body,
         path=planned.path, headers=headers, trusted=planned.trusted,
@@ -205,6 +226,8 @@ def _tell(planned: Plan, result: Result, found: Evidence | None) -> None:
     if usage is not None:
         cached = show.number(usage.cached_tokens)
         tokens = f" · {usage.prompt_tokens} prompt tokens ({cached} cached) + {usage.completion_tokens} written"
+    if _emulated(planned.running) and usage is not None and not usage.cached_tokens and "messages" in planned.body:
+        tokens += " · ask again, and find the system prompt before your question cached"
     promised = _promised(found)
     show.line(f"ttft {result.ttft_ms:.1f} ms{promised} · {result.total_ms:.1f} ms in all{tokens}", "bold")
     if planned.running is not None and planned.running.file.speedup != 1.0:

@@ -6,6 +6,8 @@ The wiring alone: each subcommand has its own options, and none that it ignores.
 from __future__ import annotations
 
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,13 @@ app = typer.Typer(
 
 Quick = Annotated[bool, typer.Option("--quick", help="Shorter and rougher.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes. Default: CPUs.")]
+
+
+@app.callback()
+def _extras() -> None:
+    # What some of it needs beyond a balancer's own packages is said in one line. No docstring: it would be the help.
+    if find_spec("httptools") is None and "--help" not in sys.argv:
+        fail("bench needs httptools: run `pip install 'farhop[lab]'`")
 
 
 @app.command("decide", epilog="Example:  farhop bench decide --json")

@@ -59,9 +59,16 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, w
     async def effects(here: Fleet, _store: Store) -> Sequence[str]:
         return _moved(await here.status_of(region) or {}, model, given)
 
+    async def served(here: Fleet) -> None:
+        status = await here.status_of(region) or {}
+        replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
+        known = {*(status.get("splits") or {}), *(name for one in replicas for name in one.get("models") or ())}
+        if known and model not in known:
+            fail(f"--model: no replica in {region} serves {quoted(model)}; there is {', '.join(sorted(known)[:8])}")
+
     whom = {"model": signed.named("--model", model)}
     notes = (f"shares: {_shares(given)}", "requests under way finish where they are; those that wait go by it")
-    return signed.put(SPLIT, _encode, region, whom, says, signature, where, notes, unserved, effects)
+    return signed.put(SPLIT, _encode, region, whom, says, signature, where, notes, unserved, effects, served)
 
 
 def _ranked(status: dict[str, Any], model: str) -> list[str]:

@@ -54,6 +54,7 @@ def put(
     notes: Sequence[str] = (),
     warnings: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None,
     effects: Callable[[Fleet, Store], Awaitable[Sequence[str]]] | None = None,
+    sense: Callable[[Fleet], Awaitable[None]] | None = None,
 ) -> int:
     """Put `says(what is said for whom, None if nothing is)` in its place, and leave the rest; the exit code."""
     here = where.fleet(region)
@@ -70,6 +71,7 @@ def put(
         _key(noun, region), region, whom, make, notes=notes,
         warnings=None if warnings is None else lambda: warnings(here),
         effects=None if effects is None else lambda store: effects(here, store),
+        sense=None if sense is None else lambda: sense(here),
     )  # fmt: skip
     return standing.change(noun, here, asked, where)
 

@@ -149,7 +149,8 @@ def _concerns(item: Item, region: str) -> bool:
 class Change:
     """What to do to a key: `make` gives the new document, or None to take the key away, from what stands there.
 
-    `check` ends the command where it may not be, before anything is written. `notes` are told people once it stands.
+    `check` ends the command where it may not be, before anything is written; `sense` where the fleet shows that it
+    makes none, which a dry run says in other words. `notes` are told people once it stands.
     `effects` is asked in a dry run: whom it would strand, what would move.
     """
 
@@ -162,6 +163,7 @@ class Change:
     notes: Sequence[str] = ()
     warnings: Callable[[], Awaitable[Sequence[str]]] | None = None
     effects: Callable[[Store], Awaitable[Sequence[str]]] | None = None
+    sense: Callable[[], Awaitable[None]] | None = None
 
 
 def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
@@ -175,6 +177,8 @@ def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
         document = asked.make(before)
         after = noun.read(asked.key, document) if document is not None else None
         aware, of = 0, 0 if where.dry_run else noun.asked(here, asked.region)
+        if asked.sense is not None and not where.dry_run:
+            await asked.sense()
         if not where.dry_run:
             revision = entry.revision if entry is not None else 0
             if document is None:

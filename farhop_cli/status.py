@@ -87,7 +87,7 @@ def run(asked: Asked, where: Where) -> int:
     here = where.fleet(asked.region)
     if asked.watch:
         _watch(asked, where, here)
-    upper, lower, answered = _asked(here, asked, spills=asked.wide or where.as_json)
+    upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions or where.as_json)
     fleet.unreachable(here, answered)
     down, missing = down_regions(upper), fleet.partial(here, answered)
     if where.as_json:
@@ -137,7 +137,7 @@ def _watch(asked: Asked, where: Where, here: Fleet) -> None:
             if draws % FIND_EVERY == FIND_EVERY - 1:
                 with contextlib.suppress(typer.Exit):  # what was known stands until more is
                     here = where.fleet(asked.region)
-            upper, lower, answered = _asked(here, asked, spills=asked.wide)
+            upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions)
             if live is None:
                 _draw(here, asked, upper, lower, answered)
             else:
@@ -209,6 +209,7 @@ def _tell(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
 
 
 def _build(tier: str, one: Seen) -> list[str]:
+    """Which build, and which generation of its configuration is in force."""
     status = one.status or {}
     found = status.get("configuration")
     configuration: dict[str, Any] = found if isinstance(found, dict) else {}

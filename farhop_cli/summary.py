@@ -241,14 +241,17 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
         yield f"{one.name} has lost etcd: {trouble}"
     law = status.get("law")
     if isinstance(law, dict):
-        for what in law.get("trouble") or ():
+        for what in _texts(law.get("trouble")):
             yield f"{one.name}, law: {what}"
         if law.get("etcd_out_of_reach") and not trouble:
             yield f"{one.name}, law: frozen, etcd is out of reach: {law['etcd_out_of_reach']}"
     for configuration in _dicts([status.get("configuration")]):
-        for what in (configuration.get("trouble") or ())[:1]:
+        for what in _texts(configuration.get("trouble"))[:1]:
             stands = f"generation {configuration.get('generation')} stands"
             yield f"{one.name}, configuration passed over ({stands}): {what}"
+        waits = _texts(configuration.get("awaits_restart"))
+        if waits:
+            yield f"{one.name}, configuration: {', '.join(waits[:4])} await a restart"
     for kept in _dicts(status.get("kept")):
         if kept.get("from_disk"):
             yield f"{one.name} started from what was kept on disk: hub {kept.get('hub')} is silent"
@@ -269,6 +272,10 @@ def _replicas(one: Balancer) -> Iterator[str]:
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _texts(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else []
 
 
 def _values(value: object) -> list[dict[str, Any]]:

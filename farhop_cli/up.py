@@ -32,12 +32,13 @@ from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.world import etcd as lab_etcd
 from farhop_lab.world import world_file
 from farhop_lab.world.etcd import EtcdLabError
-from farhop_lab.world.world import HOST, World, WorldError, WorldSettings
+from farhop_lab.world.world import HOST, World, WorldError, WorldSettings, exports_elsewhere
 from farhop_lab.world.world_file import WorldFileError
 from topology import load as worlds
 from topology.problems import TopologyError, quoted
 
 SPEEDUP_MAX = 1000.0
+WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,14 @@ async def _serve(
             if named != current:
                 remedy = f"farhop context use {named}, or --context {named}"
                 typer.echo(f"commands are for context {current}; for this world: {remedy}", err=True)
+            if elsewhere := exports_elsewhere(os.environ):
+                typer.echo(f"spans go to {elsewhere}, as OTEL_* says: `farhop ask` shows no traces here.", err=True)
             typer.echo("Ctrl-C ends it, and leaves nothing behind.", err=True)
-            await live.follow(description, stop)
+            watching = asyncio.create_task(_watch(world, stop))
+            try:
+                await live.follow(description, stop)
+            finally:
+                watching.cancel()
             typer.echo("stopping ...", err=True)
         finally:
             await asyncio.to_thread(described.unlink, missing_ok=True)
@@ -221,3 +228,15 @@ def _named(described: Path) -> tuple[str, str]:
         return context.world_began(described)
     except typer.Exit:
         return "", ""
+
+
+async def _watch(world: World, stop: asyncio.Event) -> None:
+    """Say it when a process of the world ends before it is asked to."""
+    told: set[str] = set()
+    while not stop.is_set():
+        ended = world.ended()
+        for name, how in ended.items():
+            if name not in told:
+                typer.echo(f"{name} {how}", err=True)
+        told = set(ended)  # what was started again may end again
+        await asyncio.sleep(WATCH_S)

@@ -218,10 +218,15 @@ def ask(
     raise typer.Exit(run(options))
 
 
-@app.command("check", epilog="Example:  farhop check world.yaml paris-global.yaml paris-regional.yaml law.yaml")
+@app.command(
+    "check",
+    epilog="Example:  farhop check world.yaml paris-global.yaml paris-regional.yaml law.yaml",
+    context_settings={"allow_extra_args": True},
+)
 def check(
-    files: Annotated[
-        list[str],
+    context: typer.Context,
+    file: Annotated[
+        str,
         typer.Argument(
             metavar="FILE...", help="Topologies, laws and balancers' configurations, or the name of a ready-made world."
         ),
@@ -234,7 +239,7 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check topologies, laws and balancers' configurations, each and all together: every error at once.
+    """Check maps, laws and configurations, each and together: every error at once.
 
     A topology without errors is summed up: its regions, and what its law comes to for each tenant. A law, as `farhop
     law get` prints it, is checked for the maps given. A configuration is checked as the balancer does at its start,
@@ -243,7 +248,7 @@ def check(
     """
     from farhop_cli.check import run
 
-    raise typer.Exit(run(files, no_secrets, as_json))
+    raise typer.Exit(run([file, *context.args], no_secrets, as_json))
 
 
 @app.command("healthcheck", epilog="Example:  farhop healthcheck --config virginia-global.yaml --ready")

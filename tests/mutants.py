@@ -1,7 +1,7 @@
 """Mutants of the files on which the law, the accounts and the retries rest: does a test notice each small change?
 
     make mutants                                       all of them, some minutes
-    python tests/mutants.py farhop/balance/retry.py    those of one file
+    python tests/mutants.py farhop/balance/retry.py    those of one file; with --lines 60,78 those of two lines
 
 A mutant is one file with one operator, constant or returned value changed; it is killed if a test of its file fails or
 hangs. Who survives and is listed in tests/mutants.md changes nothing that can be seen; any other is a missing test, and
@@ -107,7 +107,8 @@ def mutants(path: str) -> Iterator[Mutant]:
     tree = ast.parse((ROOT / path).read_text())
     for parent, field, index, child in list(_places(tree)):
         for changed in _changes(child):
-            shown = child if isinstance(parent, ast.stmt | ast.Module) else parent
+            whole = not isinstance(parent, ast.stmt | ast.Module) or isinstance(parent, ast.Assign | ast.AnnAssign)
+            shown = parent if whole else child
             was = ast.unparse(shown).splitlines()[0]
             _put(parent, field, index, changed)
             now = ast.unparse(changed if shown is child else parent).splitlines()[0]
@@ -186,6 +187,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="*", default=list(TARGETS), metavar="PATH", help="; ".join(TARGETS))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--lines", metavar="N,N", help="only the mutants of these lines: to look at survivors again")
     asked = parser.parse_args()
     os.chdir(ROOT)
     settings.register_profile("mutants", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -203,7 +205,7 @@ def main() -> int:
             print(f"{path}: its tests fail without a mutant")
             return 2
         within_s = 10.0 + 5.0 * (time.monotonic() - began)
-        made = list(mutants(path))
+        made = [one for one in mutants(path) if not asked.lines or str(one.line) in asked.lines.split(",")]
         alive = 0
         with ThreadPoolExecutor(asked.jobs) as pool:  # threads that wait: each run is a fork
             codes = pool.map(lambda mutant: _forked(mutant, path, within_s), made)  # noqa: B023

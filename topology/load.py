@@ -128,6 +128,8 @@ def _tenant(doc: TenantDoc) -> Tenant:
         weight=doc.weight,
         share_prefixes=doc.share_prefixes,
         models=rules_of(doc.models),
+        tiers=doc.tiers,
+        objectives=tuple((one.ttft_ms, one.priority) for one in doc.objectives),
     )
 
 

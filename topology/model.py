@@ -88,7 +88,9 @@ class Tenant:
     """Who is served. Without `residency` nothing is lawful. A larger `priority` is served first and shed last.
 
     `weight` is its share inside a priority band; `share_prefixes` lets its prompts share prefix nodes with other
-    tenants that say so too; `models` narrows `residency.processing` further for single models.
+    tenants that say so too; `models` narrows `residency.processing` further for single models. Requests may ask for
+    another priority by a tier's name, or by the milliseconds within which they want their first token: `tiers` and
+    `objectives` (ms, priority) say which, and without them nothing does.
     """
 
     name: str
@@ -98,9 +100,20 @@ class Tenant:
     weight: float = 1.0
     share_prefixes: bool = False
     models: Mapping[str, Rule] = field(default_factory=dict)
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    objectives: tuple[tuple[float, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", _frozen(self.models))
+        object.__setattr__(self, "tiers", _frozen(self.tiers))
+
+    def priority_of(self, names: tuple[str, ...], ttft_ms: float | None) -> int:
+        """Of a request that asks for one of these tiers, or for its first token within so many ms."""
+        named = next((self.tiers[name] for name in names if name in self.tiers), None)
+        if named is not None:
+            return named
+        soon = [priority for within_ms, priority in self.objectives if ttft_ms is not None and ttft_ms <= within_ms]
+        return max(soon, default=self.priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,10 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
     for field in ("priority", "weight", "share_prefixes"):
         if getattr(tenant, field) != getattr(plain, field):
             said[field] = getattr(tenant, field)
+    if tenant.tiers:
+        said["tiers"] = dict(tenant.tiers)
+    if tenant.objectives:
+        said["objectives"] = [{"ttft_ms": ms, "priority": priority} for ms, priority in tenant.objectives]
     if tenant.models:
         said["models"] = {name: _rule(rule) for name, rule in tenant.models.items()}
     return said

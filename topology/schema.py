@@ -201,6 +201,18 @@ class KeyDoc(Doc):
     )
 
 
+class ObjectiveDoc(Doc):
+    """What a request is worth that asks for its first token so soon."""
+
+    ttft_ms: float = Field(
+        title="for requests that ask for it within this many ms, or fewer",
+        gt=0,
+        le=3_600_000,
+        description="give milliseconds above 0",
+    )
+    priority: int = Field(title="their priority", ge=0, le=9, description="give 0 to 9; a larger one is served first")
+
+
 class TenantDoc(Doc):
     """Who is served, and under which law."""
 
@@ -230,6 +242,18 @@ class TenantDoc(Doc):
         title="whether its prompts may share cached prefixes with other tenants that say so",
         default=False,
         description="say true or false",
+    )
+    tiers: dict[Name, Annotated[int, Field(ge=0, le=9)]] = Field(
+        title="by the tier of service or inference objective that its requests may name, the priority they then have",
+        default={},
+        max_length=32,
+        description="map names such as `flex` to priorities, 0 to 9",
+    )
+    objectives: list[ObjectiveDoc] = Field(
+        title="by the time to the first token that its requests may ask for, the priority they then have",
+        default=[],
+        max_length=32,
+        description="list objectives such as `{ttft_ms: 500, priority: 7}`",
     )
     models: dict[ModelName, ModelRuleDoc] = Field(
         title="by model, what narrows `processing` further for this tenant",

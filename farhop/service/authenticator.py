@@ -18,6 +18,7 @@ from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.api_keys import Keyring, Principal, authorization
 from farhop.relay import answers
+from farhop.service.routing_keys import values
 from topology.law import Scope, narrowing
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _TIMEOUT_DIGITS_MAX = 12
 # Host names that stand for a residency: OpenRouter's, and those that OpenAI's SDKs write for `data_residency`.
 _HOST = re.compile(rb"(?:(eu|us)|(ae|au|in|jp)(?=\.api\.))\.", re.IGNORECASE)
 _SHOWN_MAX = 16
+_OBJECTIVE, _SLO = b"x-llm-d-inference-objective: ", b"x-llm-d-slo-ttft-ms: "
 _LOGGING = Scope.LOGGING  # to look up an enum's member is a call, and this is asked for every request
 
 
@@ -73,8 +75,8 @@ class Authenticator(Protocol):
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
 
-    def wished(self, caller: Caller, wishes: Wishes) -> Caller | Reply:
-        """The caller with what the body of its request wishes for; or why that cannot be."""
+    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller | Reply:
+        """The caller with what the body of its request wishes for, and its header `lines`; or why that cannot be."""
 
     def models(self, caller: Caller) -> list[str]:
         """The models this caller may use."""
@@ -194,9 +196,16 @@ class KeyAuthenticator:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
 
-    def wished(self, caller: Caller, wishes: Wishes) -> Caller | Reply:
-        """The caller with what the body of its request wishes for; or why that cannot be."""
+    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller | Reply:
+        """The caller with what the body of its request wishes for, and its header `lines`; or why that cannot be."""
         law = self._law()
+        tenant = law.topology.tenants.get(caller.tenant)
+        if tenant is not None and (tenant.tiers or tenant.objectives):
+            (objective,), (slo,) = ((*values(lines, name), b"")[:1] for name in (_OBJECTIVE, _SLO))
+            names = (wishes.tier, objective.decode("latin-1"))
+            ttft_ms = float(slo) if slo.isdigit() and len(slo) <= _TIMEOUT_DIGITS_MAX else None
+            priority = tenant.priority_of(names, ttft_ms)
+            caller = replace(caller, priority=priority) if priority != caller.priority else caller
         for field, word in wishes.residency:
             if law.within(word) is None:
                 known = law.residencies()

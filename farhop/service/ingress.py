@@ -55,6 +55,7 @@ _MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is 
 _BODILESS = (_MODELS, _VERSION)
 
 
+_LLM_D = b"x-llm-d-"
 _PROBES = (paths.HEALTH, paths.READY)
 _NO_STORE = b"cache-control: no-store\r\n"
 
@@ -188,17 +189,17 @@ class Ingress:
             prompt = self._read(caller, kind, exchange.body, head.path, head.onward)
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
-        wished = self._wished(context, caller, prompt)
+        wished = self._wished(context, caller, prompt, head.onward)
         if not isinstance(wished, Caller):
             return wished
         request = self._request(wished, prompt, exchange.body, head.onward, version, self._clock.now())
         return self._understood(exchange, context, request, prompt)
 
-    def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt) -> Caller | Reply:
+    def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes) -> Caller | Reply:
         """Who asks, now that the body is read: from here on nothing is decided without what it wishes for."""
-        if prompt.wishes is NO_WISHES:
+        if prompt.wishes is NO_WISHES and _LLM_D not in lines:
             return caller
-        wished = self._authenticator.wished(caller, prompt.wishes)
+        wished = self._authenticator.wished(caller, prompt.wishes, lines)
         if isinstance(wished, Caller):
             context.caller = wished
         return wished
@@ -291,7 +292,7 @@ class Ingress:
         Raises bodies.BodyError.
         """
         prompt = self._read(caller, kind, body, path, headers)
-        wished = self._authenticator.wished(caller, prompt.wishes)
+        wished = self._authenticator.wished(caller, prompt.wishes, headers)
         if not isinstance(wished, Caller):
             raise bodies.BodyError(wished.outcome, msgspec.json.decode(wished.body)["error"]["message"])
         caller = wished
@@ -422,7 +423,7 @@ class _ReadingApart(_Waiting):
         if parsed.prompt is None:
             refused = parsed.refusal()
             return answers.refusal(refused.outcome, refused.detail, param=refused.param)
-        wished = ingress._wished(self._context, caller, parsed.prompt)
+        wished = ingress._wished(self._context, caller, parsed.prompt, exchange.head.onward)
         if not isinstance(wished, Caller):
             return wished
         caller = wished

@@ -30,7 +30,7 @@ from farhop.relay.formats.paths import Kind
 from farhop.service.chat_form import ChatForm, MediaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
 
     from jinja2 import Template
@@ -254,8 +254,13 @@ def _packed(ids: list[int]) -> bytes:
 _READ = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
 
 
+def _no_bases(_model: str) -> Iterable[str]:
+    return ()
+
+
 class Tokenizers:
-    """Those of all models that have one. `unread` counts, by reason, prompts that went on without."""
+    """Those of all models that have one. `unread` counts, by reason, prompts that went on without. `bases_of` tells
+    what a model is an adapter of, as engines say."""
 
     def __init__(self, files: Mapping[str, Files], wall: Callable[[], datetime]) -> None:
         known: dict[Files, ModelTokenizer] = {}
@@ -268,15 +273,16 @@ class Tokenizers:
         self._waiting = 0
         self.unread: Counter[str] = Counter()
         self.prompts = 0
+        self.bases_of: Callable[[str], Iterable[str]] = _no_bases
 
     def reads(self, kind: Kind, model: str) -> bool:
         """Whether such a request is to be read."""
-        return model in self._of and kind in _READ
+        return kind in _READ and self._for(model) is not None
 
     def now(self, kind: Kind, model: str, body: bytes, cache_salt: str) -> Tokens | None:
         """The prompt's tokens, None where it cannot be read. Takes 0.2 to 0.5 ms for each KB of it."""
         try:
-            return self._counted(self._of[model].read(kind, body), cache_salt)
+            return self._counted(self._reader(model).read(kind, body), cache_salt)
         except Exception as error:  # noqa: BLE001 - what a client wrote in a shape nobody thought of must not fail it
             self._unread(error)
             return None
@@ -289,7 +295,7 @@ class Tokenizers:
             self.unread["busy"] += 1
             return None
         self._waiting += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self._of[model].read, kind, body)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._reader(model).read, kind, body)
 
         def over(ended: asyncio.Future[Spelled]) -> None:
             self._waiting -= 1
@@ -304,6 +310,18 @@ class Tokenizers:
 
         future.add_done_callback(over)
         return future
+
+    def _for(self, model: str) -> ModelTokenizer | None:
+        """Its own; else that of the model which it is an adapter of: they read alike."""
+        own = self._of.get(model)
+        if own is not None or not self._of:
+            return own
+        return next((known for base in self.bases_of(model) if (known := self._of.get(base)) is not None), None)
+
+    def _reader(self, model: str) -> ModelTokenizer:
+        reader = self._for(model)
+        assert reader is not None  # who asks has asked `reads` before
+        return reader
 
     def close(self) -> None:
         """Read no more."""

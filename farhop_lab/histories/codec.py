@@ -177,7 +177,8 @@ class Reader:
             if tag.shared:
                 self._known.append(None)
             kids, get = node.kids, self._get
-            value = tag.make(*[get(kids[key]) for key in range(first, first + len(tag.fields))])
+            # What was recorded before a tag got another field behind its others has no column of it.
+            value = tag.make(*[get(kids[key]) for key in range(first, first + len(tag.fields)) if key in kids])
             if tag.shared:
                 self._known[place] = value
             return value

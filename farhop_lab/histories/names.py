@@ -24,6 +24,7 @@ from global_lb.fleet import view as global_view
 from global_lb.fleet.regions import Spill
 from global_lb.fleet.table import Price
 from global_lb.links.prefix_streams import Prefixes, PrefixGapError
+from global_lb.routing import flow as global_flow
 from global_lb.routing import policy as global_policy
 from global_lb.routing.flow import FlowConfig as GlobalFlowConfig
 from global_lb.routing.flow import GlobalFlow
@@ -58,7 +59,7 @@ def _fields(kind: type[Any], names: str = "", *, shared: bool = False) -> tuple[
     def parts(value: Any) -> tuple[Any, ...]:
         return tuple(getattr(value, name) for name in fields) if get is None else get(value)
 
-    return kind, Tag(fields, parts, lambda *values: kind(**dict(zip(fields, values, strict=True))), shared)
+    return kind, Tag(fields, parts, lambda *values: kind(**dict(zip(fields, values, strict=False))), shared)
 
 
 def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
@@ -152,7 +153,8 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     2: _fields(
         machine.Request,
         "id tenant model prompt_bytes body_bytes chain deadline max_tokens stream priority key entry_region issuer "
-        "lawful narrow promised_ttft_ms session version header_matches tokens divisible body_hash waited_s recomputed",
+        "lawful narrow promised_ttft_ms session version header_matches tokens divisible body_hash waited_s recomputed "
+        "soft_session parent_session",
     ),
     3: _fields(machine.AttemptBegan, "id attempt status"),
     4: _fields(machine.AttemptEnded, "id attempt status usage fault chain said_bytes"),
@@ -365,6 +367,15 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
             ("instance", "incarnation", "seq", "after", "slice", "changes"),
             _delta_parts,
             _delta,
+        ),
+    ),
+    110: _fields(global_flow.Reconfigured, "law config routes prices"),
+    111: (
+        regional_flow.Reconfigured,
+        Tag(
+            ("law", "config", "policies", "splits"),
+            lambda it: (it.law, it.config, it.policies, {model: _said(config) for model, config in it.splits.items()}),
+            lambda law, config, policies, splits: regional_flow.Reconfigured(law, config, policies, _splits(splits)),
         ),
     ),
 }

@@ -61,6 +61,11 @@ class Child:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, once it has ended; below 0 the signal that ended it."""
+        return self._process.returncode if self._process is not None else None
+
     async def start(self, timeout_s: float = 30.0) -> str:
         """Run it and wait for its ready line, which is returned. Raises ChildError."""
         try:

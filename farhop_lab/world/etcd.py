@@ -109,6 +109,11 @@ class EmbeddedEtcd:
         self._take_ports()
         return f"http://127.0.0.1:{self._peer_port}"
 
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, once it has ended without being told to; below 0 the signal that ended it."""
+        return self._process.returncode if self._process is not None else None
+
     def _take_ports(self) -> None:
         if self._client_port == 0:
             self._client_port, self._peer_port = free_ports(2)

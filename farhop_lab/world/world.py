@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,6 +202,21 @@ class World:
         except TimeoutError:
             raise WorldError(f"not every region serves within {timeout_s:g} s; logs are in {self.folder}") from None
 
+    def ended(self) -> dict[str, str]:
+        """Processes of this world that have ended, with how and where they log."""
+        children = [
+            run for region in self.regions.values() for run in (region.regional, region.global_, *region.engines)
+        ]
+        found = {
+            one.name: f"{_how(one.ended)}; its log is {one.log}" for one in children if one and one.ended is not None
+        }
+        for name, cluster in self.hubs.items():
+            for at, member in enumerate(cluster.members):
+                if member.ended is not None:
+                    which = f"etcd {name}" if len(cluster.members) == 1 else f"etcd {name}/{at}"
+                    found[which] = f"{_how(member.ended)}; its log is {member.log}"
+        return found
+
     def describe(self, pid: int) -> WorldFile:
         """What other commands need to know of this world."""
         hubs = {name: cluster.endpoints[0] for name, cluster in self.hubs.items()}
@@ -222,6 +238,7 @@ class World:
                 )
                 for name, run in self.regions.items()
             },
+            emulated=not self.settings.engines,
         )
 
     # -- how
@@ -303,6 +320,12 @@ class World:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"has ended by {signal.Signals(-code).name}"
+    return f"has ended with exit code {code}"
 
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

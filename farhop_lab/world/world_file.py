@@ -36,6 +36,7 @@ class WorldFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A running world. `pid` is the process that runs it; `keys` holds API keys by tenant; `collector` "" is none.
 
     `hubs` gives the endpoint of each etcd by its hub's name, where there are several; `etcd` is the first of them.
+    `emulated`: all of its engines are.
     """
 
     pid: Annotated[int, Meta(gt=0)]
@@ -47,6 +48,7 @@ class WorldFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: dict[str, str]
     regions: Annotated[dict[str, RegionFile], Meta(min_length=1)]
     hubs: dict[str, str] = {}
+    emulated: bool = False
 
 
 class WorldFileError(Exception):

@@ -292,7 +292,10 @@ class GlobalFlow:
         return self._timer(state, deadline if attempt.started else min(deadline, now + LOOK_AGAIN_S))
 
     def _swallowed(self, state: RequestState, attempt: Attempt, now: float) -> bool:
-        """Whether an attempt that has not begun is better given up: its region is down, or in doubt and another not."""
+        """Whether an attempt that has not begun is better given up: its region is down, or in doubt and another not. Of
+        one that left the map nobody hears any more: the relay's time limits hold."""
+        if attempt.region not in self.law.topology.regions:
+            return False
         health = State.UP if attempt.started else self._regions.liveness_of(attempt.region).read(now).state
         if health is not State.SUSPECT:
             return health is State.DOWN

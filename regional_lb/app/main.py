@@ -229,6 +229,8 @@ class RegionalBalancer:
         )
         header_matches = HeaderMatchReader(splits)
         self.tokenizers = _tokenizers(config)
+        if self.tokenizers is not None:
+            self.tokenizers.bases_of = self.flow.bases_of
         self.guard, self.large = config.requests.guard(), LargeBodyReader()
         ingress = partial(
             Ingress,

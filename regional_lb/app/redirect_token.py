@@ -81,9 +81,9 @@ class RedirectAuthenticator:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         return vouched(claims, law, region)
 
-    def wished(self, caller: Caller, wishes: Wishes) -> Caller | Reply:
+    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller | Reply:
         """As a key's would be: what narrowed it before narrows it once more."""
-        return self._keys.wished(caller, wishes)
+        return self._keys.wished(caller, wishes, lines)
 
     def models(self, caller: Caller) -> list[str]:
         """The models this caller may use."""

@@ -88,7 +88,7 @@ class HopAuthenticator:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         return vouched(claims, law, region, claims.issuer, claims.attempt)
 
-    def wished(self, caller: Caller, wishes: Wishes) -> Caller:
+    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
         return narrowed(self._flow.law, caller, wishes)
 

@@ -169,7 +169,7 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         missing=_missing(config, listing),
         version=config.version,
         kv_ranks=len(config.kv_sources),
-        adapters=frozenset(config.adapters),
+        adapters=_adapters(config, listing),
         lineage=_lineage(config, listing),
         role=config.role,
         handover=config.handover,
@@ -179,6 +179,12 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
 
 def _models(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
     return frozenset(config.models or (listing.ids if listing is not None else ())).union(config.adapters)
+
+
+def _adapters(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
+    """Those it is configured to serve, and of what it serves those that it calls so itself."""
+    listed = listing.adapters if listing is not None else frozenset[str]()
+    return (listed & _models(config, listing)).union(config.adapters)
 
 
 def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]:

@@ -146,6 +146,10 @@ class RegionalFlow:
             self._fleet.age(now)
         return self._handlers[type(event)](event, now)
 
+    def bases_of(self, model: str) -> frozenset[str]:
+        """What a model is an adapter of, as its engines say."""
+        return self._fleet.lineages.of.get(model) or frozenset()
+
     def tells_cached_tokens(self, name: str) -> bool | None:
         """Whether a replica's answers say how much of their prompts was cached; None: it gave none yet."""
         return self._fleet.untold.tells(name)

@@ -1,6 +1,7 @@
 """docs/start/first-fleet.md, word by word: its second part is pasted into a shell and says what it says it does.
 
 Only the ports are others than in the text, each the same throughout: nothing else on this machine is in the way.
+With vllm or llama-server on PATH, and MODEL (and GGUF) set as the text asks, the same runs with a real engine.
 """
 
 from __future__ import annotations

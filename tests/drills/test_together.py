@@ -20,6 +20,7 @@ from farhop_lab.engine.core.held import TransferLink
 from farhop_lab.engine.core.sequence import TextModel
 from farhop_lab.engine.core.text import write_all
 from regional_lb.app.main import RegionalBalancer
+from tests.conftest import at_once
 
 KEY = {"authorization": "Bearer sk-farhop-anywhere"}
 COMPLETION = "/v1/completions"
@@ -155,7 +156,7 @@ async def test_a_client_that_leaves_stops_both_engines() -> None:
             asking = asyncio.create_task(world.ask(_prompt("gina", 4000), max_tokens=2000))
             await until(lambda sight=sight: any(gpu.replica.core.has_work for gpu in sight))
             asking.cancel()
-            await until(lambda: not any(core.has_work for core in cores))
+            await at_once(lambda: not any(core.has_work for core in cores), 60)
             await world.at_rest()
 
 

@@ -83,9 +83,12 @@ def vllm(folder: Path, *, port: int = 0, events: int = 0, details: bool = True, 
     if details:
         flags.append("--enable-prompt-tokens-details")
     if tells:
-        events = events or free_ports(1)[0]
+        events = events or free_ports(2)[0]
         told = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
-        flags += ["--kv-events-config", json.dumps(told | {"topic": "kv-events"})]
+        flags += [
+            "--kv-events-config",
+            json.dumps(told | {"replay_endpoint": f"tcp://*:{events + 1}", "topic": "kv-events"}),
+        ]
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -108,13 +111,18 @@ def llama(folder: Path) -> RealEngine:
     return RealEngine(f"http://127.0.0.1:{port}", 0, process)
 
 
+def told_at(engine: RealEngine) -> dict[str, str]:
+    """Where it tells of its KV cache, and tells again what was missed."""
+    return {"kv_events": f"tcp://127.0.0.1:{engine.events}", "kv_replay": f"tcp://127.0.0.1:{engine.events + 1}"}
+
+
 @asynccontextmanager
 async def tiers(*engines: RealEngine, tokenizer: bool = True, **more: Any) -> AsyncIterator[Both]:
     """Both tiers before these engines, which are e0, e1, ...; all of them up. `more` goes into the regional one's."""
     world, cluster = topology(), MemoryCluster()
     replicas = [
-        {"url": engine.url, "models": ["tiny"], "name": f"e{n}", "slots": 8}
-        | ({"kv_events": f"tcp://127.0.0.1:{engine.events}"} if engine.events else {})
+        {"url": engine.url, "models": [], "name": f"e{n}", "slots": 8}  # it says itself what it serves
+        | (told_at(engine) if engine.events else {})
         for n, engine in enumerate(engines)
     ]
     document = {
@@ -129,6 +137,8 @@ async def tiers(*engines: RealEngine, tokenizer: bool = True, **more: Any) -> As
         both = Both(below, above, lines)
         await until(lambda: all(r["state"] == "up" for r in status(both)), 30.0)
         await until(lambda: _seen(above), 30.0)
+        if any(engine.events for engine in engines):
+            await until(lambda: all(r["kv_word"] == "exact" for r in status(both)), 30.0)
         yield both
     finally:
         await above.close()

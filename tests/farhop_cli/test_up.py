@@ -17,7 +17,7 @@ import pytest
 
 from farhop_cli import up
 from farhop_cli.up import Options
-from farhop_lab.world.world import WorldError
+from farhop_lab.world.world import WorldError, exports_elsewhere, telemetry
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="children are found by /proc")
 
@@ -233,3 +233,16 @@ def test_ctrl_c_while_it_starts_leaves_nothing_behind(terminal):
     assert b"stopped before it was up" in terminal.said
     assert b"Traceback" not in terminal.said
     terminal.nothing_left()
+
+
+# -- what a user set, and what ends
+
+
+def test_the_users_telemetry_stays_as_it_is():
+    ours = telemetry({}, "http://c:1")
+    assert ours["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:1"
+    theirs = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://mine:4318", "OTEL_TRACES_SAMPLER": "always_off"}
+    told = telemetry(theirs, "http://c:1")
+    assert not told.keys() & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_SAMPLER"}
+    assert exports_elsewhere(theirs) == "http://mine:4318"
+    assert exports_elsewhere({"OTEL_TRACES_SAMPLER": "always_on"}) == ""

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from inprocess import HOP_KEY, MODEL, Answer, Engine, both, chat, head, send, tenant, topology
 
+from farhop.balance.machine import RequestArrived
+
 MESSAGES = "/v1/messages"
 
 
@@ -154,3 +156,39 @@ async def test_the_version_is_told_to_who_may_ask() -> None:
         told = await send(up.entry, head("GET", "/version", authorization="Bearer sk-farhop-anywhere"))
         assert told.status == 200
         assert told.json["version"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "priority"),
+    [
+        ({}, {}, 3),
+        ({"service_tier": "auto"}, {}, 3),
+        ({"service_tier": "flex"}, {}, 1),
+        ({"service_tier": "priority"}, {"x_llm_d_slo_ttft_ms": "10"}, 7),
+        ({}, {"x_llm_d_inference_objective": "flex"}, 1),
+        ({}, {"x_llm_d_slo_ttft_ms": "400"}, 6),
+        ({}, {"x_llm_d_slo_ttft_ms": "600"}, 3),
+        ({}, {"x_llm_d_slo_ttft_ms": "soon"}, 3),
+    ],
+)
+async def test_a_tier_of_service_is_worth_what_the_tenants_policy_says(
+    fields: dict[str, Any], headers: dict[str, str], priority: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = {"priority": 3, "tiers": {"flex": 1, "priority": 7}, "objectives": [{"ttft_ms": 500, "priority": 6}]}
+    async with Engine().running() as engine, both(engine, topology(tenant("tiered", **policy))) as up:
+        seen: list[int] = []
+        for balancer in (up.global_, up.regional):
+            handle = balancer.relay._flow.handle
+
+            def noted(event: Any, now: float, handle: Any = handle) -> Any:
+                if isinstance(event, RequestArrived):
+                    seen.append(event.request.priority)
+                return handle(event, now)
+
+            monkeypatch.setattr(balancer.relay._flow, "handle", noted)
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **fields}
+        assert (await asked(up.entry, "/v1/chat/completions", body, "sk-farhop-tiered", **headers)).status == 200
+        assert seen == [priority, priority]
+        del seen[:]
+        assert (await asked(up.entry, "/v1/chat/completions", body, **headers)).status == 200
+        assert seen == [0, 0], "without such a policy nothing is worth more"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 IN_TIME_S = QueueConfig().standing_wait_s / 2
 KEPT_SHARE = ForeignConfig().last_resort_reserve_share
 RTT_S, UNTIL_S, FIRST_S = 0.05, 12.0, 0.02
+SHORT = 200  # bytes of a prompt, less than a block: who holds what of it plays no part in a station
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,13 @@ def run(small: Small) -> list[RequestRecord]:
     for region, per_s in small.per_s.items():
 
         def come(region: str = region) -> None:
-            world.arrive(region, f"only-{region}" if dice.random() < small.near_share else "t")
+            world.arrive(region, f"only-{region}" if dice.random() < small.near_share else "t", SHORT)
 
         world.stream(per_s, come, until=UNTIL_S)
-    measures = world.run(UNTIL_S + 60.0)
+    ends_s, measures = UNTIL_S, world.run(UNTIL_S)
+    while measures.open and ends_s < UNTIL_S + 60.0:
+        ends_s += 2.0
+        measures = world.run(ends_s)
     assert measures.violations == 0
     assert measures.open == 0
     return sorted(measures.records, key=lambda record: record.arrived_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,11 @@ from inprocess import (
     send,
     until,
 )
-from playbook import answered, sent
-from worlds import law, request, worldwide
+from playbook import answered, sent, timer
+from worlds import heard, law, request, worldwide
 
 from farhop.balance import outcome
-from farhop.balance.machine import AttemptRefused, RequestArrived
+from farhop.balance.machine import AttemptBegan, AttemptRefused, RequestArrived, TimerFired
 from farhop.config import load
 from farhop.service import stores
 from farhop.store.contract import LAW_KEY
@@ -32,6 +33,7 @@ from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.config import GlobalConfig
 from global_lb.app.main import GlobalBalancer
 from global_lb.fleet.table import Price
+from global_lb.fleet.view import ChannelChanged, RegionKnown
 from global_lb.routing.flow import Reconfigured
 from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import RoutesChanged
@@ -266,6 +268,20 @@ def test_a_further_attempt_goes_by_the_map_of_then_and_of_now(play) -> None:
         .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", "tokyo", attempt=2))
         .on(AttemptRefused("a", 2, outcome.QUEUE_FULL)).expect(answered("a", outcome.NO_REGION))
     )  # fmt: skip
+
+
+def test_who_is_under_way_in_a_region_that_left_the_map_is_not_given_up_because_nobody_looks_there(play) -> None:
+    flow = worldwide()
+    there = law(1).topology
+    smaller = Law(replace(there, regions={name: one for name, one in there.regions.items() if name != "london"}))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
+    book.on(to(smaller)).expect()
+    book.on(ChannelChanged("london", False, None)).expect(timer("a"))
+    book.on(RegionKnown("london", None)).expect()
+    heard(flow, ("tokyo", "frankfurt"), 5.0)
+    book.at(6.0).on(TimerFired("a")).expect(timer("a"))
+    book.at(7.0).on(AttemptBegan("a", 1, 200)).expect()
+    book.on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))
 
 
 def test_what_operators_set_goes_before_another_configuration_too(play) -> None:

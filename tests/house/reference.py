@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +41,7 @@ class Metric(NamedTuple):
     meaning: str
 
 
+@cache
 def metrics() -> list[Metric]:
     """All of both tiers, by name. Standard ones of the process (`process_…`) are left out."""
     found: dict[str, Metric] = {}
@@ -85,6 +87,7 @@ def table_of_metrics() -> str:
     return "\n".join(lines)
 
 
+@cache
 def commands() -> list[tuple[str, str]]:
     """Every command that can be given, and the first sentence of its help."""
     return list(_below(typer.main.get_command(app()), "farhop"))
@@ -113,6 +116,7 @@ PLACES_OF_A_TOPOLOGY: dict[str, type[schema.Doc]] = {
     "`regions[]`": schema.RegionDoc,
     "`tenants[]`": schema.TenantDoc,
     "`tenants[].keys[]`": schema.KeyDoc,
+    "`tenants[].objectives[]`": schema.ObjectiveDoc,
     "`tenants[].residency`": schema.ResidencyDoc,
     "`tenants[].residency.processing`, `.entry`, `.logging`, `.hints`": schema.TenantRuleDoc,
     "`models.<name>`, `tenants[].models.<name>`": schema.ModelRuleDoc,

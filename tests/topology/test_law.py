@@ -177,6 +177,75 @@ def test_too_long_a_narrowing_is_refused() -> None:
         assert "more than" in verdict.excluded["tokyo"]
 
 
+def test_a_request_may_name_eight_lists_of_1024_places() -> None:
+    """In figures: clients and both tiers must agree on them, whatever the constants are called."""
+    law = _law(Residency(Rule((WORLD,))))
+    for narrow, lawful in (
+        ((("jp",),) * 8, {"tokyo"}),
+        ((("jp",),) * 9, set()),
+        ((("jp",) * 1024,), {"tokyo"}),
+        ((("jp",) * 1025,), set()),
+    ):
+        assert law.verdict("acme", "m", narrow=narrow).lawful == lawful
+
+
+@pytest.mark.parametrize("name", ["x" * 64, "x" * 65, "a b", "\x7f"])
+def test_a_name_of_up_to_64_plain_characters_is_shown_as_it_is(name: str) -> None:
+    reason = _law(Residency(Rule((WORLD,)))).verdict("acme", "m", narrow=((name,),)).excluded["tokyo"]
+    shown = name if name.isprintable() and len(name) <= 64 else ascii(name[:64])
+    assert reason == f"request asked to stay within {shown}"
+
+
+@pytest.mark.parametrize(("places", "more"), [(8, ""), (9, " and 1 more"), (10, " and 2 more")])
+def test_eight_places_are_named_and_the_rest_counted(places: int, more: str) -> None:
+    names = tuple(f"p{n}" for n in range(places))
+    reason = _law(Residency(Rule((WORLD,)))).verdict("acme", "m", narrow=(names,)).excluded["tokyo"]
+    assert reason == f"request asked to stay within {', '.join(names[:8])}{more}"
+
+
+def test_the_widest_narrowing_that_is_remembered() -> None:
+    for places, remembered in ((64, 1), (65, 0)):
+        law = _law(Residency(Rule((WORLD,))))
+        law.verdict("acme", "m", narrow=(("jp",) * places,))
+        assert _remembered(law) == remembered
+    law = _law(Residency(Rule((WORLD,))))
+    law.verdict("acme", "m", narrow=(("jp",),) * 8)
+    assert _remembered(law) == 1
+
+
+def _of_epoch(epoch: int, *tenants: str) -> Law:
+    return Law(Topology("w", epoch, REGIONS, {name: Tenant(name) for name in tenants}))
+
+
+def test_a_law_supersedes_what_is_older_or_only_kept_its_place() -> None:
+    held, place = _of_epoch(7, "acme"), _of_epoch(7)
+    assert (held.held_epoch, place.held_epoch) == (7, 6)
+    assert held.supersedes(_of_epoch(6, "acme")) is True
+    assert held.supersedes(place) is True
+    assert held.supersedes(_of_epoch(7, "acme")) is False
+    assert held.supersedes(_of_epoch(8)) is False
+    assert place.supersedes(held) is False
+
+
+def test_a_tenant_waits_as_long_as_its_residency_says() -> None:
+    def patience_s(residency: Residency | None) -> float:
+        return _law(residency).patience_s("acme")
+
+    rule = Rule((WORLD,))
+    assert patience_s(Residency(rule, on_exhausted="wait", wait_max_s=4.0)) == 4.0
+    assert patience_s(Residency(rule, on_exhausted="refuse", wait_max_s=4.0)) == 0.0
+    assert patience_s(None) == 0.0
+    assert _law(Residency(rule)).patience_s("stranger") == 0.0
+
+
+def test_the_words_for_a_residency_are_places_and_anywhere() -> None:
+    law = _law(Residency(Rule((WORLD,))))
+    assert law.residencies() == sorted({"cn", "global", "world"})
+    assert [law.within(word) for word in ("eu", "frankfurt", "cn")] == [("eu",), ("frankfurt",), ("cn",)]
+    assert [law.within(word) for word in ("global", "world")] == [(), ()]
+    assert law.within("atlantis") is None
+
+
 def test_reasons_are_short_and_printable_whatever_a_client_sends() -> None:
     law = _law(Residency(Rule((WORLD,))))
     for place in ("x" * 100_000, "a\r\nset-cookie: b", "\x1b[31m", "日本"):

@@ -10,6 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farhop.balance.outcome import HOP_EXPIRED, HOP_FORGED, HOP_MISADDRESSED, HOP_MISSING, HOP_USED, NO_BUFFER
+from farhop.identity import hop_token
+from farhop.identity.hop_keys import key_from, key_to
 from farhop.identity.hop_token import (
     LAWFUL_MAX,
     LIFE_MAX_MS,
@@ -276,3 +278,70 @@ def test_a_full_memory_is_not_looked_through_for_each_that_finds_it_full() -> No
         assert uses._until_ms is looked
     assert uses.take(b"d", 9_000.0, 1_100.0, HOP_USED) is None
     assert uses.take(b"a", 9_000.0, 1_100.0, HOP_USED) is HOP_USED
+
+
+def test_a_genuine_token_is_good_for_one_use_and_what_is_not_genuine_uses_nothing_up() -> None:
+    known, token = verifier(), signer().sign(CLAIMS)
+    assert known.use(None, NOW_MS) is HOP_MISSING
+    assert known.use(token[:-1], NOW_MS) is HOP_FORGED
+    assert known.use(token, NOW_MS) == CLAIMS
+    assert known.use(token, NOW_MS) is HOP_USED
+    assert known.use(signer().sign(CLAIMS), NOW_MS) == CLAIMS, "two tokens of the same claims are two tokens"
+    full = HopVerifier({"2026a": NEW}, "frankfurt", uses_max=1)
+    assert full.use(token, NOW_MS) == CLAIMS
+    assert full.use(signer().sign(CLAIMS), NOW_MS) is NO_BUFFER
+
+
+def test_a_use_is_forgotten_at_the_moment_at_which_its_token_expires() -> None:
+    uses = Uses(2)
+    assert uses.take(b"a", 100.0, 0.0, HOP_USED) is None
+    assert uses.take(b"b", 200.0, 99.9, HOP_USED) is None
+    assert len(uses) == 2
+    assert uses.take(b"c", 300.0, 99.9, HOP_USED) is NO_BUFFER
+    assert uses.take(b"c", 300.0, 100.0, HOP_USED) is None
+    assert len(uses) == 2
+    behind = Uses(2)  # the first used expires last: what expired behind it goes when there is no room
+    assert behind.take(b"a", 900.0, 0.0, HOP_USED) is None
+    assert behind.take(b"b", 200.0, 0.0, HOP_USED) is None
+    assert behind.take(b"c", 300.0, 200.0, HOP_USED) is None
+    assert behind.take(b"a", 900.0, 200.0, HOP_USED) is HOP_USED
+
+
+def test_derived_keys_sign_and_check_for_their_regions_alone() -> None:
+    sends, reads = key_from(NEW, "virginia", ["frankfurt"]).encode(), key_to(NEW, "frankfurt").encode()
+    signing, checking = HopSigner({"k": sends}, "k", "virginia"), HopVerifier({"k": reads}, "frankfurt")
+    assert checking.verify(signing.sign(CLAIMS), NOW_MS) == CLAIMS
+    assert (signing.reaches("frankfurt"), signing.reaches("tokyo")) == (True, False)
+    with pytest.raises(HopError, match="tokyo"):
+        signing.sign(msgspec.structs.replace(CLAIMS, audience="tokyo"))
+    with pytest.raises(HopError, match="does not sign"):
+        HopSigner({"k": sends}, "k", "tokyo")
+    with pytest.raises(HopError, match="does not check"):
+        HopVerifier({"k": reads}, "tokyo")
+
+
+def test_the_longest_token_that_is_made_is_read() -> None:
+    def padded(chars: int) -> HopClaims:
+        return msgspec.structs.replace(CLAIMS, decision_id="d" * chars)
+
+    longest = 0
+    with pytest.raises(HopError, match="4096"):
+        for chars in range(2500, 4096):
+            token = signer().sign(padded(chars))
+            longest = max(longest, len(token))
+            assert verifier().verify(token, NOW_MS) == padded(chars)
+    assert longest == 4096
+
+
+def test_more_audiences_and_issuers_than_are_remembered_are_served_all_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(hop_token, "_ISSUERS_MAX", 2)
+    one, known = signer(), verifier()
+    for n in (0, 1, 2, 3, 0):
+        token = one.sign(msgspec.structs.replace(CLAIMS, audience=f"r{n}"))
+        assert HopVerifier({"2026a": NEW}, f"r{n}").verify(token, NOW_MS).audience == f"r{n}"
+        assert len(one._by_audience) <= 2
+        other = HopSigner({"2026a": NEW}, "2026a", f"r{n}")
+        token = other.sign(msgspec.structs.replace(CLAIMS, entry_region=f"r{n}"))
+        assert known.verify(token, NOW_MS).entry_region == f"r{n}"
+        assert len(known._by_head) <= 2
+    assert (len(one._by_audience), len(known._by_head)) == (1, 1)

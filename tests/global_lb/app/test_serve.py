@@ -73,7 +73,8 @@ class Observed:
 class Passage:
     def __init__(self, **forward: Any) -> None:
         self.body = b"{}"
-        head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions")
+        head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions", get=lambda _name: None)
+        self.reasons = None
         self.exchange = SimpleNamespace(head=head)
         self.context = type("RequestContext", (), {"decision_id": "d" * 16, "body_sha256": b""})()
         self.request = Request(

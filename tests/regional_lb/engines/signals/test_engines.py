@@ -27,6 +27,12 @@ def read(text: str, dropped: list[str] | None = None, engine: str | None = None)
     ("name", "engine", "sample"),
     [
         ("vllm", "vllm", Sample(5.0, 3, 7, 0.25, 27_000 * 16, 1_234_567.8, 617_283.0)),
+        (
+            "vllm-0.32",
+            "vllm",
+            Sample(5.0, 0, 0, 0.0, 16_384 * 128, 46_659.0, 23_296.0, Lora(1), None, 1_795_369_091.19),
+        ),
+        ("llamacpp", "llamacpp", Sample(5.0, 0, 0, prefix_queries=29.0)),
         ("vllm-0.6", "vllm", Sample(5.0, 2, 5, 0.4609, 7339 * 16, 800.0, 200.0)),
         ("sglang", "sglang", Sample(5.0, 7, 15, 0.3, 2 * 471_258, 8_128_902.0, 2_500_000.0)),
         ("tgi", "tgi", Sample(5.0, 4, 9)),

@@ -31,13 +31,13 @@ def home(policy, known, asked: Need, seed: int = 1) -> str:
 
 @pytest.mark.parametrize("make", [lambda: Prefix(1.25, 1024), lambda: Session(1.25), ConsistentHash])
 def test_who_leaves_takes_only_its_own_keys_along(make) -> None:
-    policy = make()
-    before = [home(policy, many(10), need(n)) for n in range(400)]
-    after = [home(policy, many(9), need(n)) for n in range(400)]
+    policy, ten, nine = make(), many(10), many(9)
+    before = [home(policy, ten, need(n)) for n in range(400)]
+    after = [home(policy, nine, need(n)) for n in range(400)]
     assert all(now == then for now, then in zip(after, before, strict=True) if then != "r9")
-    again = [home(policy, many(10), need(n)) for n in range(400)]
+    again = [home(policy, ten, need(n)) for n in range(400)]
     assert again == before
-    assert [home(make(), many(10), need(n)) for n in range(400)] == before  # in every process
+    assert [home(make(), many(10), need(n)) for n in range(0, 400, 4)] == before[::4]  # in every process
     assert min(Counter(before).values()) > 10
 
 
