@@ -1,8 +1,8 @@
 """Renders the chart without a cluster, in the environment of `make chart-tools`; a line of JSON in, a line out.
 
-Input: {"values": {...}, "name": ..., "namespace": ..., "validate": true} per line. Output:
-{"documents": [...], "faults": [...]} or {"error": "..."}: `faults` is what kubernetes-validate (strict) and CRDs' own words say against it. With `--plain FILE`
-it writes what examples/trial.yaml renders to, for who wants no Helm.
+Input, per line: {"values": {...}, "name": ..., "namespace": ..., "validate": true}. Output: {"documents": [...],
+"faults": [...]} or {"error": "..."}: `faults` is what kubernetes-validate (strict) says against it.
+With `--plain FILE` it writes what examples/trial.yaml renders to, for who wants no Helm.
 """
 
 from __future__ import annotations
