@@ -30,6 +30,10 @@ class Outcome(msgspec.Struct, frozen=True):
 _CATALOGUE: dict[str, Outcome] = {}
 
 
+# What an engine's status says of the request alone. Not of our key for it (401, 403), nor of its load (408, 429).
+_CLIENTS_FAULTS = frozenset((400, 404, 413, 415, 422))
+
+
 def _declare(source: Source, reason: str, *, retryable: bool = False) -> Outcome:
     _CATALOGUE[reason] = outcome = Outcome(source, reason, retryable)
     return outcome
@@ -40,13 +44,20 @@ def by_reason(reason: str) -> Outcome | None:
     return _CATALOGUE.get(reason)
 
 
+def of_answer(status: int) -> Outcome:
+    """How an attempt ended whose answer, with this HTTP status, is whole and is the engine's own."""
+    if status < 400:
+        return SERVED
+    return REFUSED_BY_ENGINE if status in _CLIENTS_FAULTS else ENGINE_ERROR
+
+
 def catalogue() -> tuple[Outcome, ...]:
     """Every outcome there is (for tests and for the status table, which must cover it)."""
     return tuple(_CATALOGUE.values())
 
 
 SERVED = _declare(Source.ENGINE, "served")
-ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own 4xx or 5xx: relayed, never retried
+ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own error: relayed, never retried
 # What an engine's answer says of the engine itself (farhop.relay.upstream.engine_faults): relayed, never retried, and
 # heeded.
 ENGINE_OUT_OF_MEMORY = _declare(Source.ENGINE, "engine_out_of_memory")
@@ -60,6 +71,8 @@ METHOD_NOT_ALLOWED = _declare(Source.CLIENT, "method_not_allowed")
 PATH_NOT_ALLOWED = _declare(Source.CLIENT, "path_not_allowed")
 INVALID_JSON = _declare(Source.CLIENT, "invalid_json")
 INVALID_FIELD = _declare(Source.CLIENT, "invalid_field")
+# An engine says that the request is wrong (400, 404, 413, 415, 422): relayed, and no error of the engine's.
+REFUSED_BY_ENGINE = _declare(Source.CLIENT, "request_refused_by_engine")
 UNKNOWN_MODEL = _declare(Source.CLIENT, "unknown_model")
 MISSING_KEY = _declare(Source.CLIENT, "missing_key")
 UNKNOWN_KEY = _declare(Source.CLIENT, "unknown_key")

@@ -32,6 +32,7 @@ def dialect(path: bytes) -> Dialect:
 # status, OpenAI's error `type`
 _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.SERVED: (200, ""),
+    outcome.REFUSED_BY_ENGINE: (400, "invalid_request_error"),  # as below: its own status is relayed
     outcome.ENGINE_ERROR: (502, "server_error"),  # an engine's own status is relayed; this stands for one without
     outcome.ENGINE_OUT_OF_MEMORY: (502, "server_error"),
     outcome.ENGINE_BROKEN: (502, "server_error"),

@@ -212,7 +212,7 @@ class Relay:
         """The answer is whole."""
         active = attempt.active
         if active.attempt is attempt:
-            reason = event.fault or (outcome.SERVED if event.status < 400 else outcome.ENGINE_ERROR)
+            reason = event.fault or outcome.of_answer(event.status)
             self._forget(active)
             active.exchange.finish()
             self._end_attempt(active, reason)

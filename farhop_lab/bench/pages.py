@@ -36,6 +36,12 @@ WORDS: dict[str, tuple[str, ...]] = {
         f"trtllm_kv_cache_max_blocks{{{_MODEL}}} 13500.0",
         f"trtllm_kv_cache_tokens_per_block{{{_MODEL}}} 32.0",
     ),
+    "llamacpp": (
+        "llamacpp:requests_processing 7",
+        "llamacpp:requests_deferred 3",
+        "llamacpp:prompt_tokens_total 617283",
+        "llamacpp:prompt_tokens_cached_total 617283",
+    ),
     "triton": (
         'nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 3',
         'nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 7',

@@ -52,7 +52,7 @@ class Arrival:
 
     def ended(self, status: int, usage: Usage | None) -> None:
         """See relay.Client."""
-        self.over(outcome.SERVED if status < 400 else outcome.ENGINE_ERROR, usage)
+        self.over(outcome.of_answer(status), usage)
 
     def refused(self, answer: Answer) -> None:
         """See relay.Client."""

@@ -41,3 +41,10 @@ def test_an_outcome_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         endings.SERVED.retryable = True  # type: ignore[misc]
     assert msgspec.json.decode(msgspec.json.encode(endings.QUEUE_FULL), type=Outcome) == endings.QUEUE_FULL
+
+
+def test_whose_fault_an_engines_answer_is() -> None:
+    assert {endings.of_answer(status) for status in (200, 204, 301)} == {endings.SERVED}
+    clients = {status for status in range(400, 600) if endings.of_answer(status).source is Source.CLIENT}
+    assert clients == {400, 404, 413, 415, 422}
+    assert {endings.of_answer(status) for status in (401, 403, 408, 429, 500, 503)} == {endings.ENGINE_ERROR}

@@ -40,7 +40,7 @@ def _wakes_only(self: Any, under: Any, now: float) -> Any:
 @pytest.mark.parametrize(
     ("whose", "what", "instead"),
     [
-        (law._Reach, "lost_by_keys", lambda *_: 0),
+        (law._Reach, "lost_by_keys", lambda *_, same_map: 0),
         (law.Law, "knowing", lambda under, _lineage: under),
         (law.Law, "_relearned", lambda *_: []),
         (law_worlds.Disk, "load", lambda *_: None),

@@ -233,7 +233,7 @@ def test_an_unknown_policy_or_option_is_named_with_those_that_are_known(
 def test_an_engine_nobody_knows_is_named_with_those_that_are() -> None:
     told = problems({"url": "http://a:1", "engine": "tensorrt"})
     assert told == {
-        "replicas.0.engine": "Value error, is unknown; there is vllm, sglang, tgi, trtllm, triton, "
+        "replicas.0.engine": "Value error, is unknown; there is vllm, sglang, tgi, trtllm, llamacpp, triton, "
         "and without one it is found out"
     }
 
