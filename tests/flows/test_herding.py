@@ -19,7 +19,7 @@ from topology.law import Law
 # more (120 slots) come from a place whose own region can take none. All in all 325 of 400 slots.
 BASE = {"r40": 40, "r50": 50, "r55": 55, "r60": 60}
 SLOTS, SERVICE_S, SPILL_PER_S, BALANCERS = 100, 8.0, 15.0, 20
-SPILLS_AT, MEASURED_FROM, UNTIL = 20.0, 30.0, 75.0
+SPILLS_AT, MEASURED_FROM, UNTIL = 20.0, 30.0, 90.0
 BOTTOMLESS = 10_000
 SHORT = 200  # bytes of a prompt, less than a block: no prefix of it is known, and who holds what plays no part here
 
