@@ -44,9 +44,9 @@ engines:
 test-engines: $(STAMP)
 	$(BIN)/pytest -m engines tests/engines
 
-# pytest ends with 5 where no test is marked so: then there is nothing to do.
+# pytest ends with 5 where no test is marked so: then there is nothing to do. Building images takes minutes: no dump before.
 test-system: $(STAMP)
-	@$(BIN)/pytest -m '$(SYSTEM)'; ended=$$?; \
+	@$(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
 	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; else exit $$ended; fi
 
 # Lines and branches, by the tests that mirror what ships: minutes. `make coverage TESTS=tests` takes all but the drills,
